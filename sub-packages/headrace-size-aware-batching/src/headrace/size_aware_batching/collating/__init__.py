@@ -1,0 +1,1 @@
+"""The parts of collating: walking through samples, padding and packing. Pure."""

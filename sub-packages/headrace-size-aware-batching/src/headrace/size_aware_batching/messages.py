@@ -1,0 +1,57 @@
+"""Where messages go when the caller names no logger of their own."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch.utils.data
+
+Logger = Callable[[str], None]
+
+_LOGGER = logging.getLogger("headrace.size_aware_batching")
+_NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
+
+
+def log_info(message: str) -> None:
+    """Log at INFO level under the name ``headrace.size_aware_batching``."""
+    _LOGGER.info(message)
+
+
+def warn(message: str) -> None:
+    """Issue a ``UserWarning`` that points at the line of the user's code, not at this package or torch's."""
+    warnings.warn(message, UserWarning, stacklevel=_level_of_the_caller())
+
+
+def logger_or(default: Logger, logger: Logger | None, name: str) -> Logger:
+    """Return ``logger``, or the default where it is None.
+
+    Raises:
+        TypeError: If it is neither None nor callable.
+    """
+    if logger is None:
+        return default
+    if not callable(logger):
+        raise TypeError(
+            f"{name} must be a function of one string, or None for the default, got {type(logger).__name__}"
+        )
+    return logger
+
+
+def shortlist(names: Sequence[object], total: int) -> str:
+    """Join the names and say how many there are besides.
+
+    >>> shortlist([3, 7], 2), shortlist([3, 7], 12)
+    ('3, 7', '3, 7 and 10 more')
+    """
+    joined = ", ".join(str(name) for name in names)
+    return joined if total <= len(names) else f"{joined} and {total - len(names)} more"
+
+
+def _level_of_the_caller() -> int:
+    # Counted from warn(), whose own frame is level 1; generators make the distance vary.
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        level, frame = level + 1, frame.f_back
+    return level

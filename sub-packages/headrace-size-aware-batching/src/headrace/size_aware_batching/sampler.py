@@ -1,0 +1,195 @@
+"""Batches within a size budget: the generator and the sampler that PyTorch sees."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch.utils.data import Sampler
+
+from headrace.size_aware_batching.bucket_sampler import BucketBatchSampler
+from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.messages import Logger, log_info, logger_or, warn
+from headrace.size_aware_batching.next_fit import Tally, next_fit
+from headrace.size_aware_batching.sizes import (
+    SizeOf,
+    checked_budget,
+    checked_size,
+    plain_index,
+    size_lookup,
+)
+from headrace.size_aware_batching.vectors import Number
+
+__all__ = [
+    "BucketBatchSampler",
+    "DistributedSizeAwareBatchSampler",
+    "SizeAwareBatchSampler",
+    "size_aware_batching",
+]
+
+_WARNED = 100  # skipped elements that get a warning each; more of them would bury everything else
+
+Data = TypeVar("Data")
+DataOut = TypeVar("DataOut", covariant=True)
+
+
+@runtime_checkable
+class MapStyle(Protocol[DataOut]):
+    """A dataset that is read by index."""
+
+    def __getitem__(self, index: int, /) -> DataOut: ...
+
+    def __len__(self) -> int: ...
+
+
+def size_aware_batching(
+    dataset: Iterable[Data] | MapStyle[Data],
+    sizeof: SizeOf,
+    max_total_size: Number,
+    collate_fn: Callable[[list[Data]], Any] | None = None,
+    info_logger: Logger | None = None,
+    warn_logger: Logger | None = None,
+) -> Generator[Any, None, None]:
+    """Batch elements in their order so that the sizes in each batch sum to at most ``max_total_size``.
+
+    One pass, in the memory of one batch: the dataset may be a stream without an end. A batch is handed out as
+    soon as the next element does not fit. Sizes that are integers or floats are summed without rounding.
+
+    An element larger than the budget is left out, with a warning that names its position; past the first 100
+    they are counted, with a warning at each power of ten and at the end. A size of ``inf`` never fits. At the
+    end a summary is logged: batches, elements, fill, and what was skipped. Arguments are checked by the call
+    itself, not by the first ``next()``.
+
+    Args:
+        dataset: What to batch: any iterable, or a map-style dataset, which is read from 0 to its end.
+        sizeof: Gives the size of an element: a callable of the element, or a mapping, sequence, array or
+            tensor, for which the element itself is the key or index.
+        max_total_size: Budget of a batch, in the unit of the sizes. ``inf`` puts everything in one batch.
+        collate_fn: Makes a batch of a list of elements; the list itself is the batch by default.
+        info_logger: Gets the summary. By default the logger ``headrace.size_aware_batching``, at INFO.
+        warn_logger: Gets a message for each element skipped. By default a ``UserWarning``.
+
+    Returns:
+        A generator of the batches.
+
+    Raises:
+        TypeError: If ``dataset`` cannot be iterated, ``sizeof`` is none of the forms above, or
+            ``max_total_size`` or a size is not a real number.
+        ValueError: If ``max_total_size`` is NaN, zero or negative, or a size is NaN or negative.
+
+    >>> list(size_aware_batching(["ab", "c", "def", "g"], sizeof=len, max_total_size=4))
+    [['ab', 'c'], ['def', 'g']]
+    """
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be a function of a list, or None, got {type(collate_fn).__name__}")
+    batches = _batches(
+        enumerate(_elements(dataset)),
+        size_lookup(sizeof),
+        ("the element at position", "positions"),
+        checked_budget(max_total_size),
+        logger_or(log_info, info_logger, "info_logger"),
+        logger_or(warn, warn_logger, "warn_logger"),
+    )
+    return _collated(batches, collate_fn)
+
+
+class SizeAwareBatchSampler(Sampler[list[int]]):
+    """Batch the indices of another sampler so that the sizes in each batch sum to at most ``max_total_size``.
+
+    For ``DataLoader(dataset, batch_sampler=...)``. The order is that of the inner sampler; see
+    ``size_aware_batching`` for how batches are formed and what happens to an index that is too large.
+
+    There is no ``len()``: how many batches there are depends on the order of the inner sampler, which may be
+    another one in every epoch. ``len(loader)`` raises a ``TypeError`` therefore.
+
+    It can be pickled when its arguments can, which the default loggers are.
+
+    Args:
+        sampler: Yields indices. An iterator is good for one epoch; a second one raises a ``RuntimeError``.
+        sizeof: Gives the size at an index: a callable, mapping, sequence, array or tensor.
+        max_total_size: Budget of a batch, in the unit of the sizes.
+        info_logger: Gets the summary of each epoch. By default the logger ``headrace.size_aware_batching``,
+            at INFO.
+        warn_logger: Gets a message for each index skipped. By default a ``UserWarning``.
+
+    Raises:
+        TypeError: If ``sampler`` is no sampler or iterable, ``sizeof`` is none of the forms above, or
+            ``max_total_size`` is not a real number.
+        ValueError: If ``max_total_size`` is NaN, zero or negative, or an array of sizes holds such values.
+
+    >>> list(SizeAwareBatchSampler(range(5), sizeof=[2, 2, 3, 1, 2], max_total_size=4))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[Any] | Iterable[int],
+        sizeof: SizeOf,
+        max_total_size: Number,
+        info_logger: Logger | None = None,
+        warn_logger: Logger | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(sampler, Iterable):
+            raise TypeError(f"sampler must be a Sampler or an iterable of indices, got {type(sampler).__name__}")
+        self.sampler = sampler
+        self.max_total_size = checked_budget(max_total_size)
+        self._size = size_lookup(sizeof)
+        self._info = logger_or(log_info, info_logger, "info_logger")
+        self._warn = logger_or(warn, warn_logger, "warn_logger")
+        self._used_up = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._used_up:
+            raise RuntimeError(
+                "sampler is an iterator and its indices are used up: it is good for one epoch, even if that was "
+                "abandoned; give a sampler or a sequence of indices, which can be iterated again"
+            )
+        self._used_up = isinstance(self.sampler, Iterator)
+        yield from _batches(
+            ((index, index) for index in map(plain_index, self.sampler)),
+            self._size,
+            ("index", "indices"),
+            self.max_total_size,
+            self._info,
+            self._warn,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to the inner sampler, if that has a ``set_epoch``."""
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
+
+def _batches(
+    keyed: Iterable[tuple[object, Data]],
+    size: Callable[[Any], Any],
+    nouns: tuple[str, str],
+    budget: Number,
+    info: Logger,
+    warn_of: Logger,
+) -> Iterator[list[Data]]:
+    def oversize(key: object, number: Number) -> None:
+        if tally.skipped <= _WARNED:
+            warn_of(f"{nouns[0]} {key} has size {number}, more than max_total_size={budget}: it is skipped")
+        elif str(tally.skipped).strip("0") == "1":  # 1,000, 10,000 ...: a stream may have no end
+            warn_of(f"{tally.skipped} are skipped so far as larger than max_total_size={budget}")
+
+    tally = Tally(budget, nouns[1])
+    sized = ((key, element, checked_size(size(element), nouns[0], key)) for key, element in keyed)
+    yield from next_fit(sized, tally, oversize)
+    if tally.skipped > _WARNED:
+        warn_of(tally.summary())
+    info(tally.summary())
+
+
+def _collated(
+    batches: Iterator[list[Data]], collate_fn: Callable[[list[Data]], Any] | None
+) -> Generator[Any, None, None]:
+    yield from batches if collate_fn is None else map(collate_fn, batches)
+
+
+def _elements(dataset: Iterable[Data] | MapStyle[Data]) -> Iterable[Data]:
+    if isinstance(dataset, Iterable):
+        return dataset
+    if isinstance(dataset, MapStyle):
+        return map(dataset.__getitem__, range(len(dataset)))
+    raise TypeError(f"dataset must be an iterable or have __getitem__ and __len__, got {type(dataset).__name__}")

@@ -1,0 +1,1 @@
+"""One way to form batches per file."""

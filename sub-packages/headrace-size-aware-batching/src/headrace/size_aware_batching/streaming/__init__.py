@@ -1,0 +1,1 @@
+"""The parts of batching a stream: budget, rounds, buffer and gate."""

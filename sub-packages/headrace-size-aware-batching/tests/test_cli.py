@@ -1,0 +1,157 @@
+"""The command as a user runs it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.cli import main
+from headrace.size_aware_batching.planning.options import Strategy
+
+COMMAND = [sys.executable, "-m", "headrace.size_aware_batching.cli"]
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    sizes = np.random.default_rng(0).lognormal(np.log(360), 0.8, 4000).clip(8, 2048).astype(np.int32)
+    np.save(tmp_path / "lengths.npy", sizes)
+    return tmp_path / "lengths.npy"
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, words)], text=True, capture_output=True, timeout=120, check=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    assert main([str(word) for word in words]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("headrace-batches: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def row(text: str, name: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(name + " "))
+    return re.split(r"\s{2,}", line.strip())[1:]
+
+
+def test_the_command_prints_and_draws_strategies_side_by_side(lengths: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "plans.png"
+    ways = ["stratified", "packed"]
+    result = command(lengths, "--budget", "16384", "--strategy", *ways, "--draw", picture)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[0].split() == ways
+    assert row(result.stdout, "samples") == ["4,000", "4,000"]
+    assert all(float(fill.rstrip("%")) > 95 for fill in row(result.stdout, "fill"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_refuses_in_one_line_with_status_2(lengths: Path) -> None:
+    result = command(lengths, "--budget", "1000")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert "exceed --budget=1000 by themselves" in result.stderr
+    assert "--oversize='skip'" in result.stderr
+
+
+def test_help_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "--budget" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("cost", "usual"), [("sum", "stratified"), ("padded", "bucketed")])
+def test_json_holds_what_the_sampler_reports(
+    lengths: Path, capsys: pytest.CaptureFixture[str], cost: str, usual: Strategy
+) -> None:
+    words = ["--cost", cost, "--ranks", "4", "--seed", "3", "--epoch", "2", "--max-length", "1000", "--max-items", "40"]
+    result = json.loads(printed(capsys, lengths, "--budget", "8192", *words, "--json"))
+    sampler = DistributedSizeAwareBatchSampler(
+        np.load(lengths),
+        8192,
+        strategy=usual,
+        cost="padded" if cost == "padded" else "sum",
+        num_replicas=4,
+        rank=0,
+        seed=3,
+        max_length=1000,
+        max_items=40,
+    )
+    assert result["plans"] == {usual: vars(sampler.plan(2).report())}
+    assert (result["samples"], result["budget"], result["ranks"]) == (4000, [8192], 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", "3\n4\n5\n"), ("a.fasta", ">1\nMKV\n>2\nMKVL\n>3\nMKVLA\n")],
+)
+def test_sizes_come_from_text_and_fasta(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    out = printed(capsys, tmp_path / name, tmp_path / name, "--budget", "5", "--strategy", "packed")
+    assert row(out, "samples") == ["6"]
+    assert row(out, "size") == ["24"]
+    assert row(out, "batches") == ["6"]
+
+
+def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "graphs.npy", np.array([[2, 1], [2, 9], [2, 1], [2, 9]]))
+    plan = json.loads(printed(capsys, tmp_path / "graphs.npy", "--budget", "4,10", "--json"))["plans"]["stratified"]
+    assert plan["batches"] >= 2
+    assert plan["items_max"] <= 2
+    assert "1 budgets for sizes of shape (4, 2)" in refused(capsys, tmp_path / "graphs.npy", "--budget", "4")
+
+
+def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    over = int((np.load(lengths) > 1000).sum())
+    assert over > 0
+    skip = printed(capsys, lengths, "--budget", "1000", "--oversize", "skip")
+    assert (row(skip, "samples"), row(skip, "skipped")) == ([f"{4000 - over:,}"], [str(over)])
+    own = printed(capsys, lengths, "--budget", "1000", "--oversize", "own_batch")
+    assert (row(own, "samples"), row(own, "over budget"), row(own, "skipped")) == (["4,000"], [str(over)], ["0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--budget", "16384", "--cost", "padded", "--strategy", "packed"], "--strategy='packed' puts different sizes"),
+        (["--budget", "16384", "--batch-size-multiple", "8"], "--batch-size-multiple=8 goes with"),
+        (["--budget", "16384", "--strategy", "best"], "invalid choice: 'best'"),
+        (["--budget", "16384", "--ranks", "0"], "--ranks: got 0"),
+        (["--budget", "16384", "--seed", "-1"], "--seed: got -1"),
+        (["--budget", "16384", "--epoch", "-1"], "--epoch: got -1"),
+        (["--budget", "16384", "--max-items", "0"], "--max-items: got 0"),
+        (["--budget", "16384", "--draw", "plans.nonsense"], "nonsense"),
+        (["--budget", "0"], "--budget must be greater than 0, got 0"),
+        (["--budget", "inf"], "got 'inf', expected a number"),
+        (["--budget", "many"], "got 'many', expected a number"),
+        ([], "--budget"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    lengths: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert complaint in refused(capsys, lengths, *words)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent.npy" in refused(capsys, tmp_path / "absent.npy", "--budget", "5")
+    (tmp_path / "s.txt").write_text("1\ntwo\n")
+    assert "s.txt: line 2: got 'two'" in refused(capsys, tmp_path / "s.txt", "--budget", "5")

@@ -1,0 +1,302 @@
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from headrace.size_aware_batching import (
+    DistributedSizeAwareBatchSampler,
+    PackedBatch,
+    PackedCollate,
+    PaddedBatch,
+    PaddedCollate,
+)
+from headrace.size_aware_batching.collating.rows import offsets_of
+
+lengths_lists = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+
+
+def sequences(lengths: list[int], *features: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.rand(length, *features, generator=generator) + 1 for length in lengths]
+
+
+def attention(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Self-attention over ``[length, heads, features]``."""
+    heads_first = x.transpose(-3, -2)
+    return scaled_dot_product_attention(heads_first, heads_first, heads_first, **options).transpose(-3, -2)
+
+
+class Protein(NamedTuple):
+    """A sample with names."""
+
+    tokens: torch.Tensor
+    charge: float
+
+
+# Padded.
+
+
+@given(lengths_lists, st.integers(1, 5), st.sampled_from([(), (2,), (2, 3)]))
+def test_padding_loses_nothing_and_adds_only_the_pad_value(
+    lengths: list[int], multiple: int, features: tuple[int, ...]
+) -> None:
+    samples = sequences(lengths, *features)
+    values, counts, mask = PaddedCollate(-7, multiple, return_lengths=True, return_mask=True)(samples)
+    longest = values.shape[1]
+    assert values.shape == (len(samples), longest, *features)
+    assert longest % multiple == 0
+    assert max(lengths) <= longest < max(lengths) + multiple
+    assert counts.tolist() == mask.sum(1).tolist() == lengths
+    assert mask.shape == (len(samples), longest)
+    assert torch.equal(values[mask], torch.cat(samples))
+    assert bool((values[~mask] == -7).all())
+
+
+@given(lengths_lists)
+def test_padding_is_that_of_torch(lengths: list[int]) -> None:
+    samples = sequences(lengths)
+    assert torch.equal(PaddedCollate(3)(samples), pad_sequence(samples, batch_first=True, padding_value=3))
+
+
+def test_dicts_as_a_tokenizer_gives_them() -> None:
+    samples = [
+        {"input_ids": [5, 6, 7], "labels": [5, 6, 7], "weight": 0.5, "__key__": "first"},
+        {"input_ids": [8], "labels": [8], "weight": 2.0, "__key__": "second"},
+    ]
+    collate = PaddedCollate({"input_ids": 1, "labels": -100})
+    batch = collate(samples)
+    assert list(batch) == ["input_ids", "labels", "weight", "__key__"]  # nothing but what was asked for
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1]]
+    assert batch["input_ids"].dtype == torch.int64
+    assert batch["labels"].tolist() == [[5, 6, 7], [8, -100, -100]]
+    assert batch["weight"].tolist() == [0.5, 2.0]
+    assert batch["weight"].dtype == torch.float64
+    assert batch["__key__"] == ["first", "second"]
+    full = PaddedCollate(return_lengths=True, return_mask=True)(samples)
+    assert list(full) == [*samples[0], "lengths", "attention_mask"]
+    assert full["attention_mask"].tolist() == [[True] * 3, [True, False, False]]
+
+
+def test_the_mask_is_one_that_attention_takes() -> None:
+    samples = sequences([3, 5], 2, 8)
+    batch = PaddedCollate(float("nan"), return_mask=True)([{"x": sample} for sample in samples])
+    x = batch["x"].nan_to_num(1e6)
+    y = attention(x, attn_mask=batch["attention_mask"][:, None, None, :])
+    for row, sample in zip(y, samples, strict=True):
+        torch.testing.assert_close(row[: len(sample)], attention(sample))
+
+
+def test_source_and_target_are_padded_each_to_its_own_longest() -> None:
+    samples = [(torch.ones(2), torch.ones(5)), (torch.ones(3), torch.ones(1))]
+    source, target = PaddedCollate({1: 9}, 2)(samples)
+    assert source.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    assert target.tolist() == [[1, 1, 1, 1, 1, 9], [1, 9, 9, 9, 9, 9]]
+    with pytest.raises(ValueError, match=r"samples\[0\]\[1\] has length 5, samples\[0\]\[0\] has 2: .*fixed"):
+        PaddedCollate(return_lengths=True)(samples)
+    only_source = PaddedCollate(fixed=[1], return_lengths=True)([(s, t[:1]) for s, t in samples])
+    assert isinstance(only_source, PaddedBatch)
+    assert only_source.attention_mask is None
+    assert only_source.lengths is not None
+    assert only_source.lengths.tolist() == [2, 3]
+
+
+def test_fields_named_as_fixed_are_stacked() -> None:
+    samples = [{"x": torch.ones(n), "box": torch.ones(3)} for n in (2, 5)]
+    assert PaddedCollate(0, 8)(samples)["box"].shape == (2, 8)
+    batch = PaddedCollate(0, 8, fixed=["box"], return_lengths=True)(samples)
+    assert batch["box"].shape == (2, 3)
+    assert batch["lengths"].tolist() == [2, 5]
+    with pytest.raises(ValueError, match=r"samples\[1\]\['x'\] has shape \[5\], samples\[0\]\['x'\] has \[2\].*fixed"):
+        PaddedCollate(fixed=["x"])(samples)
+
+
+def test_the_form_of_a_sample_is_kept() -> None:
+    batch = PaddedCollate()([Protein(torch.ones(2), 1.0), Protein(torch.ones(1), -1.0)])
+    assert isinstance(batch, Protein)
+    assert batch.tokens.shape == (2, 2)
+    nested = PaddedCollate({"b": 4})([{"a": ({"b": torch.ones(n)}, [torch.ones(n), n])} for n in (1, 2)])
+    assert nested["a"][0]["b"].tolist() == [[1, 4], [1, 1]]
+    assert isinstance(nested["a"][1], list)
+    assert nested["a"][1][1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(3),
+        np.arange(3)[::-1],
+        np.arange(3, dtype=">i4"),
+        np.arange(6, dtype=np.float32)[::2],
+        np.array([True]),
+    ],
+)
+def test_numpy_arrays_of_every_make(array: NDArray[Any]) -> None:
+    read_only = array.copy()
+    read_only.flags.writeable = False  # as memory-mapped ones are; torch would warn
+    for collated in (PaddedCollate()([array, read_only]), PackedCollate()([array, read_only]).values.reshape(2, -1)):
+        assert collated.tolist() == [array.tolist()] * 2
+    assert PaddedCollate()([np.float32(1), np.float32(2)]).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(-1, torch.uint8), (0.5, torch.int64), (float("nan"), torch.int32), (2, torch.bool), (300, torch.int8)],
+)
+def test_a_pad_value_that_a_dtype_cannot_hold(value: float, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=r"pad_value: got .*samples\[i\]\['x'\] of torch"):
+        PaddedCollate({"x": value})([{"x": torch.ones(2, dtype=dtype)}])
+
+
+def test_arguments_of_padding() -> None:
+    for wrong, error in (
+        ({"pad_value": "0"}, TypeError),
+        ({"pad_value": {"x": None}}, TypeError),
+        ({"length_multiple": 0}, ValueError),
+        ({"length_multiple": 1.5}, TypeError),
+        ({"fixed": "x"}, TypeError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            PaddedCollate(**wrong)
+    with pytest.raises(TypeError, match="fixed"):
+        PackedCollate(fixed="x")
+    with pytest.raises(ValueError, match=r"pad_value: got \['label'\].*'labels'"):
+        PaddedCollate({"label": 1})([{"labels": [1]}])
+    with pytest.raises(ValueError, match=r"lengths.*already"):
+        PaddedCollate(return_lengths=True)([{"lengths": [1]}])
+    with pytest.raises(ValueError, match="no tensor with a first dimension"):
+        PaddedCollate(return_mask=True)([{"a": 1}])
+
+
+# Packed.
+
+
+@given(lengths_lists, st.sampled_from([(), (4,)]))
+def test_packing_is_undone_by_its_offsets(lengths: list[int], features: tuple[int, ...]) -> None:
+    samples = sequences(lengths, *features)
+    values, cu_seqlens, max_seqlen, position_ids = PackedCollate()(samples)
+    assert cu_seqlens.dtype == torch.int32
+    assert cu_seqlens.diff().tolist() == lengths
+    assert cu_seqlens[0] == 0
+    assert max_seqlen == max(lengths)
+    assert isinstance(max_seqlen, int)
+    assert position_ids.tolist() == [place for length in lengths for place in range(length)]
+    for begin, end, sample in zip(cu_seqlens[:-1], cu_seqlens[1:], samples, strict=True):
+        assert torch.equal(values[begin:end], sample)
+
+
+def test_packed_dicts() -> None:
+    samples = [{"ids": torch.arange(n), "name": str(n), "box": torch.ones(4), "y": n / 2} for n in (2, 3)]
+    batch = PackedCollate(fixed=["box"])(samples)
+    assert list(batch) == ["ids", "name", "box", "y", "cu_seqlens", "max_seqlen", "position_ids"]
+    assert batch["ids"].tolist() == batch["position_ids"].tolist() == [0, 1, 0, 1, 2]
+    assert batch["box"].shape == (2, 4)
+    assert batch["name"] == ["2", "3"]
+    assert batch["y"].tolist() == [1.0, 1.5]
+    with pytest.raises(ValueError, match=r"samples\[0\]\['box'\] has length 4, samples\[0\]\['ids'\] has 2: .*fixed"):
+        PackedCollate()(samples)
+    with pytest.raises(ValueError, match=r"fixed: got \['bix'\]"):
+        PackedCollate(fixed=["bix"])(samples)
+    with pytest.raises(ValueError, match=r"max_seqlen.*already"):
+        PackedCollate()([{"x": [1], "max_seqlen": 1}])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_attention_over_a_nested_tensor_is_attention_within_each_sample() -> None:
+    samples = sequences([3, 1, 6, 4], 2, 8)  # [length, heads, features]
+    packed = PackedCollate()(samples)
+    nested = torch.nested.nested_tensor_from_jagged(packed.values, packed.cu_seqlens, max_seqlen=packed.max_seqlen)
+    torch.testing.assert_close(attention(nested).values(), torch.cat([attention(sample) for sample in samples]))
+
+
+def test_attention_by_offsets_is_attention_within_each_sample() -> None:
+    # What a variable-length kernel does with cu_seqlens, written as one block-diagonal mask.
+    samples = sequences([3, 0, 6, 4], 2, 8)
+    x, cu_seqlens, _, position_ids = PackedCollate()(samples)
+    owner = torch.bucketize(torch.arange(len(x)), cu_seqlens[1:], right=True)
+    causal = position_ids[:, None] >= position_ids
+    mask = (owner[:, None] == owner) & causal
+    alone = [attention(sample, is_causal=True) for sample in samples if len(sample)]
+    torch.testing.assert_close(attention(x, attn_mask=mask), torch.cat(alone))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_variable_length_kernel_takes_the_offsets() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")  # from torch 2.10 on
+    samples = [sample.to("cuda", torch.float16) for sample in sequences([30, 1, 64, 17], 2, 64)]
+    packed = PackedCollate()(samples)
+    offsets, longest = packed.cu_seqlens.cuda(), packed.max_seqlen
+    attended = varlen.varlen_attn(packed.values, packed.values, packed.values, offsets, offsets, longest, longest)
+    alone = [attention(sample) for sample in samples]
+    torch.testing.assert_close(attended, torch.cat(alone), atol=2e-3, rtol=2e-3)
+
+
+def test_more_tokens_than_offsets_can_count() -> None:
+    assert offsets_of([2**31 - 1])[-1] == 2**31 - 1
+    with pytest.raises(ValueError, match="2147483648 tokens"):
+        offsets_of([2**30, 2**30])
+
+
+# Both.
+
+ones = torch.ones
+FAULTS: list[tuple[list[Any], type[Exception], str]] = [
+    ([], ValueError, "samples: got none"),
+    ([{"x": ones(1)}, {"y": ones(1)}], ValueError, r"samples\[1\] has other keys.*lacks \['x'\] and has \['y'\]"),
+    ([{"a": {"x": ones(1)}}, {"a": {}}], ValueError, r"samples\[1\]\['a'\] has other keys"),
+    ([(ones(1),), (ones(1), ones(1))], ValueError, r"samples\[1\] has 2 elements, samples\[0\] has 1"),
+    ([{"x": ones(1)}, {"x": ones(2).long()}], ValueError, r"samples\[1\]\['x'\] is of torch.int64, .*torch.float32"),
+    ([(1, ones(1)), (1.5, ones(1))], ValueError, r"samples\[1\]\[0\] is of torch.float64"),
+    ([{"x": ones(1)}, {"x": "one"}], TypeError, r"samples\[1\]\['x'\] is text, samples\[0\]\['x'\] is a tensor"),
+    ([{"x": ones(1)}, {"x": None}], TypeError, r"samples\[1\]\['x'\]: got NoneType"),
+    ([np.array(["a"])], TypeError, r"samples\[0\]: got an array of <U1"),
+    ([ones(2, 3), ones(2, 4)], ValueError, r"samples\[1\] has shape \[2, 4\], samples\[0\] has \[2, 3\]"),
+    ([ones(2), ones(2, 1)], ValueError, r"samples\[1\] has shape \[2, 1\]"),
+]
+
+
+@pytest.mark.parametrize("collate", [PaddedCollate(), PackedCollate()])
+@pytest.mark.parametrize(("samples", "error", "message"), FAULTS)
+def test_faulty_samples_are_named(collate: Any, samples: list[Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        collate(samples)
+
+
+@pytest.mark.parametrize("collate", [PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True), PackedCollate(fixed=[1])])
+def test_in_a_loader_with_workers(collate: Any) -> None:
+    samples = [(torch.full((n,), n), torch.zeros(2)) for n in range(1, 13)]
+    sampler = DistributedSizeAwareBatchSampler(range(1, 13), 24)
+    loader: DataLoader[Any] = DataLoader(
+        samples,  # type: ignore[arg-type]  # a list is a dataset of the map style
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=2,
+        multiprocessing_context="spawn",  # so that it has to be pickled
+    )
+    seen = [int(n) for batch in loader for n in batch.values[0].flatten() if n > 0]
+    assert sorted(seen) == [n for n in range(1, 13) for _ in range(n)]
+    assert pickle.loads(pickle.dumps(collate)) == collate
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loader_pins_what_is_in_the_batches() -> None:
+    samples: Any = [{"x": torch.ones(2)}, {"x": torch.ones(3)}]
+    loader: DataLoader[Any] = DataLoader(samples, batch_size=2, collate_fn=PackedCollate(), pin_memory=True)
+    batch = next(iter(loader))
+    assert batch["x"].is_pinned()
+    assert batch["cu_seqlens"].is_pinned()
+    assert batch["max_seqlen"] == 3
+    tensors: Any = [torch.ones(2), torch.ones(3)]
+    loader = DataLoader(tensors, batch_size=2, collate_fn=PackedCollate(), pin_memory=True)
+    packed = next(iter(loader))
+    assert isinstance(packed, PackedBatch)
+    assert packed.values.is_pinned()

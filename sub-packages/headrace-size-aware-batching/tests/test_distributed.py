@@ -1,0 +1,440 @@
+"""The sampler where people use it: real ranks, loaders with workers, orders of others; and what it refuses."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, size_aware_batching
+from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
+
+SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
+HERE = Path(__file__).parent
+
+
+def with_options(options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
+    arguments: dict[str, Any] = {"sizes": SIZES, "max_total_size": 500} | options
+    return DistributedSizeAwareBatchSampler(**arguments)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> None:
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
+    command = [sys.executable, str(HERE / "rank_worker.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(world), str(tmp_path / "store"), str(out)])
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0] * world
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    seen = [json.loads(out.read_text()) for out in outs]
+    for epoch in range(2):
+        assert len({len(rank[epoch]) for rank in seen}) == 1
+        samples = Counter(index for rank in seen for batch in rank[epoch] for index in batch)
+        assert samples == Counter(range(len(SIZES)))
+    assert seen[0][0] != seen[0][1]
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def numbers(batch: list[int]) -> list[int]:
+    return batch
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines with fewer cores
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_a_stateful_loader_goes_on_with_any_number_of_workers(workers: int) -> None:
+    def loader() -> StatefulDataLoader[Any]:
+        sampler = DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=2, rank=1)
+        return StatefulDataLoader(Numbers(), batch_sampler=sampler, collate_fn=numbers, num_workers=workers)
+
+    whole = list(loader())
+    interrupted = loader()
+    batches = iter(interrupted)
+    begun = [next(batches) for _ in range(len(whole) // 3)]
+    state = pickle.loads(pickle.dumps(interrupted.state_dict()))
+    del batches
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert begun + list(resumed) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_loader_delivered_is_what_counts(workers: int) -> None:
+    def make() -> DistributedSizeAwareBatchSampler:
+        return DistributedSizeAwareBatchSampler(SIZES, 500)
+
+    whole = [batch.tolist() for batch in make().plan()]
+    sampler = make()
+    loader = DataLoader(Numbers(), batch_sampler=sampler, collate_fn=numbers, num_workers=workers)
+    batches = iter(loader)
+    delivered = [next(batches) for _ in range(5)]
+    # Workers were sent more batches by now: the loop says how many samples it has received.
+    state = sampler.state_dict(position=sum(map(len, delivered)))
+    del batches
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert delivered + list(resumed) == whole
+
+
+def test_sequential_batches_are_those_of_size_aware_batching() -> None:
+    order = torch.randperm(len(SIZES), generator=torch.Generator().manual_seed(3)).tolist()
+    ours = list(DistributedSizeAwareBatchSampler(SIZES, 700, strategy="sequential", sampler=order))
+    assert ours == list(size_aware_batching(order, SIZES, 700, collate_fn=list))
+
+
+class Taken:
+    """An order that remembers what it was asked for."""
+
+    def __init__(self, positions: list[int]) -> None:
+        self.positions = np.array(positions)
+        self.epoch_length = len(positions)
+        self.asked: list[tuple[int, int]] = []
+
+    def take(self, start: int, stop: int) -> Any:
+        self.asked.append((start, stop))
+        return self.positions[start:stop]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None:
+    order = Taken([(7 * position) % len(SIZES) for position in range(50_000)])
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
+    next(iter(sampler))
+    assert sum(stop - start for start, stop in order.asked) < 20_000
+    # A sample that comes repeatedly counts each time.
+    assert Counter(index for batch in sampler for index in batch) == Counter(order.positions.tolist())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_order_without_take_is_read_once_an_epoch(strategy: Strategy) -> None:
+    order: Any = RandomSampler(range(len(SIZES)), generator=torch.Generator().manual_seed(0))
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order)
+    epochs = []
+    for _ in range(2):
+        length, batches = len(sampler), list(sampler)
+        assert length == len(batches)
+        assert sorted(index for batch in batches for index in batch) == list(range(len(SIZES)))
+        epochs.append(batches)
+    if strategy != "packed":
+        assert epochs[0] != epochs[1]
+
+
+def test_an_order_of_indices_that_do_not_exist_is_refused() -> None:
+    sampler = DistributedSizeAwareBatchSampler([1, 2], 5, strategy="sequential", sampler=[0, 5])
+    with pytest.raises(IndexError, match="sampler: gave index 5"):
+        list(sampler)
+
+
+def test_a_sampler_of_one_rank_is_refused() -> None:
+    order: Any = DistributedSampler(Numbers(), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="sampler: DistributedSampler deals samples"):
+        DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order)
+
+
+def test_an_order_that_gives_too_little_is_refused() -> None:
+    order = Taken([0, 1, 2])
+    order.epoch_length = 10
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order)  # type: ignore[arg-type]  # take alone is enough
+    with pytest.raises(ValueError, match=r"sampler: take\(0, 10\) gave shape \(3,\)"):
+        list(sampler)
+
+
+class Proteins:
+    """A dataset that knows its tokens."""
+
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def num_tokens(self, index: int) -> int:
+        return int(SIZES[index])
+
+
+class WithSizes:
+    sizes = torch.from_numpy(SIZES)
+
+
+@pytest.mark.parametrize(
+    "given", [Proteins(), WithSizes(), torch.from_numpy(SIZES), SIZES.tolist(), SIZES.astype(float)]
+)
+def test_sizes_come_in_many_forms(given: Any) -> None:
+    sampler = DistributedSizeAwareBatchSampler(given, 500)
+    expected = DistributedSizeAwareBatchSampler(SIZES, 500)
+    assert list(sampler) == list(expected)
+    assert sampler.fingerprint == expected.fingerprint
+
+
+def test_what_is_cut_counts_as_cut() -> None:
+    with pytest.raises(ValueError, match=r"sizes: .* exceed max_total_size=100"):
+        DistributedSizeAwareBatchSampler(SIZES, 100)
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 100, max_length=100)
+    assert max(np.minimum(SIZES, 100)[batch].sum() for batch in sampler) <= 100
+
+
+def test_a_cost_function_is_a_budget_in_its_own_unit() -> None:
+    def bytes_needed(n: int, longest: float) -> float:
+        return 1000 + 8 * n * longest + 0.5 * n * longest**2
+
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 60_000, strategy="bucketed", cost=bytes_needed)
+    batches = list(sampler)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(SIZES)))
+    assert all(bytes_needed(len(batch), SIZES[batch].max()) <= 60_000 for batch in batches)
+    # And no batch but the last of a window could have taken one more.
+    short = [batch for batch in batches if bytes_needed(len(batch) + 1, SIZES[batch].max()) <= 60_000]
+    assert len(short) <= 1
+
+
+def test_lengths_are_rounded_up_for_static_shapes() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 2048, strategy="bucketed", cost="padded", length_multiple=64)
+    for batch in sampler:
+        assert len(batch) * (-(-int(SIZES[batch].max()) // 64) * 64) <= 2048
+    report = sampler.plan().report()
+    assert report.padded == sum(len(batch) * (-(-int(SIZES[batch].max()) // 64) * 64) for batch in sampler)
+
+
+def test_lightning_finds_set_epoch_where_it_looks() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500)
+    sampler.sampler.set_epoch(3)
+    assert sampler.epoch == 3
+
+
+def test_without_a_shuffle_every_epoch_is_the_same() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, shuffle=False)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) == first
+
+
+def test_seed_and_epoch_are_not_interchangeable() -> None:
+    one, other = (DistributedSizeAwareBatchSampler(SIZES, 500, seed=seed) for seed in (0, 1))
+    one.set_epoch(1)
+    assert list(one) != list(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"seed": 1}, r"state\['seed'\]: got 0, this sampler has 1"),
+        ({"max_total_size": 600}, r"state\['fingerprint'\].*budget"),
+        ({"sizes": SIZES + 1}, r"state\['fingerprint'\]"),
+        ({"strategy": "sequential"}, r"state\['fingerprint'\]"),
+        ({"max_items": 9}, r"state\['fingerprint'\]"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change: dict[str, Any], complaint: str) -> None:
+    state = DistributedSizeAwareBatchSampler(SIZES, 500).state_dict()
+    other = with_options(change)
+    with pytest.raises(ValueError, match=complaint):
+        other.load_state_dict(state)
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    class Order(Taken):
+        def __init__(self, fingerprint: int) -> None:
+            super().__init__(list(range(len(SIZES))))
+            self.fingerprint = fingerprint
+
+    state = with_options({"sampler": Order(1)}).state_dict()
+    with_options({"sampler": Order(1)}).load_state_dict(state)
+    others: list[Any] = [Order(2), list(range(len(SIZES))), None]
+    for other in others:
+        with pytest.raises(ValueError, match=r"state\['fingerprint'\].*sampler"):
+            with_options({"sampler": other}).load_state_dict(state)
+
+
+def test_an_order_that_every_rank_draws_for_itself_is_refused() -> None:
+    order: Any = RandomSampler(range(len(SIZES)))
+    with pytest.raises(ValueError, match="RandomSampler without a generator"):
+        next(iter(with_options({"sampler": order, "num_replicas": 2, "rank": 0})))
+    assert len(list(with_options({"sampler": order}))) > 0
+
+
+def test_a_random_order_that_is_lost_cannot_be_resumed() -> None:
+    order: Any = RandomSampler(range(len(SIZES)), generator=torch.Generator().manual_seed(0))
+    sampler = with_options({"sampler": order})
+    next(iter(sampler))
+    with pytest.raises(ValueError, match="sampler: RandomSampler has neither set_epoch"):
+        with_options({"sampler": order}).load_state_dict(sampler.state_dict())
+
+
+def test_orders_as_arrays_and_tensors() -> None:
+    for order in (np.arange(len(SIZES)), torch.arange(len(SIZES))):
+        sampler = with_options({"sampler": order, "strategy": "sequential"})
+        assert list(sampler) == list(with_options({"shuffle": False, "strategy": "sequential"}))
+
+
+def test_an_iteration_that_is_left_behind_says_nothing_of_the_next_epoch() -> None:
+    sampler = with_options({})
+    old = iter(sampler)
+    next(old)
+    sampler.set_epoch(1)
+    next(old)
+    assert sampler.state_dict()["position"] == 0
+    copied = copy.copy(sampler)
+    copied.sampler.set_epoch(5)
+    assert (copied.epoch, sampler.epoch) == (5, 1)
+
+
+def test_a_cost_that_rises_in_the_middle_is_refused_and_hangs_nobody() -> None:
+    def cost(n: int, longest: float) -> float:
+        return n * (5000 if longest == 50 else longest)
+
+    for strategy in ("bucketed", "sequential"):
+        with pytest.raises(ValueError, match="must not fall"):
+            list(DistributedSizeAwareBatchSampler(np.arange(100), 1000, strategy=strategy, cost=cost))
+
+
+def test_too_few_samples_for_the_ranks_are_repeated_and_named() -> None:
+    sampler = DistributedSizeAwareBatchSampler([5, 6, 7], 10, num_replicas=5, rank=0)
+    with pytest.warns(UserWarning, match=r"tail='split': .* on each of 5 ranks; 2 ranks get samples once more: \["):
+        list(sampler)
+
+
+class Sized(torch.utils.data.Dataset[int]):
+    def __init__(self, sizes: list[int], samples: int) -> None:
+        self.sizes, self.samples = sizes, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+def test_wrapped_datasets_hand_their_sizes_on() -> None:
+    two: Any = torch.utils.data.ConcatDataset([Sized([5, 6, 7], 3), Sized([1, 2], 2)])
+    assert DistributedSizeAwareBatchSampler(two, 10).sizes.tolist() == [5, 6, 7, 1, 2]
+    assert DistributedSizeAwareBatchSampler(torch.utils.data.Subset(two, [4, 0]), 10).sizes.tolist() == [2, 5]
+    assert DistributedSizeAwareBatchSampler({0: 3, 1: 4}, 10).sizes.tolist() == [3, 4]
+    with pytest.raises(ValueError, match="sizes: Sized has 3 samples, but 2 sizes"):
+        DistributedSizeAwareBatchSampler(Sized([5, 6], 3), 10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cost"), [("stratified", "sum"), ("bucketed", "padded"), ("packed", "sum"), ("sequential", "padded")]
+)
+def test_a_sampler_can_be_pickled_at_any_time(strategy: str, cost: str) -> None:
+    sampler = with_options({"strategy": strategy, "cost": cost})
+    fresh = pickle.loads(pickle.dumps(sampler))
+    batches = iter(sampler)
+    begun = [next(batches) for _ in range(3)]
+    later = pickle.loads(pickle.dumps(sampler))
+    assert begun + list(batches) == list(fresh) == list(later)
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500)
+    wrongs: list[Any] = ["5", 3.5, True, None]
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match="position: got"):
+            sampler.load_state_dict(sampler.state_dict() | {"position": wrong})
+    with pytest.raises(TypeError, match="state: got NoneType"):
+        sampler.load_state_dict(None)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match=r"state: lacks \['epoch', 'fingerprint'"):
+        sampler.load_state_dict({"seed": 0, "version": 1})
+    with pytest.raises(ValueError, match="position: got 5000"):
+        sampler.load_state_dict(sampler.state_dict() | {"position": 5000})
+    with pytest.raises(ValueError, match="position: got 5000"):
+        sampler.state_dict(position=5000)
+
+
+def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500)
+    list(sampler)
+    state = sampler.state_dict()
+    resumed = DistributedSizeAwareBatchSampler(SIZES, 500)
+    resumed.load_state_dict(state)
+    assert len(resumed) == 0
+    assert list(resumed) == []
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)
+    sampler.set_epoch(1)
+    assert list(resumed) == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "complaint"),
+    [
+        ({"strategy": "random"}, ValueError, "strategy: got 'random', allowed are sequential"),
+        ({"cost": "max"}, ValueError, "cost: got 'max', allowed are sum, padded"),
+        ({"cost": "padded"}, ValueError, "use strategy='bucketed'"),
+        ({"oversize": "ignore"}, ValueError, "oversize: got 'ignore'"),
+        ({"tail": "keep"}, ValueError, "tail: got 'keep'"),
+        ({"seed": -1}, ValueError, "seed: got -1"),
+        ({"seed": 0.5}, TypeError, "seed: got 0.5"),
+        ({"max_items": 0}, ValueError, "max_items: got 0"),
+        ({"max_items": 1.5}, TypeError, "max_items: got 1.5"),
+        ({"batch_size_multiple": 8}, ValueError, "batch_size_multiple=8 goes with"),
+        ({"max_total_size": 0}, ValueError, "max_total_size must be greater than 0"),
+        ({"max_total_size": float("nan")}, ValueError, "max_total_size"),
+        ({"max_total_size": "much"}, TypeError, "max_total_size"),
+        ({"max_total_size": (5, 5)}, ValueError, "max_total_size: got 2 budgets"),
+        ({"sizes": [1.0, float("nan")]}, ValueError, "sizes: 1 of 2 are negative, NaN"),
+        ({"sizes": [3, -1]}, ValueError, "the first at index 1"),
+        ({"sizes": ["a"]}, TypeError, "sizes: got list"),
+        ({"sizes": [[1, 2], [3]]}, ValueError, "sizes: expected numbers"),
+        ({"num_replicas": 0}, ValueError, "num_replicas: got 0"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank: got 2, allowed are 0 to 1"),
+        ({"window": 0}, ValueError, "window: got 0"),
+        ({"sampler": 5}, TypeError, "sampler: got int"),
+        ({"shuffle": "yes"}, TypeError, "shuffle: got 'yes'"),
+        ({"length_multiple": 2**40}, ValueError, "length_multiple: got 1099511627776, expected at most"),
+        ({"max_length": "x"}, TypeError, "max_length"),
+        ({"max_length": 0}, ValueError, "max_length: got 0"),
+        (
+            {"sizes": torch.utils.data.TensorDataset(torch.ones(3))},
+            TypeError,
+            "sizes: got TensorDataset, a dataset without",
+        ),
+        ({"cost": lambda n, m: -n * m, "strategy": "bucketed"}, ValueError, "cost: f.* must not fall"),
+        ({"cost": lambda n, m: float("nan"), "strategy": "bucketed"}, ValueError, "cost: f.* gave NaN"),
+        ({"cost": lambda n, m: None, "strategy": "bucketed"}, TypeError, "cost: f.* gave None"),
+        ({"sampler": iter([0])}, TypeError, "gives its indices once only"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_enters(
+    options: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        with_options(options)
+
+
+def test_a_world_without_a_rank_is_refused_when_it_matters() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=2)
+    with pytest.raises(ValueError, match="rank: not given"):
+        next(iter(sampler))
+
+
+def test_no_samples_make_no_batches() -> None:
+    for strategy in STRATEGIES:
+        sampler = DistributedSizeAwareBatchSampler([], 10, strategy=strategy)
+        assert len(sampler) == 0
+        assert list(sampler) == []
+        assert len(sampler.plan().report().cells()) > 5
+
+
+def test_a_given_order_is_shared_by_all_ranks() -> None:
+    order = SequentialSampler(range(len(SIZES)))
+    ranks = [
+        list(DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order, num_replicas=4, rank=r)) for r in range(4)
+    ]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert Counter(i for rank in ranks for batch in rank for i in batch) == Counter(range(len(SIZES)))

@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.size_aware_batching.memory_model import PolynomialRegression
+from headrace.size_aware_batching.utils import collect_cuda_peak_alloc
+
+HAS_CUDA = torch.cuda.is_available()
+
+
+def gpu(test: Any) -> Any:
+    return pytest.mark.gpu(pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")(test))
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", torch.device("meta")])
+def test_only_cuda_devices(device: Any) -> None:
+    with pytest.raises(ValueError, match=r'device must be a CUDA device such as torch.device\("cuda:0"\), got'):
+        collect_cuda_peak_alloc([1], lambda x: x, device)
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="needs a machine without a CUDA device")
+def test_no_cuda_here() -> None:
+    with pytest.raises(RuntimeError, match="use a GPU machine"):
+        collect_cuda_peak_alloc([1], lambda x: x, torch.device("cuda:0"))
+
+
+@gpu
+def test_functions_are_checked() -> None:
+    device = torch.device("cuda:0")
+    with pytest.raises(TypeError, match="work must be callable"):
+        collect_cuda_peak_alloc([1], 5, device)  # type: ignore[arg-type]  # the point
+    with pytest.raises(TypeError, match="cleanup must be callable"):
+        collect_cuda_peak_alloc([1], int, device, 5)  # type: ignore[arg-type]  # the point
+
+
+@gpu
+def test_known_allocations_are_measured() -> None:
+    device = torch.device("cuda:0")
+    floor = torch.cuda.memory_allocated(device)
+    sizes = [2**20, 2**24, 2**22]
+    features, peaks = collect_cuda_peak_alloc(
+        sizes, lambda n: torch.empty(n, dtype=torch.uint8, device=device).numel(), device
+    )
+    assert features == sizes
+    assert [peak - floor for peak in peaks] == sizes
+
+
+@gpu
+def test_a_training_step_is_modelled_by_a_polynomial() -> None:
+    device = torch.device("cuda:0")
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def work(length: int) -> float:
+        optimizer.zero_grad()
+        layer(torch.randn(4, length, 64, device=device)).sum().backward()
+        optimizer.step()
+        return float(length)
+
+    lengths = [512, *range(128, 1025, 128)]
+    features, peaks = collect_cuda_peak_alloc(lengths, work, device, cleanup=lambda: layer.zero_grad(set_to_none=True))
+    x, y = torch.tensor(features[1:]), torch.tensor(peaks[1:], dtype=torch.float64)
+    model = PolynomialRegression(2)
+    model.fit(x, y)
+    assert torch.allclose(model(x), y, rtol=0.1)
+    assert (model.predict_upper(x) >= y).all()
+    on_device = PolynomialRegression(2).to(device)
+    on_device.fit(x, y)
+    assert torch.allclose(on_device(x.to(device)).cpu(), model(x))
+
+
+@gpu
+def test_really_running_out_of_memory() -> None:
+    device = torch.device("cuda:0")
+
+    def work(n: int) -> int:
+        return torch.empty(n, dtype=torch.uint8, device=device).numel()
+
+    with pytest.warns(UserWarning, match="item at position 0 does not fit into memory"):
+        features, _ = collect_cuda_peak_alloc([2**50, 2**20], work, device)
+    assert features == [2**20]
+
+
+@pytest.mark.parametrize("device", ["nonsense", 1.5, [1]])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(TypeError, match=r'device must be a torch.device such as "cuda:0"'):
+        collect_cuda_peak_alloc([1], lambda x: x, device)
