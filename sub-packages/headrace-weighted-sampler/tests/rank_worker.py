@@ -1,0 +1,34 @@
+"""One rank of ``test_world.py``: rank and world size come from torch.distributed alone."""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from headrace.weighted_sampler import WeightedDistributedSampler
+
+
+def main(folder: Path, rank: int, world: int) -> None:
+    """Deliver three epochs, the second one resumed, and write down what came."""
+    sampler = WeightedDistributedSampler(range(90), {(0, 60): 1, (60, 90): 0.5}, seed=5)
+    sampler.set_skip_batches(3, 4)  # before the process group is there, as in a script under a launcher
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    runs = {"resumed": list(sampler)}
+    runs["whole"] = list(sampler)
+    sampler.set_epoch(1)
+    runs["next"] = list(sampler)
+    (folder / f"{rank}.json").write_text(json.dumps({**runs, "world": [sampler.num_replicas, sampler.rank]}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
