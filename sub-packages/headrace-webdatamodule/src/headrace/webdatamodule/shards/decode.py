@@ -1,0 +1,159 @@
+"""Bytes of a member to an object, by the member's extension. No extension runs code.
+
+webdataset's own ``.decode()`` unpickles and calls ``torch.load``; this module takes its place.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from headrace.webdatamodule.shards.allowed import AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.pickle_numpy import check_empty
+from headrace.webdatamodule.shards.torch_bytes import load_torch_zip
+from headrace.webdatamodule.shards.unpickle import restricted_loads
+
+MAX_BYTES = 1 << 31
+# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+_Decoder = Callable[[bytes, Collection[AllowedClass], int], Any]
+
+
+def _text(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> str:
+    return data.decode("utf-8")
+
+
+def _json(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> Any:
+    return json.loads(data)
+
+
+def _integer(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> int:
+    return int(data)
+
+
+def _pickle(data: bytes, allowed: Collection[AllowedClass], _cap: int) -> Any:
+    return restricted_loads(data, allowed)
+
+
+def _torch(data: bytes, allowed: Collection[AllowedClass], cap: int) -> Any:
+    if data[:4] == b"PK\x03\x04":
+        return load_torch_zip(data, allowed, cap)
+    if data.startswith(_LEGACY_TORCH):
+        raise DecodeError(
+            "torch.save wrote this in its old format, which is not read; load it with torch where you trust "
+            "it and save it again with torch.save of version 1.6 or later"
+        )
+    return restricted_loads(data, allowed)
+
+
+def _npy(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    check_empty(array.dtype, array.size)
+    return array
+
+
+def _npz(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> dict[str, np.ndarray[Any, Any]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        _check_cap(sum(info.file_size for info in archive.infolist()), cap)
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        made = dict(arrays)
+    for array in made.values():
+        check_empty(array.dtype, array.size)
+    return made
+
+
+_DECODERS: dict[str, _Decoder] = {
+    **dict.fromkeys(("pyd", "pickle", "pkl"), _pickle),
+    **dict.fromkeys(("pt", "pth"), _torch),
+    **dict.fromkeys(("txt", "text"), _text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
+    "json": _json,
+    "npy": _npy,
+    "npz": _npz,
+}
+
+
+def _check_cap(nbytes: int, cap: int) -> None:
+    if nbytes > cap:
+        raise DecodeError(
+            f"the member unpacks to more than max_bytes={cap} bytes; raise max_bytes if that is meant to be"
+        )
+
+
+def gunzip(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
+    """Decompress, but not without end.
+
+    Args:
+        data: Bytes in gzip format.
+        max_bytes: Most bytes that may come out.
+
+    Returns:
+        The decompressed bytes.
+
+    Raises:
+        DecodeError: When more than ``max_bytes`` would come out.
+
+    >>> gunzip(gzip.compress(b"abc"))
+    b'abc'
+    """
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        plain = file.read(max_bytes + 1)
+    _check_cap(len(plain), max_bytes)
+    return plain
+
+
+def decode_member(
+    key: str, data: bytes, *, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES
+) -> Any:
+    """Decode one member of a sample by its last extension.
+
+    ======================  ==========================================================================
+    pyd pickle pkl          :func:`restricted_loads`
+    pt pth                  what ``torch.save`` writes, on the CPU; or a bare pickle, as above
+    json; txt text          parsed; ``str`` (UTF-8)
+    cls cls2 index inx id   ``int``
+    npy; npz                array; dict of arrays; never with pickled objects inside
+    any of these with .gz   decompressed first
+    anything else           the bytes as they are (also .gz of anything else)
+    ======================  ==========================================================================
+
+    Args:
+        key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
+        data: The member's bytes.
+        allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
+        max_bytes: Most bytes that a compressed member may unpack to. Default 2 GiB.
+
+    Returns:
+        The object.
+
+    Raises:
+        DecodeError: When the bytes are not what the extension says; it names the member.
+        UnsafePickleError: When a pickle asks for something that is not allowed.
+        ValueError: When an entry of allowed_classes is no class, function or name.
+
+    >>> decode_member("meta.json", b'{"a": 1}')
+    {'a': 1}
+    >>> decode_member("raw", b"12")
+    b'12'
+    """
+    *_, before, last = ("", "", *key.lower().split("."))
+    decoder = _DECODERS.get(before if last == "gz" else last)
+    if decoder is None:
+        return data
+    try:
+        return decoder(gunzip(data, max_bytes) if last == "gz" else data, allowed_classes, max_bytes)
+    except ShardError as error:
+        error.member = key
+        raise
+    except AllowedClassError:
+        raise
+    except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
+        raise DecodeError(f"these bytes are no {last}: {type(error).__name__}: {error}", member=key) from error

@@ -1,0 +1,62 @@
+"""What goes wrong with shards, with the place where it went wrong."""
+
+import pickle
+
+
+class ShardError(Exception):
+    """Something is wrong with a shard or with what it holds.
+
+    Args:
+        message: What is wrong and what to do about it.
+        shard: Path or URL of the tar file.
+        sample: Key of the sample.
+        member: Name of the member inside the tar file, or its key inside the sample.
+        offset: Byte offset of the member's header in the tar file.
+
+    >>> print(ShardError("the header is damaged", shard="a-000000.tar", offset=512))
+    the header is damaged (shard 'a-000000.tar', offset 512)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        shard: str | None = None,
+        sample: str | None = None,
+        member: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.shard = shard
+        self.sample = sample
+        self.member = member
+        self.offset = offset
+
+    def __str__(self) -> str:
+        places = {"shard": self.shard, "sample": self.sample, "member": self.member, "offset": self.offset}
+        named = ", ".join(f"{name} {value!r}" for name, value in places.items() if value is not None)
+        return f"{self.message} ({named})" if named else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors travel from worker processes to the trainer: keep the keyword arguments on the way.
+        return _rebuild, (type(self), self.message, self.shard, self.sample, self.member, self.offset)
+
+
+class DecodeError(ShardError):
+    """A member's bytes are not what its name says."""
+
+
+class UnsafePickleError(DecodeError, pickle.UnpicklingError):
+    """A pickle asks for something that the restricted unpickler does not give."""
+
+
+def _rebuild(
+    kind: type[ShardError],
+    message: str,
+    shard: str | None,
+    sample: str | None,
+    member: str | None,
+    offset: int | None,
+) -> ShardError:
+    return kind(message, shard=shard, sample=sample, member=member, offset=offset)

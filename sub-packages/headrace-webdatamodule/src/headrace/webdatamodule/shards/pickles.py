@@ -1,0 +1,169 @@
+"""Files of a directory, one or more per sample, to shards: copied, never unpickled."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tarfile import TarError
+
+from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.tar import check_key, members, publish, stage_tar
+from headrace.webdatamodule.shards.writer import (
+    find_shards,
+    progress,
+    refuse_leftovers,
+    shard_bounds,
+    shard_paths,
+)
+
+Files = dict[str, Path]
+Plan = dict[Path, list[tuple[str, Files]]]
+
+_MOST_BYTES = 256 * 2**20  # of a shard, when the number of shards is left to us
+
+
+def pack_files(
+    source: Path,
+    names: Sequence[str],
+    suffixes: Sequence[str],
+    directory: Path,
+    *,
+    n_shards: int | None,
+    prefix: str,
+) -> list[Path]:
+    """Pack `{source}/{name}.{suffix}` into shards, and keep shards that are up to date.
+
+    The bytes go into the shards as they are: nothing is unpickled while writing. A shard is kept when
+    it holds the planned members, all of their sizes, and is at least as new as every file of it.
+
+    Args:
+        source: Directory of the files.
+        names: One name per sample; its dots become dashes in the sample's key.
+        suffixes: Suffixes of the files, also the member keys in the shards.
+        directory: Where to write; made if need be.
+        n_shards: Number of shards; fewer when there are fewer samples. None: 16, or as many as keep
+            shards below 256 MiB.
+        prefix: Begin of the shards' names.
+
+    Returns:
+        The paths of all shards, in order.
+
+    Raises:
+        FileNotFoundError: Files are missing; raised before anything is written.
+        FileExistsError: Shards of the same prefix that hold other samples lie there.
+        ShardError: Two names get the same key, or a key cannot be stored.
+    """
+    samples = find_files(source, names, suffixes)
+    sizes = [sum(path.stat().st_size for path in files.values()) for _, files in samples]
+    count = min(len(samples), n_shards or max(16, -(-sum(sizes) // _MOST_BYTES)))
+    bounds = shard_bounds(len(samples), count)
+    paths = shard_paths(directory, prefix, count)
+    plan = {path: samples[a:b] for path, a, b in zip(paths, bounds, bounds[1:], strict=False)}
+    refuse_strangers(directory, prefix, plan)
+    write_plan({path: part for path, part in plan.items() if not up_to_date(path, part)}, directory)
+    return paths
+
+
+def find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> list[tuple[str, Files]]:
+    """The files of each sample.
+
+    Args:
+        source: Directory of the files.
+        names: One name per sample.
+        suffixes: One file per suffix.
+
+    Returns:
+        Pairs of a sample's key and {suffix: path}, in the order of `names`.
+
+    Raises:
+        ValueError: No names.
+        FileNotFoundError: Files are missing.
+        ShardError: Two names get the same key, or a key cannot be stored.
+    """
+    if not names:
+        raise ValueError("names_subset has a split without names: name its samples, or leave the split out")
+    keys: dict[str, str] = {}
+    for name in names:
+        key = name.replace(".", "-")
+        check_key(key)
+        if key in keys:
+            cure = "rename one, or name it once"
+            raise ShardError(
+                f"the names {keys[key]!r} and {name!r} get the same sample key {key!r}: {cure}", sample=key
+            )
+        keys[key] = name
+    samples = [(k, {s: source / f"{name}.{s}" for s in suffixes}) for k, name in keys.items()]
+    missing = [path for _, files in samples for path in files.values() if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(samples) * len(suffixes)} files are missing, first {missing[0]}:"
+            " correct dir_pickles, names_subset or suffix_keys_wds. Nothing was written"
+        )
+    return samples
+
+
+def refuse_strangers(directory: Path, prefix: str, plan: Plan) -> None:
+    """Refuse to touch or to lie beside shards that hold something else than planned.
+
+    Args:
+        directory: Where the shards are to lie.
+        prefix: Begin of their names.
+        plan: What they are to hold.
+
+    Raises:
+        FileExistsError: Naming the first such shard.
+    """
+    refuse_leftovers(directory, prefix, list(plan))
+    for path in find_shards(directory, prefix):
+        if (held := _held(path)) is None or [name for name, _ in held] != [name for name, _ in _wanted(plan[path])]:
+            raise FileExistsError(
+                f"{path} holds other samples than those to be written to it. If it is no longer needed, remove"
+                f" {prefix}-*.tar there; otherwise choose another directory or prefix_tars_wds"
+            )
+
+
+def up_to_date(path: Path, samples: Sequence[tuple[str, Files]]) -> bool:
+    """Whether a shard holds the samples' files as they are now, by names, sizes and times.
+
+    Args:
+        path: The shard; may be missing.
+        samples: What it is to hold.
+    """
+    if not path.is_file() or _held(path) != [(n, file.stat().st_size) for n, file in _wanted(samples)]:
+        return False
+    written = path.stat().st_mtime_ns
+    return all(file.stat().st_mtime_ns <= written for _, file in _wanted(samples))
+
+
+def write_plan(plan: Plan, directory: Path) -> None:
+    """Write shards; all get their names at the end.
+
+    Args:
+        plan: {shard: its samples}.
+        directory: Where they lie; made if need be.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    staged: dict[Path, Path] = {}
+    try:
+        with progress(sum(map(len, plan.values())), directory) as bar:
+            for path, samples in plan.items():
+                staged[path] = stage_tar(path, _read(samples))
+                bar.update(len(samples))
+        publish(staged)
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _read(samples: Sequence[tuple[str, Files]]) -> Iterator[tuple[str, Mapping[str, bytes]]]:
+    for key, files in samples:
+        yield key, {suffix: path.read_bytes() for suffix, path in files.items()}
+
+
+def _wanted(samples: Sequence[tuple[str, Files]]) -> list[tuple[str, Path]]:
+    return [(f"{key}.{suffix}", path) for key, files in samples for suffix, path in files.items()]
+
+
+def _held(path: Path) -> list[tuple[str, int]] | None:
+    try:
+        return list(members(path))
+    except TarError:
+        return None

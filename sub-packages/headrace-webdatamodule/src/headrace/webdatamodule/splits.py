@@ -1,0 +1,96 @@
+"""The names of the splits, and arguments that are given per split."""
+
+from collections.abc import Mapping
+from enum import Enum
+from operator import index
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Split(Enum):
+    """Names for each split of the data."""
+
+    train = "train"
+    val = "val"
+    test = "test"
+
+
+def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
+    """Check an argument that is a mapping from splits.
+
+    Args:
+        name: The argument's name, for errors.
+        given: What was given; None stands for an empty mapping.
+
+    Returns:
+        A copy.
+
+    Raises:
+        TypeError: Not a mapping, or a key is not a `Split`.
+
+    >>> by_split("n_samples", {Split.train: 10})
+    {<Split.train: 'train'>: 10}
+    >>> by_split("n_samples", {"train": 10})
+    Traceback (most recent call last):
+    TypeError: n_samples: keys must be members of Split, got 'train'; use Split.train
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} must be a mapping from Split, such as {{Split.train: ...}}, got {given!r}")
+    for key in given:
+        if not isinstance(key, Split):
+            hint = f"Split.{key}" if key in Split.__members__ else "one of Split.train, Split.val, Split.test"
+            raise TypeError(f"{name}: keys must be members of Split, got {key!r}; use {hint}")
+    return dict(given)
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Check a count.
+
+    Args:
+        name: The argument's name, for errors.
+        value: What was given; numpy's integers will do.
+
+    Returns:
+        The count as an int.
+
+    Raises:
+        TypeError: Not an integer.
+        ValueError: Below 1.
+    """
+    try:
+        count = index(value)
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a positive int, got {value!r}")
+    if count < 1:
+        raise ValueError(f"{name} must be a positive int, got {value!r}")
+    return count
+
+
+def suffix_keys(given: Any) -> tuple[str, ...]:
+    """Check `suffix_keys_wds`.
+
+    Args:
+        given: One key or several.
+
+    Returns:
+        The keys, at least one.
+
+    Raises:
+        TypeError: Not text.
+        ValueError: No key, or an empty one.
+
+    >>> suffix_keys("tensor.pyd")
+    ('tensor.pyd',)
+    """
+    keys = (given,) if isinstance(given, str) else tuple(given) if hasattr(given, "__iter__") else (given,)
+    for key in keys:
+        if not isinstance(key, str):
+            raise TypeError(f"suffix_keys_wds must be a str or several, such as 'tensor.pyd', got {key!r}")
+    if not keys or not all(keys):
+        raise ValueError(f"suffix_keys_wds must name at least one member key, got {given!r}")
+    return keys

@@ -1,0 +1,84 @@
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule import ShardError, write_tars
+from headrace.webdatamodule.shards.tar import members
+from headrace.webdatamodule.shards.writer import find_shards, shard_bounds, shard_paths
+
+
+def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:
+    return [(f"s{i}", {"txt": b"%d" % i}) for i in range(n)]
+
+
+@given(st.integers(1, 300), st.data())
+def test_bounds_cover_all_samples_in_even_shares(n_samples: int, data: st.DataObject) -> None:
+    n_shards = data.draw(st.integers(1, n_samples))
+    bounds = shard_bounds(n_samples, n_shards)
+    shares = [b - a for a, b in pairwise(bounds)]
+    assert (bounds[0], bounds[-1], len(shares)) == (0, n_samples, n_shards)
+    assert min(shares) >= 1
+    assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("n_shards", [0, -1, 4])
+def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int) -> None:
+    with pytest.raises(ValueError, match=f"number of samples, 3, got {n_shards}"):
+        write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
+    assert not (tmp_path / "new").exists()
+
+
+def test_samples_keep_their_order_over_the_shards(tmp_path: Path) -> None:
+    paths = write_tars(samples(10), tmp_path / "deep" / "er", n_shards=3, prefix="mine")
+    assert [path.name for path in paths] == [f"mine-00000{i}.tar" for i in range(3)]
+    assert [name for path in paths for name, _ in members(path)] == [f"s{i}.txt" for i in range(10)]
+    assert paths == find_shards(tmp_path / "deep" / "er", "mine")
+
+
+def test_samples_are_asked_for_one_by_one(tmp_path: Path) -> None:
+    class Lazy(list[tuple[str, dict[str, bytes]]]):
+        asked: list[object] = []  # noqa: RUF012 - one test, one list
+
+        def __getitem__(self, position):  # type: ignore[no-untyped-def] # list's overloads, spied on
+            self.asked.append(position)
+            return super().__getitem__(position)
+
+    write_tars(Lazy(samples(4)), tmp_path, n_shards=2)
+    assert Lazy.asked == [0, 1, 2, 3]
+
+
+def test_a_key_that_occurs_twice_leaves_no_shard(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"'s0' occurs twice, first in wdshards-000000.tar"):
+        write_tars([*samples(3), samples(1)[0]], tmp_path, n_shards=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_rewrite_keeps_the_whole_old_set(tmp_path: Path) -> None:
+    old = [path.read_bytes() for path in write_tars(samples(4), tmp_path, n_shards=2)]
+    with pytest.raises(ShardError):
+        write_tars([("other", {"x": b""}), ("bad.key", {"x": b""})], tmp_path, n_shards=2)
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == old
+
+
+def test_shards_of_an_earlier_larger_set_are_not_taken_for_data(tmp_path: Path) -> None:
+    write_tars(samples(5), tmp_path, n_shards=5)
+    with pytest.raises(FileExistsError, match=r"2 shards .* beside the 3 .*wdshards-000003.tar"):
+        write_tars(samples(5), tmp_path, n_shards=3)
+    assert len(write_tars(samples(5), tmp_path, n_shards=3, prefix="other")) == 3
+    assert len(write_tars(samples(7), tmp_path, n_shards=5)) == 5
+
+
+@pytest.mark.parametrize("prefix", ["", ".a", "a/b", "..", "a\\b", "a\0"])
+def test_a_prefix_is_a_plain_name(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(ValueError, match="prefix must be"):
+        shard_paths(tmp_path, prefix, 1)
+
+
+def test_a_prefix_is_taken_literally(tmp_path: Path) -> None:
+    (tmp_path / "ab-000000.tar").touch()
+    assert find_shards(tmp_path, "a[b]") == []
+    assert find_shards(tmp_path, "a*") == []
+    assert len(find_shards(tmp_path, "ab")) == 1
