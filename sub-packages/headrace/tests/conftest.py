@@ -1,0 +1,7 @@
+"""How hypothesis runs here."""
+
+from hypothesis import settings
+
+# A shared or busy machine makes single examples slow; that is no fault of the code.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
