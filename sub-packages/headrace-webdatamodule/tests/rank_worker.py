@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 import webdataset as wds
 
 from headrace.webdatamodule import Split, WebDataModule
@@ -67,6 +68,9 @@ def main(folder: Path, rank: int, n: int, workers: int) -> None:
         trainer.fit(model, datamodule=data)
     said = [str(warning.message) for warning in caught if "n_samples" in str(warning.message)]
     (folder / f"{rank}.json").write_text(json.dumps({**model.seen, "said": said, "world": trainer.world_size}))
+    # Lightning leaves a gloo group open; its threads then race with the end of the interpreter, which may abort.
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -80,6 +81,9 @@ def main(rank: int, world: int, port: int, out: str) -> None:
     )
     trainer.fit(model, loader)
     Path(out).write_text(json.dumps(model.seen))
+    # Lightning leaves a gloo group open; its threads then race with the end of the interpreter, which may abort.
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
