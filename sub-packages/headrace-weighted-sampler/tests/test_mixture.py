@@ -1,87 +1,93 @@
-"""Laws of the global order."""
+"""Laws of the endless sequence of sources."""
 
-from collections import Counter
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from headrace.weighted_sampler.mixture import epoch_length, epoch_order, fingerprint, range_draws
-from headrace.weighted_sampler.weights import WeightedRange
+from headrace.weighted_sampler.interleaving import build_tree, draws_before
+from headrace.weighted_sampler.mixture import Mixture, Stage
+from headrace.weighted_sampler.windows import WIDTH
 
 SEEDS = st.integers(0, 2**64 - 1)
-EPOCHS = st.integers(0, 2**40)
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> list[WeightedRange]:
-    cuts = sorted(draw(st.sets(st.integers(0, 200), min_size=2, max_size=6)))
-    ratios = st.fractions(Fraction(1, 100), 3, max_denominator=100)
-    return [WeightedRange(low, high, draw(ratios)) for low, high in pairwise(cuts)]
+def mixtures(draw: st.DrawFn) -> Mixture:
+    sources = draw(st.integers(1, 6))
+    weights = st.tuples(*[st.integers(0, 50)] * sources).filter(any)
+    starts = [0, *sorted(draw(st.sets(st.integers(1, 9000), max_size=3)))]
+    return Mixture([Stage(start, draw(weights)) for start in starts], draw(st.integers(1, 4000)), draw(SEEDS))
 
 
-@given(mixtures(), SEEDS, EPOCHS)
-def test_each_range_gets_exactly_its_draws(ranges: list[WeightedRange], seed: int, epoch: int) -> None:
-    order = epoch_order(ranges, seed, epoch)
-    assert len(order) == epoch_length(ranges)
-    for part in ranges:
-        assert np.count_nonzero((order >= part.begin) & (order < part.end)) == part.draws
+def dealt(mixture: Mixture, epoch: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(source, draw) at each position, shape [m, 2]; -1 where none was given."""
+    found = np.full((len(offsets), 2), -1)
+    for source, where, draws in mixture.turns(epoch, offsets):
+        assert (found[where] == -1).all()
+        found[where, 0], found[where, 1] = source, draws
+    return found
 
 
-@given(mixtures(), SEEDS, EPOCHS)
-def test_no_sample_is_a_whole_pass_ahead_of_another(ranges: list[WeightedRange], seed: int, epoch: int) -> None:
-    # Over e whole epochs from the first, samples of one range differ by one draw at most.
-    for part in ranges:
-        drawn = Counter(np.concatenate([range_draws(part, seed, number) for number in range(4)]).tolist())
-        counts = [drawn[index] for index in range(part.begin, part.end)]
-        assert max(counts) - min(counts) <= 1
+@given(mixtures())
+def test_draws_run_on_from_epoch_to_epoch_and_stage_to_stage(mixture: Mixture) -> None:
+    length = mixture.epoch_length
+    epochs = min(5, 1 + 12_000 // length)
+    found = np.concatenate([dealt(mixture, epoch, np.arange(length)) for epoch in range(epochs)])
+    for source in range(mixture.sources):
+        draws = np.sort(found[found[:, 0] == source, 1])
+        assert np.array_equal(draws, np.arange(len(draws)))
+        assert len(draws) == mixture.draws_before(epochs * length)[source]
 
 
-@given(mixtures(), SEEDS, EPOCHS)
-def test_a_range_does_not_depend_on_the_others(ranges: list[WeightedRange], seed: int, epoch: int) -> None:
-    order = epoch_order(ranges, seed, epoch)
-    for part in ranges:
-        alone = epoch_order([part], seed, epoch)
-        assert sorted(order[(order >= part.begin) & (order < part.end)]) == sorted(alone)
+@given(mixtures(), st.integers(0, 10**9), st.data())
+def test_any_positions_are_worked_out_by_themselves(mixture: Mixture, epoch: int, data: st.DataObject) -> None:
+    some = st.sets(st.integers(0, mixture.epoch_length - 1), min_size=1, max_size=30)
+    offsets = np.array(sorted(data.draw(some)))
+    together = dealt(mixture, epoch, offsets)
+    alone = [dealt(mixture, epoch, offsets[place : place + 1])[0] for place in range(len(offsets))]
+    assert np.array_equal(together, np.stack(alone))
 
 
-@given(st.lists(st.tuples(SEEDS, EPOCHS), min_size=2, max_size=2, unique=True))
-def test_orders_of_different_seeds_and_epochs_agree_by_chance_only(pairs: list[tuple[int, int]]) -> None:
-    [(seed, epoch), (other_seed, other_epoch)] = pairs
-    ranges = [WeightedRange(0, 1000, Fraction(1)), WeightedRange(1000, 2000, Fraction(1))]
-    one, two = epoch_order(ranges, seed, epoch), epoch_order(ranges, other_seed, other_epoch)
-    # Both counts are Poisson of mean 1 by chance: above 15 once in 10**13 cases.
-    assert np.count_nonzero(one == two) <= 15
-    followers, others = np.empty(2000, np.int64), np.empty(2000, np.int64)
-    followers[one[:-1]], others[two[:-1]] = one[1:], two[1:]
-    followers[one[-1]], others[two[-1]] = -1, -2
-    assert np.count_nonzero(followers == others) <= 15
+@given(mixtures(), st.integers(0, 3))
+def test_the_weights_of_the_stage_hold_at_every_windows_end(mixture: Mixture, epoch: int) -> None:
+    length, begin = mixture.epoch_length, epoch * mixture.epoch_length
+    found = dealt(mixture, epoch, np.arange(length))
+    starts = [stage.start for stage in mixture.stages]
+    cuts = sorted({begin, begin + length, *(start for start in starts if begin < start < begin + length)})
+    for low, high in pairwise(cuts):
+        stage = max(number for number, start in enumerate(starts) if start <= low)
+        tree = build_tree(mixture.stages[stage].weights)
+        for end in {*range(low + WIDTH, high, WIDTH), high}:
+            counts = np.bincount(found[low - begin : end - begin, 0], minlength=mixture.sources)
+            bounds = np.array([low - starts[stage], end - starts[stage]])
+            before, after = draws_before(tree, bounds, mixture.sources)
+            assert counts.tolist() == (after - before).tolist()
 
 
-def test_sources_are_spread_over_the_epoch() -> None:
-    ranges = [WeightedRange(0, 9000, Fraction(1)), WeightedRange(9000, 10_000, Fraction(1))]
-    order = epoch_order(ranges, seed=1, epoch=0)
-    tenths = (order >= 9000).reshape(10, 1000).sum(axis=1)
-    assert tenths.min() > 50  # 100 expected, standard deviation 9
-    assert tenths.max() < 150
+def test_eight_equal_sources_on_eight_ranks_are_shared_evenly() -> None:
+    mixture = Mixture([Stage(0, (1,) * 8)], epoch_length=2**20, seed=3)
+    found = dealt(mixture, 0, np.arange(2**20))[:, 0]
+    for rank in range(8):
+        shares = np.bincount(found[rank::8], minlength=8) / 2**17
+        assert np.abs(shares * 8 - 1).max() <= 0.02
 
 
-def test_the_order_is_pinned() -> None:
-    # Changing these numbers changes every saved run: bump the version of the state as well.
-    ranges = [WeightedRange(0, 6, Fraction(1, 2)), WeightedRange(6, 9, Fraction(2))]
-    assert epoch_order(ranges, seed=4, epoch=3).tolist() == [3, 8, 5, 6, 7, 6, 7, 8, 2]
+@pytest.mark.parametrize("world", [1, 3, 64, 200, 5000])
+def test_strides_of_all_lengths_see_the_same_sequence(world: int) -> None:
+    mixture = Mixture([Stage(0, (5, 1, 7, 2))], epoch_length=300_000, seed=9)
+    whole = dealt(mixture, 1, np.arange(300_000))
+    assert np.array_equal(dealt(mixture, 1, np.arange(7, 300_000, world)), whole[7::world])
 
 
-def test_the_fingerprint_knows_length_ranges_and_counts() -> None:
-    part = WeightedRange(0, 10, Fraction(1))
-    others = [
-        fingerprint(21, [part]),
-        fingerprint(20, [WeightedRange(0, 11, Fraction(1))]),
-        fingerprint(20, [WeightedRange(1, 10, Fraction(1))]),
-        fingerprint(20, [WeightedRange(0, 10, Fraction(2))]),
-        fingerprint(20, [part, WeightedRange(10, 20, Fraction(1))]),
-    ]
-    assert len({fingerprint(20, [part]), *others}) == 6
-    assert fingerprint(20, [part]) == fingerprint(20, [WeightedRange(0, 10, Fraction(99, 100))])
+@pytest.mark.parametrize("sources", [1000, 5000])
+def test_thousands_of_sources(sources: int) -> None:
+    weights = tuple(range(1, sources + 1))
+    mixture = Mixture([Stage(0, weights)], epoch_length=sum(weights), seed=9)
+    found = dealt(mixture, 0, np.arange(50_000))
+    assert np.bincount(found[:, 0], minlength=sources).sum() == 50_000
+    positions = np.array([100, 40_000])
+    assert np.array_equal(dealt(mixture, 0, positions), found[positions])

@@ -1,14 +1,14 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
-from headrace.weighted_sampler.report import MixtureReport, RangeReport
+from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
-from headrace.weighted_sampler.weights import Ratio, WeightedRange, weighted_ranges
+from headrace.weighted_sampler.sources import NamedConcatDataset
+from headrace.weighted_sampler.weights import Ratio
 
 __all__ = [
     "MixtureReport",
-    "RangeReport",
+    "NamedConcatDataset",
     "Ratio",
+    "SourceReport",
     "WeightedDistributedSampler",
-    "WeightedRange",
-    "weighted_ranges",
 ]

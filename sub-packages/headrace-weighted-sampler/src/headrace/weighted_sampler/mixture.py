@@ -1,62 +1,107 @@
-"""The global order of one epoch: which sample of which range stands at which position."""
+"""The endless sequence: at every position a source, and the number of that source's draw.
 
-import hashlib
-from collections.abc import Sequence
+Epochs are stretches of the one sequence, and so are the stages of a schedule. Nothing is carried from position
+to position: any stretch is worked out from the seed, the weights and where it lies.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from headrace.weighted_sampler.permutation import Indices, derive, places, shuffles
-from headrace.weighted_sampler.weights import WeightedRange
+from headrace.weighted_sampler.interleaving import build_tree, draws_before
+from headrace.weighted_sampler.keyed import Indices, derive
+from headrace.weighted_sampler.turns import Turn, turns
 
-# What a key is for, so that draws and order never share one.
-DRAWS, ORDER = 1, 2
-
-
-def epoch_length(ranges: Sequence[WeightedRange]) -> int:
-    """Count the draws of one epoch, all ranks together."""
-    return sum(part.draws for part in ranges)
+MOST = 2**62  # positions are 64-bit integers
+WINDOWS = 2  # what this key is for; the passes have another one
 
 
-def range_draws(part: WeightedRange, seed: int, epoch: int) -> Indices:
-    """List the dataset indices that ``epoch`` draws from one range, in the order of drawing.
+@dataclass(frozen=True)
+class Stage:
+    """Weights that hold from a position on.
 
-    The draws run on from epoch to epoch: epoch ``e`` has draws ``e * draws .. (e + 1) * draws - 1`` of the
-    range's passes. The keys come from the range's own bounds, so other ranges do not matter.
+    Attributes:
+        start: The position, from 0.
+        weights: One integer a source, the same sources in every stage; 0 leaves one out.
+    """
+
+    start: int
+    weights: tuple[int, ...]
+
+
+class Mixture:
+    """Sources by position, for some stages one after the other.
+
+    Inside a stage every source's count follows its share to within about one and a half draws at the end of
+    each window of 1,024 positions, and is exact after every period, the sum of the weights. Windows begin
+    anew with every epoch and every stage.
 
     Args:
-        part: The range.
-        seed: 64-bit word.
-        epoch: From 0.
+        stages: By rising ``start``; the first begins at 0.
+        epoch_length: Positions in an epoch.
+        seed: A 64-bit word.
 
-    Returns:
-        Shape ``[part.draws]``.
+    >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
+    >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.turns(1, np.arange(6))}
+    {0: [4, 5, 6, 7], 1: [2, 3]}
     """
-    key = int(derive(seed, DRAWS, part.begin, part.end)[0])
-    return part.begin + places(part.size, key, epoch * part.draws, (epoch + 1) * part.draws)
 
+    def __init__(self, stages: Sequence[Stage], epoch_length: int, seed: int) -> None:
+        self.stages = tuple(stages)
+        self.epoch_length = epoch_length
+        self.seed = seed
+        self.sources = len(stages[0].weights)
+        self._trees = [build_tree(stage.weights) for stage in stages]
+        self._bases = [[0] * self.sources]  # each source's draws before each stage
+        for number, (stage, after) in enumerate(pairwise(self.stages)):
+            self._bases.append(self._counted(number, after.start - stage.start))
 
-def epoch_order(ranges: Sequence[WeightedRange], seed: int, epoch: int) -> Indices:
-    """Shuffle the draws of all ranges into the one sequence that the ranks share.
+    def turns(self, epoch: int, offsets: Indices) -> Iterator[Turn]:
+        """Find the sources and draws at some positions of an epoch.
 
-    Args:
-        ranges: Sorted by their first index.
-        seed: 64-bit word.
-        epoch: From 0.
+        Args:
+            epoch: From 0; ``(epoch + 1) * epoch_length`` is at most 2**62.
+            offsets: Positions within the epoch, ascending, shape ``[m]``.
 
-    Returns:
-        Dataset indices, shape ``[epoch_length(ranges)]``. Takes time and memory in proportion to that.
+        Yields:
+            For each source that occurs, once a stage: its number, where in ``offsets`` it comes, and for
+            each of those the number of its draw, counted from the beginning of the sequence.
+        """
+        begin = epoch * self.epoch_length
+        for start, stop in pairwise(self._bounds(begin)):
+            low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
+            if low < high:
+                yield from self._stretch(start, stop, offsets[low:high] - (start - begin), low)
 
-    >>> from fractions import Fraction
-    >>> order = epoch_order([WeightedRange(0, 3, Fraction(2))], seed=0, epoch=0)
-    >>> sorted(order.tolist())
-    [0, 0, 1, 1, 2, 2]
-    """
-    draws = np.concatenate([range_draws(part, seed, epoch) for part in ranges])
-    mixed: Indices = draws[shuffles(len(draws), derive(seed, ORDER, epoch))[0]]
-    return mixed
+    def draws_before(self, position: int) -> list[int]:
+        """Count each source's draws before a position of the endless sequence.
 
+        Args:
+            position: From 0 to 2**62. Exact at the end of every window, stage and epoch; inside a window the
+                shuffle moves draws to and fro.
+        """
+        stage = self._stage_of(position)
+        return self._counted(stage, position - self.stages[stage].start)
 
-def fingerprint(length: int, ranges: Sequence[WeightedRange]) -> str:
-    """Name the data and the weights that an order depends on: ``"<dataset length>-<digest>"``."""
-    text = ";".join(f"{part.begin},{part.end},{part.draws}" for part in ranges)
-    return f"{length}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    def _stretch(self, start: int, stop: int, offsets: Indices, low: int) -> Iterator[Turn]:
+        """A stretch within one epoch and one stage, from position ``start`` to ``stop``."""
+        stage = self._stage_of(start)
+        key = int(derive(self.seed, WINDOWS, start)[0])
+        first = start - self.stages[stage].start
+        for source, where, draws in turns(self._trees[stage], self.sources, offsets, stop - start, first, key):
+            yield source, where + low, draws + self._bases[stage][source]
+
+    def _bounds(self, begin: int) -> list[int]:
+        """Where the epoch that begins here is cut: its ends, and the stages that begin inside."""
+        end = begin + self.epoch_length
+        return [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
+
+    def _stage_of(self, position: int) -> int:
+        return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+
+    def _counted(self, stage: int, offset: int) -> list[int]:
+        own = draws_before(self._trees[stage], np.array([offset]), self.sources)[0]
+        return [base + int(count) for base, count in zip(self._bases[stage], own, strict=True)]

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.weighted_sampler.permutation import Indices
+from headrace.weighted_sampler.keyed import Indices
+
+FIRST = 256  # positions in the first block
 
 
 def deal_end(length: int, start: int, world: int, drop_last: bool) -> int:
@@ -28,8 +30,10 @@ def deal_end(length: int, start: int, world: int, drop_last: bool) -> int:
     return start + (rest // world if drop_last else -(-rest // world)) * world
 
 
-def rank_positions(start: int, end: int, world: int, rank: int, block: int = 2**16) -> Iterator[Indices]:
+def rank_positions(start: int, end: int, world: int, rank: int, block: int) -> Iterator[Indices]:
     """List one rank's positions: ``start + rank``, then every ``world``-th.
+
+    The blocks begin small and grow, so that the first position does not wait for many others.
 
     Args:
         start: First position dealt to rank 0.
@@ -44,5 +48,8 @@ def rank_positions(start: int, end: int, world: int, rank: int, block: int = 2**
     >>> [part.tolist() for part in rank_positions(0, 12, world=4, rank=1, block=2)]
     [[1, 5], [9]]
     """
-    for low in range(start + rank, end, world * block):
-        yield np.arange(low, min(low + world * block, end), world, dtype=np.int64)
+    low, size = start + rank, min(block, FIRST)
+    while low < end:
+        high = low + world * size
+        yield np.arange(low, min(high, end), world, dtype=np.int64)
+        low, size = high, min(block, 4 * size)

@@ -1,36 +1,51 @@
-"""What an epoch was asked for and what it delivers, range by range."""
+"""What an epoch was asked for and what it delivers, source by source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
-from headrace.weighted_sampler.permutation import Indices
-from headrace.weighted_sampler.weights import WeightedRange
+from headrace.weighted_sampler.keyed import Indices
+from headrace.weighted_sampler.mixture import Mixture, Stage
+from headrace.weighted_sampler.recipe import Recipe
+from headrace.weighted_sampler.sources import Sources
 
-HEADINGS = ("range", "size", "ratio", "asked", "draws", "delivered", "share")
+HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
+SHOWN = 40  # lines of a table
 
 
 @dataclass(frozen=True)
-class RangeReport:
+class SourceReport:
     """One line of the report.
 
     Attributes:
-        begin: First index of the range.
-        end: One past its last index.
-        ratio: As given.
-        asked: ``(end - begin) * ratio``, before rounding up.
-        draws: Draws an epoch, rounded up.
+        name: The source's.
+        size: Its number of samples.
+        weight: As given for the first stage, exactly.
+        asked: The share of the epoch's draws that was asked for, 0 to 1.
+        draws: Draws from it in this epoch.
         delivered: What the ranks together receive: draws, less dropped ones, plus padded ones.
+        share: ``delivered`` as a share of all deliveries, 0 to 1.
+        seen: Distinct samples drawn from epoch 0 to the end of this one.
+        repeats: Draws in that time beyond each sample's first.
     """
 
-    begin: int
-    end: int
-    ratio: Fraction
-    asked: Fraction
+    name: str
+    size: int
+    weight: Fraction
+    asked: float
     draws: int
     delivered: int
+    share: float
+    seen: int
+    repeats: int
+
+    @property
+    def coverage(self) -> float:
+        """The part of the source that has been seen, 0 to 1."""
+        return self.seen / self.size if self.size else 1.0
 
 
 @dataclass(frozen=True)
@@ -40,88 +55,116 @@ class MixtureReport:
     Attributes:
         epoch: Its number.
         num_replicas: Number of ranks.
-        ranges: One entry a range that is drawn from.
+        sources: One entry a source, those of weight 0 included.
         padded: Dataset indices that are delivered once more so that the ranks get equal numbers.
         dropped: Dataset indices that are left out for the same reason.
-        not_drawn: Number of samples in no range, or in a range of ratio 0.
+        not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
+        rounding: Largest relative change of a weight; above 0 only with thousands of weights of samples.
     """
 
     epoch: int
     num_replicas: int
-    ranges: tuple[RangeReport, ...]
+    sources: tuple[SourceReport, ...]
     padded: tuple[int, ...]
     dropped: tuple[int, ...]
     not_drawn: int
+    rounding: float
 
     def __str__(self) -> str:
-        total = sum(line.delivered for line in self.ranges)
-        rows = [HEADINGS, *(_cells(line, total) for line in self.ranges)]
+        total = sum(line.delivered for line in self.sources)
+        rows = [HEADINGS, *map(_cells, self.sources[:SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        more = len(self.sources) - SHOWN
         return "\n".join(
             [
                 f"epoch {self.epoch}: {total} samples over {self.num_replicas} ranks, "
                 f"{len(self.padded)} padded, {len(self.dropped)} dropped",
-                *table,
-                f"not drawn: {self.not_drawn} samples in no range or of ratio 0",
+                *("  ".join(map(str.rjust, row, widths)) for row in rows),
+                *([f"and {more} more sources"] if more > 0 else []),
+                f"never drawn: {self.not_drawn} samples in no source or of weight 0",
+                *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
             ]
         )
 
 
-def _cells(line: RangeReport, total: int) -> tuple[str, ...]:
+def _cells(line: SourceReport) -> tuple[str, ...]:
     return (
-        f"{line.begin}-{line.end}",
-        f"{line.end - line.begin}",
-        f"{float(line.ratio):g}",
-        f"{float(line.asked):.10g}",
-        f"{line.draws}",
+        line.name,
+        f"{line.size}",
+        f"{float(line.weight):g}",
+        f"{line.asked:.4f}",
+        f"{line.share:.4f}",
         f"{line.delivered}",
-        f"{line.delivered / total:.4f}",
+        f"{line.coverage:.1%}",
+        f"{line.repeats}",
     )
-
-
-def count_by_range(ranges: Sequence[WeightedRange], indices: Indices) -> list[int]:
-    """Count the dataset indices that fall in each of the sorted ranges.
-
-    >>> ranges = WeightedRange(0, 3, Fraction(1)), WeightedRange(5, 9, Fraction(1))
-    >>> count_by_range(ranges, np.array([1, 8, 5]))
-    [1, 2]
-    """
-    begins = np.array([part.begin for part in ranges], np.int64)
-    owner = np.searchsorted(begins, indices, side="right") - 1
-    return [int(count) for count in np.bincount(owner, minlength=len(ranges))]
 
 
 def mixture_report(
-    ranges: Sequence[WeightedRange],
-    order: Indices,
-    padded: Indices,
-    dropped: Indices,
-    *,
-    epoch: int,
-    num_replicas: int,
-    length: int,
+    recipe: Recipe, mixture: Mixture, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
-    """Count what one epoch delivers.
+    """Count what one epoch delivers, in closed form.
 
     Args:
-        ranges: Sorted by their first index.
-        order: The epoch's global sequence of dataset indices.
-        padded: Indices delivered beyond it.
-        dropped: Indices at its end that are not delivered.
+        recipe: Sources and shares.
+        mixture: Of the recipe.
+        padded: Dataset indices delivered beyond the epoch's sequence.
+        dropped: Dataset indices at its end that are not delivered.
         epoch: Its number.
         num_replicas: Number of ranks.
-        length: Samples in the dataset.
     """
-    delivered = np.concatenate([order[: len(order) - len(dropped)], padded])
+    begin, end = epoch * mixture.epoch_length, (epoch + 1) * mixture.epoch_length
+    before, after = mixture.draws_before(begin), mixture.draws_before(end)
+    extra, less = count_by_source(recipe.sources, padded), count_by_source(recipe.sources, dropped)
+    total = mixture.epoch_length + len(padded) - len(dropped)
+    asked = asked_shares(recipe.stages, recipe.asked, begin, end)
+    lines = tuple(
+        SourceReport(
+            name=part.name,
+            size=part.size,
+            weight=part.weight,
+            asked=float(asked[place]),
+            draws=after[place] - before[place],
+            delivered=(delivered := after[place] - before[place] + extra[place] - less[place]),
+            share=delivered / total,
+            seen=min(part.size, after[place]),
+            repeats=max(0, after[place] - part.size),
+        )
+        for place, part in enumerate(recipe.sources.parts)
+    )
+    ever = [any(stage.weights[place] for stage in recipe.stages) for place in range(len(lines))]
     return MixtureReport(
         epoch=epoch,
         num_replicas=num_replicas,
-        ranges=tuple(
-            RangeReport(part.begin, part.end, part.ratio, part.size * part.ratio, part.draws, count)
-            for part, count in zip(ranges, count_by_range(ranges, delivered), strict=True)
-        ),
+        sources=lines,
         padded=tuple(padded.tolist()),
         dropped=tuple(dropped.tolist()),
-        not_drawn=length - sum(part.size for part in ranges),
+        not_drawn=recipe.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
+        rounding=recipe.sources.rounding,
     )
+
+
+def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:
+    """Average what the stages ask for over positions ``begin .. end - 1``.
+
+    >>> stages = [Stage(0, (1, 1)), Stage(30, (0, 1))]
+    >>> [float(share) for share in asked_shares(stages, [[Fraction(1, 2)] * 2, [Fraction(0), Fraction(1)]], 20, 40)]
+    [0.25, 0.75]
+    """
+    bounds = [max(begin, min(end, stage.start)) for stage in stages] + [end]
+    lengths = [stop - start for start, stop in pairwise(bounds)]
+    return [
+        sum((length * share for length, share in zip(lengths, column, strict=True)), Fraction(0)) / (end - begin)
+        for column in zip(*asked, strict=True)
+    ]
+
+
+def count_by_source(sources: Sources, indices: Indices) -> list[int]:
+    """Count the dataset indices that belong to each source."""
+    places = indices
+    if sources.members is not None:  # a handful of indices, so that looking them up is cheap
+        places = np.array([np.flatnonzero(sources.members == index)[0] for index in indices], np.int64)
+    begins = np.array([part.begin for part in sources.parts], np.int64)
+    # An empty source shares its first index with the next one; the last that begins here is the one that has it.
+    owner = np.searchsorted(begins, places, side="right") - 1
+    return [int(count) for count in np.bincount(owner, minlength=len(sources.parts))]

@@ -4,26 +4,31 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler.checks import WORD, integer
-from headrace.weighted_sampler.mixture import epoch_length, epoch_order, fingerprint
-from headrace.weighted_sampler.permutation import Indices
+from headrace.weighted_sampler.keyed import Indices
+from headrace.weighted_sampler.mixture import MOST
+from headrace.weighted_sampler.order import BLOCK, REACH, Order
 from headrace.weighted_sampler.ranks import deal_end, rank_positions
+from headrace.weighted_sampler.recipe import Options, Schedule, read_recipe
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
+from headrace.weighted_sampler.sources import Weights
 from headrace.weighted_sampler.state import VERSION, State, check_state
-from headrace.weighted_sampler.weights import Ratio, weighted_ranges
+from headrace.weighted_sampler.weights import Ratio
 from headrace.weighted_sampler.world import resolve
 
 
 class WeightedDistributedSampler(DistributedSampler[int]):
-    """Draw from index ranges of one dataset by weight, each rank its share of one global sequence.
+    """Mix the sources of one dataset by weight, each rank its share of one global sequence.
 
-    An epoch takes ``ceil((end - begin) * ratio)`` draws from each range, in exact decimal arithmetic. Draws
-    are made without replacement and run on from epoch to epoch: every sample of a range is drawn before one
-    of them comes again, so ratio 0.25 covers a range in four epochs and 2.0 draws each sample exactly twice.
-    The draws of all ranges are shuffled into one global sequence, a pure function of the seed, the epoch and
-    the ranges; rank ``r`` of ``W`` takes its positions ``r, r + W, ...``.
+    The sequence is endless and a pure function of the seed and the weights; an epoch is a stretch of it, and
+    rank ``r`` of ``W`` takes its positions ``r, r + W, ...``. Every source's count follows its share to within
+    about one and a half draws at every 1,024th position. A source's own samples come in passes, each shuffled
+    anew, that run on from epoch to epoch: every sample comes before one of them comes again, so ratio 0.25
+    covers a source in four epochs and 2.0 draws each sample exactly twice. Any position is worked out by
+    itself, so that memory and the time to the first sample do not grow with the epoch.
 
     Every rank gets the same number of samples. What does not divide evenly is padded from the beginning of
     the epoch's sequence, or dropped from its end: ``padded()`` and ``dropped()`` name those samples.
@@ -35,44 +40,69 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     Lightning would otherwise deal each rank's share to all ranks again and lose the rest.
 
     Args:
-        dataset: Anything with a length, such as a ``ConcatDataset``; its samples are never read.
-        weight_dict: ``{(begin, end): ratio}``, ranges of dataset indices that must not overlap, in any order.
-            A ratio may be an int, float, ``Fraction`` or ``Decimal``; 0 leaves the range out. Samples in no
-            range are never drawn.
+        dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read.
+        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``;
+            ``{position: weight}`` or ``[weight, ...]`` for the parts of a ``ConcatDataset``;
+            ``{(begin, end): weight}`` for ranges of indices that do not overlap, where samples in no range
+            are never drawn; or an array of one weight a sample. A weight may be an int, float, ``Fraction``
+            or ``Decimal``, and counts as the decimal number that was written; 0 leaves a source out. The
+            order of a mapping does not matter. None, with a temperature, gives every part the weight 1.
         num_replicas: Number of ranks. By default the world size of ``torch.distributed``, or 1 when that is
             not initialised; it is looked up when it is needed, not here, so the sampler may be made before
             the process group.
         rank: This rank, from 0. Looked up in the same way.
         seed: From 0 to 2**64 - 1; the same on every rank.
         drop_last: Drop the end of the epoch that does not fill all ranks, rather than pad it.
+        weight_dict: Another name for ``weights``.
+        semantics: What a weight is. ``"ratio"``: how often an epoch draws each sample of the source,
+            ``ceil(size * weight)`` draws. ``"proportion"``: the source's share of the epoch; the weights need
+            not add up to 1. ``"count"``: how many samples an epoch draws. ``"temperature"``: the share is
+            ``(weight * size) ** (1 / temperature)``.
+        epoch_length: Samples in an epoch, all ranks together. By default what the weights ask for (ratio and
+            count), or as many as there are in the sources that are drawn from.
+        temperature: For ``semantics="temperature"``: 1 keeps the sizes' shares, more evens them out.
+        schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence
+            on, samples of all ranks and epochs counted together, other weights hold. Epochs keep their length.
+        per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so
+            that a source of long samples is drawn from less often. ``epoch_length`` stays in samples.
+        sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument is of the wrong type.
-        ValueError: If a range, a ratio, ``num_replicas``, ``rank`` or ``seed`` is not allowed.
+        ValueError: If a source, a weight, ``num_replicas``, ``rank``, ``seed`` or an option is not allowed.
 
     >>> sampler = WeightedDistributedSampler(range(110), {(0, 100): 0.25, (100, 110): 2}, seed=3)
     >>> len(sampler), sum(index >= 100 for index in sampler)
     (45, 20)
+    >>> even = WeightedDistributedSampler(range(110), {(0, 100): 1, (100, 110): 1}, semantics="proportion")
+    >>> len(even), sum(index >= 100 for index in even)
+    (110, 55)
     """
 
     def __init__(
         self,
         dataset: Sized,
-        weight_dict: Mapping[tuple[int, int], Ratio],
+        weights: Weights | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
         drop_last: bool = False,
+        *,
+        weight_dict: Weights | None = None,
+        semantics: str = "ratio",
+        epoch_length: int | None = None,
+        temperature: Ratio | None = None,
+        schedule: Schedule = (),
+        per: str = "sample",
+        sizes: ArrayLike | None = None,
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if not isinstance(dataset, Sized):
             raise TypeError(
-                f"dataset must have a length, got {type(dataset).__name__}: ranges of indices need a map-style dataset"
+                f"dataset must have a length, got {type(dataset).__name__}: weights of indices need a map-style dataset"
             )
-        self.dataset = cast("Dataset[Any]", dataset)
-        self.shuffle = True
-        self._length = len(dataset)
-        self._ranges = weighted_ranges(weight_dict, self._length)
+        if weights is not None and weight_dict is not None:
+            raise TypeError("weights and weight_dict are two names for the same argument; give one of them")
         self._num_replicas = None if num_replicas is None else integer("num_replicas", num_replicas, 1)
         self._rank = None if rank is None else integer("rank", rank, 0)
         if self._num_replicas is not None and self._rank is not None:
@@ -81,10 +111,18 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if not isinstance(drop_last, (bool, np.bool_)):
             raise TypeError(f"drop_last must be True or False, got {drop_last!r}")
         self.drop_last = bool(drop_last)
+        self.dataset = cast("Dataset[Any]", dataset)
+        self.shuffle = True
         self.epoch = 0
+        argument = "weights" if weight_dict is None else "weight_dict"
+        options = Options(semantics, epoch_length, temperature, per, sizes)
+        self._recipe = read_recipe(
+            argument, dataset, weights if weight_dict is None else weight_dict, options, schedule
+        )
+        self._order = Order(self._recipe, self.seed)
+        self._fingerprint = self._recipe.fingerprint()
         self._loaded: tuple[int, int] | None = None  # (epoch, position) of a loaded state
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
-        self._cached: tuple[int, Indices] | None = None
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
@@ -109,12 +147,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     @property
     def epoch_length(self) -> int:
         """Draws in an epoch, all ranks together, before padding or dropping."""
-        return epoch_length(self._ranges)
+        return self._recipe.epoch_length
 
     @property
     def fingerprint(self) -> str:
-        """Names the dataset's length, the ranges and their numbers of draws."""
-        return fingerprint(self._length, self._ranges)
+        """Names the dataset's length, the sources and their draws."""
+        return self._fingerprint
 
     @property
     def position(self) -> int:
@@ -136,11 +174,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         # A generator: nothing is used up before the first sample is asked for. A DataLoader with workers
         # makes two iterators and throws the first away.
-        (world, rank), order, start = self._world(), self._order(), self.position
+        (world, rank), epoch, start = self._world(), self.epoch, self.position
         end = self._end(start, world)
         self._loaded = self._skip = None
-        for positions in rank_positions(start, end, world, rank):
-            yield from order[positions % len(order)].tolist()
+        for positions in rank_positions(start, end, world, rank, max(1, min(BLOCK, REACH // world))):
+            yield from self._at(epoch, positions).tolist()
 
     def take(self, start: int, stop: int) -> Indices:
         """List the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.
@@ -161,7 +199,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (3,)
         """
         stop = integer("stop", stop, 0, self.epoch_length)
-        return self._order()[integer("start", start, 0, stop) : stop].copy()
+        return self._order.stretch(self.epoch, integer("start", start, 0, stop), stop)
 
     def padded(self, start: int = 0) -> Indices:
         """Name the samples that are delivered once more so that every rank gets the same number.
@@ -175,9 +213,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=4, rank=0).padded().size
         2
         """
-        order, end = self._order(), self._end(self._start(start), self.num_replicas)
-        named: Indices = order[np.arange(len(order), end) % len(order)]
-        return named
+        end = self._end(self._start(start), self.num_replicas)
+        repeated = np.arange(self.epoch_length, end) % self.epoch_length
+        wanted, back = np.unique(repeated, return_inverse=True)
+        return self._order.at(self.epoch, wanted)[back]
 
     def dropped(self, start: int = 0) -> Indices:
         """Name the samples at the end of the epoch that no rank gets with ``drop_last=True``.
@@ -188,7 +227,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Returns:
             Dataset indices, fewer than there are ranks. Empty with ``drop_last=False``.
         """
-        return self._order()[self._end(self._start(start), self.num_replicas) :].copy()
+        end = self._end(self._start(start), self.num_replicas)
+        return self._order.stretch(self.epoch, min(end, self.epoch_length), self.epoch_length)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterations. Call it before each epoch, on every rank.
@@ -197,9 +237,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         skip stay to be skipped; a position that was loaded holds for the epoch it was saved in only.
 
         Args:
-            epoch: From 0.
+            epoch: From 0; the whole sequence up to its end must have at most 2**62 positions.
         """
-        self.epoch = integer("epoch", epoch, 0, WORD - 1)
+        self.epoch = integer("epoch", epoch, 0, MOST // self.epoch_length - 1)
         if self._loaded is not None and self._loaded[0] != self.epoch:
             self._loaded = None
 
@@ -269,16 +309,24 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.epoch, self._skip = self._loaded[0], None
 
     def report(self) -> MixtureReport:
-        """Count what the whole current epoch was asked for and what it delivers, range by range."""
+        """Count what the whole current epoch was asked for and what it delivers, source by source."""
         return mixture_report(
-            self._ranges,
-            self._order(),
+            self._recipe,
+            self._order.mixture,
             self.padded(),
             self.dropped(),
             epoch=self.epoch,
             num_replicas=self.num_replicas,
-            length=self._length,
         )
+
+    def _at(self, epoch: int, positions: Indices) -> Indices:
+        """The samples at one rank's positions; those beyond the epoch stand for its first ones."""
+        inside = int(np.searchsorted(positions, self.epoch_length))
+        own = self._order.at(epoch, positions[:inside])
+        if inside == len(positions):
+            return own
+        beyond = np.sort(positions[inside:] % self.epoch_length)  # a rank has one of these at most
+        return np.concatenate([own, self._order.at(epoch, beyond)])
 
     def _skipped(self, count: int, size: int) -> int:
         if count > (batches := -(-len(self) // size)):
@@ -302,9 +350,3 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 "Use drop_last=False, greater ratios or fewer ranks"
             )
         return deal_end(self.epoch_length, start, world, self.drop_last)
-
-    def _order(self) -> Indices:
-        if self._cached is None or self._cached[0] != self.epoch:
-            self._cached = None  # frees the last epoch before the next one is made
-            self._cached = (self.epoch, epoch_order(self._ranges, self.seed, self.epoch))
-        return self._cached[1]

@@ -66,5 +66,5 @@ def _same_data(saved: str, own: str) -> None:
         )
     raise ValueError(
         f"state belongs to other weights (fingerprint {saved}, this sampler's is {own}); "
-        "resume with the weight_dict it was saved with"
+        "resume with the weights it was saved with"
     )
