@@ -73,7 +73,8 @@ def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64] | float)
     """Standard deviations from what chance gives (Wilson and Hilferty's normal approximation)."""
     freedom = counts.size - 1
     value = float(((counts - expected) ** 2 / expected).sum())
-    return ((value / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    deviation: float = ((value / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    return deviation
 
 
 def by_position(moved: NDArray[np.int64]) -> float:

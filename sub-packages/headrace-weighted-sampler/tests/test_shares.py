@@ -65,7 +65,7 @@ def test_temperature_1_is_the_sizes_and_a_high_one_is_even(sizes: list[int]) -> 
 
 def test_roots_are_exact_where_they_can_be() -> None:
     shares = tempered([Fraction(1)] * 3, Amounts((100, 400, 2500)), Fraction(2))
-    assert shares.asked == (10, 20, 50)
+    assert shares.asked == tuple(map(Fraction, (10, 20, 50)))
     third = tempered([Fraction(1)] * 2, Amounts((27, 8)), Fraction(3))
     assert third.weights == (3, 2)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
 HERE = Path(__file__).resolve().parents[4]
 
@@ -66,18 +66,28 @@ def sources(options: argparse.Namespace) -> dict[str, ByteDataset]:
     return {source: read(source, folder, options.max_length) for source, folder in folders.items()}
 
 
-def mixture(datasets: dict[str, ByteDataset], tokens: int) -> tuple[WeightedDistributedSampler, list[Share]]:
+def mixture(
+    dataset: NamedConcatDataset[Tensor], sizes: NDArray[np.int64], tokens: int
+) -> tuple[WeightedDistributedSampler, list[Share]]:
     """Draw an epoch: three quarters of the tokens from the first source, the rest from the others."""
-    shares = [0.75, *[0.25 / max(1, len(datasets) - 1)] * (len(datasets) - 1)] if len(datasets) > 1 else [1.0]
-    ratios, ends = {}, np.cumsum([0, *map(len, datasets.values())]).tolist()
-    for dataset, share, begin, end in zip(datasets.values(), shares, ends[:-1], ends[1:], strict=True):
-        ratios[begin, end] = float(f"{share * tokens / dataset.sizes.sum():.2g}")
-    sampler = WeightedDistributedSampler(range(ends[-1]), ratios, num_replicas=1, rank=0, seed=0)
+    first, *others = dataset.names
+    weights = {first: 0.75 if others else 1.0, **{name: 0.25 / len(others) for name in others}}
+    means = dict(zip(dataset.names, map(np.mean, np.split(sizes, dataset.cumulative_sizes[:-1])), strict=True))
+    sampler = WeightedDistributedSampler(
+        dataset,
+        weights,
+        num_replicas=1,
+        rank=0,
+        semantics="proportion",
+        per="token",
+        sizes=sizes,
+        epoch_length=max(1, round(tokens * sum(weight / means[name] for name, weight in weights.items()))),
+    )
     order = np.fromiter(sampler, np.int64)
-    report = sampler.report()
+    drawn = np.bincount(np.searchsorted(dataset.cumulative_sizes, order, side="right"), sizes[order])
     rows = [
-        Share(name, len(dataset), float(asked.asked), int(((order >= begin) & (order < end)).sum()))
-        for (name, dataset), begin, end, asked in zip(datasets.items(), ends[:-1], ends[1:], report.ranges, strict=True)
+        Share(source.name, source.size, source.asked * len(order), source.delivered, weights[source.name], part)
+        for source, part in zip(sampler.report().sources, drawn / drawn.sum(), strict=True)
     ]
     return sampler, rows
 
@@ -145,8 +155,8 @@ def main() -> int:
     except ValueError as error:  # a file that is no FASTA file
         print(error, file=sys.stderr)
         return 2
-    sampler, shares = mixture(datasets, options.tokens)
-    dataset, sizes = concatenated_sizes(list(datasets.values()))
+    dataset, sizes = concatenated_sizes(datasets)
+    sampler, shares = mixture(dataset, sizes, options.tokens)
     ways = ways_of_batching(sampler, sizes, options.budget)
     runs = [train(name, dataset, sizes, batches, options.budget) for name, batches in ways.items()]
     picture(runs, shares, options.out / "report.png")

@@ -1,6 +1,6 @@
 """From sources to shards, from shards to samples, from samples to batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,12 @@ from model import PAD
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from headrace.webdatamodule.datamodule import Split, WebDataModule
 from headrace.webdatamodule.shards import write_tars
+from headrace.weighted_sampler import NamedConcatDataset
 
 SAMPLES_PER_SHARD = 8192
 Batches = list[list[int]]
@@ -76,6 +77,6 @@ def fixed_batches(order: NDArray[np.int64], size: int) -> Batches:
     return [order[start : start + size].tolist() for start in range(0, len(order), size)]
 
 
-def concatenated_sizes(datasets: Sequence[ByteDataset]) -> tuple[ConcatDataset[Tensor], NDArray[np.int64]]:
+def concatenated_sizes(datasets: Mapping[str, ByteDataset]) -> tuple[NamedConcatDataset[Tensor], NDArray[np.int64]]:
     """Return the datasets as one, with the sizes of its samples."""
-    return ConcatDataset(datasets), np.concatenate([dataset.sizes for dataset in datasets])
+    return NamedConcatDataset(datasets), np.concatenate([dataset.sizes for dataset in datasets.values()])

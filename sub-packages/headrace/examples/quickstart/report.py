@@ -43,12 +43,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Share:
-    """Draws of one source: how many exist, were asked for and were trained on."""
+    """Draws of one source: how many exist, were asked for and were trained on, and the same for shares of tokens."""
 
     name: str
     size: int
     asked: float
     drawn: int
+    asked_tokens: float
+    drawn_tokens: float
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -82,15 +84,14 @@ def run_table(runs: Sequence[Run]) -> str:
 
 def share_table(shares: Sequence[Share]) -> str:
     """Return asked-for and realised draws for each source."""
-    total = sum(share.drawn for share in shares)
-    rows = [["source", "samples", "asked for", "drawn", "share"]]
-    return table(rows + [share_row(share, total) for share in shares])
+    rows = [["source", "samples", "draws asked for", "drawn", "tokens asked for", "tokens drawn"]]
+    return table(rows + [share_row(share) for share in shares])
 
 
-def share_row(share: Share, total: int) -> list[str]:
+def share_row(share: Share) -> list[str]:
     """Return one line of the mixture's table."""
-    part = f"{share.drawn / total:.1%}"
-    return [share.name, f"{share.size:,}", f"{share.asked:,.1f}", f"{share.drawn:,}", part]
+    parts = [f"{share.asked_tokens:.1%}", f"{share.drawn_tokens:.1%}"]
+    return [share.name, f"{share.size:,}", f"{share.asked:,.1f}", f"{share.drawn:,}", *parts]
 
 
 def picture(runs: Sequence[Run], shares: Sequence[Share], path: Path) -> None:
@@ -145,12 +146,12 @@ def draw_steps(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def draw_shares(axes: Axes, shares: Sequence[Share]) -> None:
-    """Draw asked-for and realised draws for each source."""
+    """Draw asked-for and realised shares of the tokens for each source."""
     places = range(len(shares))
-    axes.bar([p - 0.2 for p in places], [s.asked for s in shares], 0.4, color=GREY, label="asked for")
-    bars = axes.bar([p + 0.2 for p in places], [s.drawn for s in shares], 0.4, color=BLUE, label="drawn")
-    axes.bar_label(bars, labels=[f"{s.drawn:,}" for s in shares])
+    axes.bar([p - 0.2 for p in places], [s.asked_tokens for s in shares], 0.4, color=GREY, label="asked for")
+    bars = axes.bar([p + 0.2 for p in places], [s.drawn_tokens for s in shares], 0.4, color=BLUE, label="drawn")
+    axes.bar_label(bars, labels=[f"{s.drawn_tokens:.1%}\n{s.drawn:,} samples" for s in shares])
     axes.set_xticks(places, [s.name for s in shares])
-    axes.set(title="The mixture", ylabel="samples")
-    axes.margins(y=0.25)  # room for the legend
+    axes.set(title="The mixture", ylabel="share of the tokens")
+    axes.margins(y=0.3)  # room for the legend
     axes.legend(frameon=False)

@@ -1,14 +1,18 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
+from headrace.weighted_sampler.interleave import InterleavedDataset
+from headrace.weighted_sampler.plotting import plot_mixture
 from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
 from headrace.weighted_sampler.sources import NamedConcatDataset
 from headrace.weighted_sampler.weights import Ratio
 
 __all__ = [
+    "InterleavedDataset",
     "MixtureReport",
     "NamedConcatDataset",
     "Ratio",
     "SourceReport",
     "WeightedDistributedSampler",
+    "plot_mixture",
 ]

@@ -1,24 +1,18 @@
 """Several streams mixed by weight into one, with exact shares, and resumable where the streams are."""
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler.checks import WORD, integer
-from headrace.weighted_sampler.stopping import RULES
-from headrace.weighted_sampler.stream_order import StreamOrder
-from headrace.weighted_sampler.stream_reader import END, SourceReader, fresh_state, tell_epoch
-from headrace.weighted_sampler.stream_sources import Sources, StreamMixture, StreamWeights, build_mixture
-from headrace.weighted_sampler.stream_state import (
-    Stream,
-    StreamState,
-    check_stream,
-    check_stream_state,
-    make_state,
-)
+from headrace.weighted_sampler.stopping import Stopping
+from headrace.weighted_sampler.stream_iterator import InterleavedIterator
+from headrace.weighted_sampler.stream_reader import tell_epoch
+from headrace.weighted_sampler.stream_sources import Sources, StreamWeights, build_mixture
+from headrace.weighted_sampler.stream_state import Stream, StreamState, check_stream_state
 from headrace.weighted_sampler.world import process_group
 
 T = TypeVar("T")
@@ -31,7 +25,8 @@ class InterleavedDataset(IterableDataset[T]):
     is asked for. Sources share out their data among ranks and workers themselves (``split_by_node`` and
     ``split_by_worker`` of WebDataset; a plain list is read whole by every worker). Every (rank, worker) is a
     stream of its own, with exact shares: within about one and a half items at the end of every 1,024 items. A
-    source whose share of a stream stays below half an item need not occur in it.
+    source whose share of a stream stays below half an item need not occur in it. Streams end at different
+    lengths unless they are ``endless``, which is what ranks that step together want, with a fixed number of steps.
 
     Stopping:
 
@@ -59,21 +54,24 @@ class InterleavedDataset(IterableDataset[T]):
         ValueError: If names or lengths do not fit, no weight is above 0, one is negative, NaN or infinite, or
             a source that has to begin again is an iterator.
 
-    >>> letters = InterleavedDataset({"a": "a" * 9, "b": ["b"] * 3}, {"a": 3, "b": 1})
-    Traceback (most recent call last):
-    TypeError: sources['a'] must be an iterable of samples, got str
-    >>> dataset = InterleavedDataset({"a": list("aaa"), "b": list("b")}, {"a": 3, "b": 1}, stopping="endless")
+    >>> sources = {"web": list("abc"), "books": ["D"]}
+    >>> dataset = InterleavedDataset(sources, {"web": 0.75, "books": 0.25}, stopping="endless")
     >>> stream = iter(dataset)
-    >>> "".join(sorted(next(stream) for _ in range(1024))).count("b")
-    256
+    >>> items = [next(stream) for _ in range(1024)]
+    >>> items.count("D"), items.count("a")
+    (256, 256)
+    >>> state = dataset.state_dict()
+    >>> following = [next(stream) for _ in range(9)]
+    >>> state["position"], state["sources"]["books"]["exhausted"]
+    (1024, 255)
     """
 
     def __init__(
-        self, sources: Sources[T], weights: StreamWeights, *, seed: int = 0, stopping: str = "first_exhausted"
+        self, sources: Sources[T], weights: StreamWeights, *, seed: int = 0, stopping: Stopping = "first_exhausted"
     ) -> None:
         self._mixture = build_mixture(sources, weights, seed, stopping)
         # In shared memory, so that workers which live for several epochs learn of a new one.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._begun: set[str] = set()
         self._resume: tuple[int, StreamState] | None = None
         self._latest: InterleavedIterator[T] | None = None
@@ -155,85 +153,3 @@ class InterleavedDataset(IterableDataset[T]):
     def __getstate__(self) -> dict[str, Any]:
         """A worker that is not forked has no process group: it is told the rank on the way."""
         return {**self.__dict__, "_latest": None, "_rank_when_sent": process_group() or self._rank_when_sent}
-
-
-class InterleavedIterator(Iterator[T], Generic[T]):
-    """One iteration of an ``InterleavedDataset``, with a state of its own.
-
-    Attributes:
-        position: Items handed out.
-    """
-
-    def __init__(self, mixture: StreamMixture[T], epoch: int, stream: Stream, begun: set[str]) -> None:
-        self._mixture = mixture
-        self._stream = stream
-        self._begun = begun
-        self._go_to(make_state(mixture, epoch, 0, stream, {name: fresh_state() for name in mixture.names}))
-
-    def __next__(self) -> T:
-        """Draw from the source whose turn it is."""
-        if self._ended():
-            raise StopIteration
-        reader = self._readers[self._order.source_at(self.position)]
-        try:
-            item = self._draw(reader)
-        except Exception as error:
-            error.add_note(
-                f"raised by sources[{reader.name!r}], item {reader.drawn} of its pass {reader.exhausted}, at position "
-                f"{self.position} of epoch {self._epoch} ({self._stream})"
-            )
-            raise
-        if item is END:
-            raise StopIteration
-        self.position += 1
-        return cast(T, item)
-
-    def state_dict(self) -> StreamState:
-        """Say where this iteration stands."""
-        sources = {reader.name: reader.state() for reader in self._readers}
-        return make_state(self._mixture, self._epoch, self.position, self._stream, sources)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was saved. Costs nothing until the next item is asked for.
-
-        Raises:
-            ValueError: If it belongs to other sources, weights, another seed, stopping rule or stream.
-        """
-        checked = check_stream_state(state, self._mixture)
-        check_stream(checked, self._stream)
-        self._go_to(checked)
-
-    def _go_to(self, state: StreamState) -> None:
-        self._epoch = state["epoch"]
-        self.position = state["position"]
-        stream, mixture = self._stream, self._mixture
-        self._order = StreamOrder(mixture.weights, mixture.seed, self._epoch, stream.rank, stream.worker)
-        self._readers = [
-            SourceReader(name, source, self._epoch, state["sources"][name], self._begun)
-            for name, source in zip(mixture.names, mixture.sources, strict=True)
-        ]
-
-    def _ended(self) -> bool:
-        return RULES[self._mixture.stopping](reader.exhausted for reader in self._readers)
-
-    def _draw(self, reader: SourceReader[T]) -> object:
-        """An item, from the source's next pass if need be; ``END`` where the stream ends."""
-        item = reader.draw()
-        if item is not END:
-            return item
-        if not reader.drawn and self._mixture.stopping != "first_exhausted":
-            raise _empty(reader, self._stream)
-        reader.end_pass()
-        if self._ended():
-            return END
-        item = reader.draw()
-        if item is END:
-            raise _empty(reader, self._stream)
-        return item
-
-
-def _empty(reader: SourceReader[Any], stream: Stream) -> RuntimeError:
-    return RuntimeError(
-        f"sources[{reader.name!r}] yields nothing when begun ({stream}): it can never be exhausted or repeated. Give "
-        "every worker of every rank some of it (at least one shard each), or give it weight 0"
-    )

@@ -10,6 +10,7 @@ from headrace.weighted_sampler.recipe import Recipe
 
 DRAWS = 1  # what this key is for; the windows have another one
 BLOCK = 2**15  # positions worked out at a time: few enough to stay in the processor's cache
+EACH = 64  # positions for each source, where there are thousands of sources to go through
 REACH = 2**22  # positions that a block spans at most, own ones and those of other ranks
 
 
@@ -29,6 +30,11 @@ class Order:
         self.mixture = recipe.mixture(seed)
         self._seed = seed
         self._passes = self._fresh()
+        self._block = max(BLOCK, EACH * len(recipe.sources.parts))
+
+    def block(self, world: int) -> int:
+        """Positions of one rank of ``world`` that are best worked out at a time."""
+        return max(1, min(self._block, REACH // world))
 
     def at(self, epoch: int, offsets: Indices) -> Indices:
         """Find the samples at some positions of an epoch.
@@ -50,14 +56,16 @@ class Order:
     def stretch(self, epoch: int, start: int, stop: int) -> Indices:
         """Find the samples at positions ``start .. stop - 1`` of an epoch."""
         found = np.empty(stop - start, np.int64)
-        for low in range(start, stop, BLOCK):
-            high = min(low + BLOCK, stop)
+        for low in range(start, stop, self._block):
+            high = min(low + self._block, stop)
             found[low - start : high - start] = self.at(epoch, np.arange(low, high))
         return found
 
     def _fresh(self) -> list[Passes]:
         parts = self.recipe.sources.parts
-        return [Passes(part.size, int(derive(self._seed, DRAWS, part.begin, part.end)[0])) for part in parts]
+        begins, ends = (np.array(bounds, np.uint64) for bounds in zip(*((p.begin, p.end) for p in parts), strict=True))
+        keys = derive(self._seed, DRAWS, begins, ends).tolist()
+        return [Passes(part.size, key) for part, key in zip(parts, keys, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_passes": self._fresh()}  # the tables stay behind: workers make their own

@@ -123,9 +123,14 @@ def read_recipe(argument: str, dataset: Sized, weights: Weights | None, options:
         length=len(dataset),
         sources=sources,
         stages=tuple(Stage(start, share.weights) for start, share in zip(starts, shares, strict=True)),
-        asked=tuple(tuple(part / sum(share.asked) for part in share.asked) for share in shares),
+        asked=tuple(_normalised(share.asked) for share in shares),
         epoch_length=integer("epoch_length", length, 1, MOST),
     )
+
+
+def _normalised(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    whole = sum(parts)
+    return tuple(part / whole for part in parts)
 
 
 def _or_ones(argument: str, weights: Weights | None, dataset: Sized, options: Options) -> Weights:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from headrace.weighted_sampler.checks import WORD, integer
 from headrace.weighted_sampler.keyed import Indices
 from headrace.weighted_sampler.mixture import MOST
-from headrace.weighted_sampler.order import BLOCK, REACH, Order
+from headrace.weighted_sampler.order import Order
 from headrace.weighted_sampler.ranks import deal_end, rank_positions
 from headrace.weighted_sampler.recipe import Options, Schedule, read_recipe
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
@@ -177,7 +177,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (world, rank), epoch, start = self._world(), self.epoch, self.position
         end = self._end(start, world)
         self._loaded = self._skip = None
-        for positions in rank_positions(start, end, world, rank, max(1, min(BLOCK, REACH // world))):
+        for positions in rank_positions(start, end, world, rank, self._order.block(world)):
             yield from self._at(epoch, positions).tolist()
 
     def take(self, start: int, stop: int) -> Indices:

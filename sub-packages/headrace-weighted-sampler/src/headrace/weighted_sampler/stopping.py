@@ -36,11 +36,8 @@ def all_exhausted(ends: Iterable[int]) -> bool:
     return all(ends)
 
 
-def endless(ends: Iterable[int]) -> bool:
+def endless(_ends: Iterable[int]) -> bool:
     """Never stop; a source that has run out begins again.
-
-    Args:
-        ends: How often each source has run out.
 
     >>> endless([3, 1])
     False

@@ -74,10 +74,13 @@ class SourceReader(Generic[T]):
         """Return the next item, or ``END``.
 
         Raises:
-            RuntimeError: If the source is an iterator that was begun before, or is shorter than its state says.
+            RuntimeError: If the source is an iterator that was begun before, or cannot go where its state says.
         """
         if self._iterator is None:
-            self._iterator = self._begin()
+            try:
+                self._iterator = self._begin()
+            except StopIteration as error:  # would pass for the end of the whole stream
+                raise RuntimeError(f"sources[{self.name!r}] raised StopIteration when it was begun") from error
         item = next(self._iterator, END)
         self.drawn += item is not END
         return item
@@ -88,6 +91,11 @@ class SourceReader(Generic[T]):
         self.drawn = 0
         self._iterator = None
         self._saved = fresh_state()
+
+    def release(self) -> None:
+        """Let go of the iterator, and of the files it may hold open; the next draw restores it."""
+        self._saved = self.state()
+        self._iterator = None
 
     def state(self) -> SourceState:
         """Say where the source stands."""
@@ -100,15 +108,23 @@ class SourceReader(Generic[T]):
     def _begin(self) -> Iterator[T]:
         self._refuse_second_time()
         tell_epoch(self._source, self._epoch + self.exhausted)
-        saved = self._saved
-        if saved["source"] is not None and isinstance(self._source, Stateful):
-            self._source.load_state_dict(saved["source"])
-        iterator = iter(self._source)
-        if saved["iterator"] is not None and isinstance(iterator, Stateful):
-            iterator.load_state_dict(saved["iterator"])
-        if saved["source"] is None and saved["iterator"] is None:
-            self._skip(iterator)
-        return iterator
+        source, iterator = self._saved["source"], self._saved["iterator"]
+        if source is not None:
+            self._stateful(self._source).load_state_dict(source)
+        begun = iter(self._source)
+        if iterator is not None:
+            self._stateful(begun).load_state_dict(iterator)
+        if source is None and iterator is None:
+            self._skip(begun)
+        return begun
+
+    def _stateful(self, part: object) -> Stateful:
+        if isinstance(part, Stateful):
+            return part
+        raise RuntimeError(
+            f"the state holds a state for the {type(part).__name__} of sources[{self.name!r}], which has no "
+            "load_state_dict; resume with the source it was saved with"
+        )
 
     def _refuse_second_time(self) -> None:
         if not is_one_shot(self._source):
@@ -124,8 +140,8 @@ class SourceReader(Generic[T]):
         if not self.drawn:
             return
         warnings.warn(
-            f"sources[{self.name!r}] has no state_dict and load_state_dict: to resume, its first {self.drawn} items "
-            "are drawn and dropped",
+            f"sources[{self.name!r}] saved no state of its own (state_dict and load_state_dict): to resume, its "
+            f"first {self.drawn} items are drawn and dropped",
             stacklevel=2,
         )
         for number in range(self.drawn):

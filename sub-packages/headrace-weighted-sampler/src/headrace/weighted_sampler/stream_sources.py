@@ -5,7 +5,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.weighted_sampler.checks import WORD, integer
 from headrace.weighted_sampler.shares import integer_weights
@@ -14,7 +17,7 @@ from headrace.weighted_sampler.weights import Ratio, exact
 
 T = TypeVar("T")
 Sources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
-StreamWeights: TypeAlias = Mapping[str, Ratio] | Sequence[Ratio]
+StreamWeights: TypeAlias = Mapping[str, Ratio] | Sequence[Ratio] | NDArray[Any]
 
 MOST_SOURCES = 2**16
 
@@ -42,7 +45,7 @@ class StreamMixture(Generic[T]):
         """Names the weights and the stopping rule, not the data.
 
         >>> build_mixture([[1], [2]], [0.5, 0.5], 0, "endless").fingerprint
-        '3ecdb1c08a9bba72'
+        'c1448828a9db87a6'
         """
         text = json.dumps([self.names, self.weights, self.stopping])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -114,12 +117,8 @@ def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> Foun
 
 
 def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> Found[T]:
-    if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes)):
-        raise TypeError(
-            f"sources must be a mapping {{name: iterable}} or a list of iterables, got {type(sources).__name__}"
-        )
-    if isinstance(weights, Mapping):
-        raise TypeError("weights must be a list as sources is one, got a mapping; give sources as {name: iterable}")
+    _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
+    _check_list("weights", weights, "a list, as sources is one,")
     numbers = list(weights)
     if len(numbers) != len(sources):
         raise ValueError(f"weights must hold one number a source: got {len(numbers)} for {len(sources)} sources")
@@ -129,9 +128,14 @@ def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> Foun
     ]
 
 
+def _check_list(name: str, given: object, allowed: str) -> None:
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")
+
+
 def _check_source(name: str, source: object, stopping: Stopping) -> None:
     if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
-        raise TypeError(f"sources[{name!r}] must be an iterable of samples, got {type(source).__name__}")
+        raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
     if stopping != "first_exhausted" and is_one_shot(source):
         raise ValueError(
             f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "

@@ -1,6 +1,6 @@
 """Where a mixture of streams stands, and what is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
@@ -84,8 +84,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := sorted(StreamState.__required_keys__ - set(state)):
-        raise ValueError(f"state lacks {missing}, got the keys {sorted(state)}; pass what state_dict() returned")
+    _check_keys("state", state, StreamState.__required_keys__)
     if state["version"] != VERSION:
         raise ValueError(
             f"state has version {state['version']!r}, this release reads version {VERSION}; "
@@ -102,7 +101,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
         seed=mixture.seed,
         epoch=integer("state['epoch']", state["epoch"], 0, WORD // 2 - 1),
         position=integer("state['position']", state["position"], 0, MOST),
-        stream=dict(state["stream"]),
+        stream=_stream(state["stream"]),
         fingerprint=mixture.fingerprint,
         sources={name: _source_state(name, state["sources"][name]) for name in mixture.names},
     )
@@ -138,9 +137,22 @@ def _check_sources(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> Non
 
 
 def _source_state(name: str, state: Mapping[str, Any]) -> SourceState:
+    what = f"state['sources'][{name!r}]"
+    _check_keys(what, state, SourceState.__required_keys__)
     return SourceState(
-        drawn=integer(f"state['sources'][{name!r}]['drawn']", state["drawn"], 0, MOST),
-        exhausted=integer(f"state['sources'][{name!r}]['exhausted']", state["exhausted"], 0, MOST),
+        drawn=integer(f"{what}['drawn']", state["drawn"], 0, MOST),
+        exhausted=integer(f"{what}['exhausted']", state["exhausted"], 0, MOST),
         source=state["source"],
         iterator=state["iterator"],
     )
+
+
+def _stream(state: Mapping[str, Any]) -> dict[str, int]:
+    keys = asdict(Stream())
+    _check_keys("state['stream']", state, keys)
+    return {key: integer(f"state['stream'][{key!r}]", state[key], 0) for key in keys}
+
+
+def _check_keys(what: str, state: Mapping[str, Any], keys: Collection[str]) -> None:
+    if missing := sorted(set(keys) - set(state)):
+        raise ValueError(f"{what} lacks {missing}, got the keys {sorted(state)}; pass what state_dict() returned")

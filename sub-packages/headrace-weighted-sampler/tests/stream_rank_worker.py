@@ -1,0 +1,49 @@
+"""One rank of ``test_interleave_loaders.py``: which source comes when, in the process and in two workers."""
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+from headrace.weighted_sampler.interleave import InterleavedDataset
+
+
+class Same(IterableDataset[str]):
+    """The same item again and again."""
+
+    def __init__(self, item: str) -> None:
+        self.item = item
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            yield self.item
+
+
+def main(folder: Path, rank: int, world: int) -> None:
+    """Write down the first items of the main process and of each worker, forked and spawned."""
+    dataset = InterleavedDataset([Same("a"), Same("b")], [1, 1], seed=5, stopping="endless")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    runs = {"main": "".join(islice(dataset, 1024)), "stream": dataset.state_dict()["stream"]}
+    for method in ("fork", "spawn"):
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+        items = list(islice(loader, 2048))
+        runs[method] = ["".join(items[worker::2]) for worker in range(2)]
+        del loader
+    (folder / f"{rank}.json").write_text(json.dumps(runs))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

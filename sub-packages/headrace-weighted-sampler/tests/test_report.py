@@ -1,0 +1,84 @@
+"""The report counts what is really delivered."""
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.weighted_sampler import WeightedDistributedSampler
+
+WEIGHTS = {(0, 100): 0.255, (100, 110): 2, (110, 113): 0}
+
+
+def samplers(world: int, drop_last: bool, epoch: int = 0) -> list[WeightedDistributedSampler]:
+    made = [WeightedDistributedSampler(range(120), WEIGHTS, world, rank, drop_last=drop_last) for rank in range(world)]
+    for sampler in made:
+        sampler.set_epoch(epoch)
+    return made
+
+
+@given(st.integers(1, 16), st.booleans(), st.integers(0, 9))
+def test_delivered_is_what_the_ranks_yield(world: int, drop_last: bool, epoch: int) -> None:
+    ranks = samplers(world, drop_last, epoch)
+    report = ranks[0].report()
+    yielded = Counter(index >= 100 for sampler in ranks for index in sampler)
+    assert [line.delivered for line in report.sources] == [yielded[False], yielded[True], 0]
+    assert [(line.weight, line.draws) for line in report.sources] == [(Fraction("0.255"), 26), (2, 20), (0, 0)]
+    assert [line.asked for line in report.sources] == [25.5 / 45.5, 20 / 45.5, 0]
+    assert sum(line.share for line in report.sources) == pytest.approx(1)
+    assert sum(yielded.values()) == 46 + len(report.padded) - len(report.dropped)
+    assert (report.epoch, report.num_replicas, report.not_drawn) == (epoch, world, 10)
+
+
+@given(st.integers(0, 9))
+def test_seen_and_repeats_are_counted_from_the_first_epoch_on(epoch: int) -> None:
+    sampler = samplers(1, False)[0]
+    counts = np.zeros(120, np.int64)
+    for number in range(epoch + 1):
+        sampler.set_epoch(number)
+        counts += np.bincount(list(sampler), minlength=120)
+    for line, own in zip(sampler.report().sources, (counts[:100], counts[100:110], counts[110:113]), strict=True):
+        assert line.seen == np.count_nonzero(own)
+        assert line.repeats == own.sum() - line.seen
+        assert line.coverage == line.seen / line.size
+
+
+def test_samples_of_equal_weight_are_counted_too() -> None:
+    sampler = WeightedDistributedSampler(range(50), np.arange(50) % 3, num_replicas=7, rank=0)
+    report = sampler.report()
+    assert [line.name for line in report.sources] == ["weight 1", "weight 2"]
+    assert sum(line.delivered for line in report.sources) == 7 * len(sampler) == 49 + len(report.padded)
+    assert report.not_drawn == 17
+
+
+def test_the_shares_of_a_schedule_are_averaged() -> None:
+    sampler = WeightedDistributedSampler(
+        range(20),
+        {(0, 10): 1, (10, 20): 0},
+        semantics="proportion",
+        epoch_length=100,
+        schedule=[(50, {(0, 10): 1, (10, 20): 1})],
+    )
+    assert [line.asked for line in sampler.report().sources] == [0.75, 0.25]
+    assert [line.draws for line in sampler.report().sources] == [75, 25]
+
+
+@pytest.mark.parametrize(("drop_last", "extra"), [(False, "2 padded, 0 dropped"), (True, "0 padded, 1 dropped")])
+def test_the_table_shows_the_numbers(drop_last: bool, extra: str) -> None:
+    sampler = samplers(3, drop_last)[0]
+    lines = str(sampler.report()).splitlines()
+    assert lines[0] == f"epoch 0: {48 if not drop_last else 45} samples over 3 ranks, {extra}"
+    assert lines[1].split() == ["source", "size", "weight", "asked", "share", "delivered", "seen", "repeats"]
+    assert lines[2].split()[:4] == ["0-100", "100", "0.255", "0.5604"]
+    assert lines[-1] == "never drawn: 10 samples in no source or of weight 0"
+    assert len({len(line) for line in lines[1:-1]}) == 1
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 for place in range(100)}).report()
+    assert "and 60 more sources" in str(report)
+    rounded = WeightedDistributedSampler(range(9000), np.random.default_rng(0).uniform(1, 2, 9000)).report()
+    assert "weights rounded by at most 0.0" in str(rounded)
