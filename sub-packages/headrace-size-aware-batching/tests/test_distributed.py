@@ -127,6 +127,25 @@ def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None
     assert Counter(index for batch in sampler for index in batch) == Counter(order.positions.tolist())
 
 
+def test_an_order_dealt_to_other_ranks_is_refused() -> None:
+    order: Any = Taken(list(range(len(SIZES))))
+    order.num_replicas = 4
+    with pytest.raises(
+        ValueError, match="sampler: Taken was made for 4 ranks, but the batches are dealt to 1; give num_"
+    ):
+        next(iter(DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order)))
+    assert next(iter(DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order, num_replicas=4, rank=1)))
+
+
+def test_an_order_that_waits_to_go_on_is_refused() -> None:
+    order: Any = Taken(list(range(len(SIZES))))
+    order.position = 7
+    with pytest.raises(ValueError, match=r"sampler: Taken is to go on from position 7, but .* own load_state_dict"):
+        next(iter(DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order)))
+    order.position = 0
+    assert next(iter(DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order)))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_order_without_take_is_read_once_an_epoch(strategy: Strategy) -> None:
     order: Any = RandomSampler(range(len(SIZES)), generator=torch.Generator().manual_seed(0))

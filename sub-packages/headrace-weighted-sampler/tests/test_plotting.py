@@ -34,9 +34,17 @@ def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
 
 def test_many_sources_are_cut_and_the_title_says_so() -> None:
     pytest.importorskip("matplotlib")
-    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 for place in range(100)}).report()
+    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 + place for place in range(100)}).report()
     figure = plot_mixture(report)
-    assert "first 40 of 100 sources" in figure.get_suptitle()
+    axes: list[Any] = figure.axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()][::39] == ["60-61", "99-100"]
+    assert "40 most drawn of 100 sources" in figure.get_suptitle()
+
+
+def test_something_else_is_refused_by_name() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(TypeError, match=r"report must be what sampler.report\(\) returns, got WeightedDistributedS"):
+        plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
 
 
 def test_without_matplotlib_all_but_the_picture_works() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,30 @@ def test_the_shares_of_a_schedule_are_averaged() -> None:
     )
     assert [line.asked for line in sampler.report().sources] == [0.75, 0.25]
     assert [line.draws for line in sampler.report().sources] == [75, 25]
+
+
+def test_shares_by_tokens_are_reported_as_such() -> None:
+    sizes = np.repeat([10, 90], [100, 50])
+    options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 1000}
+    report = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options).report()
+    assert [line.asked_tokens for line in report.sources] == [0.75, 0.25]
+    assert [line.token_share for line in report.sources] == pytest.approx([0.75, 0.25], abs=0.002)
+    assert str(report).splitlines()[1].split()[-3:] == ["tokens", "asked", "tokens"]
+    assert str(report).splitlines()[2].split()[-2] == "0.7500"
+
+
+def test_a_schedule_shows_in_the_report() -> None:
+    weights, later = {(0, 10): 1, (10, 20): 0}, {(0, 10): 2, (10, 20): 5}
+    options: dict[str, Any] = {"semantics": "proportion", "epoch_length": 100, "schedule": [(130, later)]}
+    sampler = WeightedDistributedSampler(range(20), weights, **options)
+    found = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        report = sampler.report()
+        found.append((report.changes, [int(line.weight) for line in report.sources]))
+    assert found == [((), [1, 0]), ((30,), [1, 0]), ((), [2, 5])]
+    sampler.set_epoch(1)
+    assert "the schedule changes the weights at position 30 of this epoch" in str(sampler.report())
 
 
 @pytest.mark.parametrize(("drop_last", "extra"), [(False, "2 padded, 0 dropped"), (True, "0 padded, 1 dropped")])

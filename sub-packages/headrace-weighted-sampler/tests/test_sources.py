@@ -36,7 +36,7 @@ def test_names_are_kept() -> None:
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_one_weight_a_sample(kind: Any) -> None:
     sources = read_sources("weights", kind([1.0, 0.0, 3.0, 1.0]), range(4))
-    assert sources.parts == (Source("weight 1.0", 0, 2, Fraction(1)), Source("weight 3.0", 2, 3, Fraction(3)))
+    assert sources.parts == (Source("weight 1", 0, 2, Fraction(1)), Source("weight 3", 2, 3, Fraction(3)))
     assert sources.members is not None
     assert sources.members.tolist() == [0, 3, 2]
 

@@ -26,7 +26,7 @@ def test_a_world_without_a_rank_is_refused_rather_than_read_twice() -> None:
 
 def test_a_rank_without_a_world_is_refused() -> None:
     sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, rank=1)
-    with pytest.raises(ValueError, match="got rank=1 with num_replicas=1"):
+    with pytest.raises(ValueError, match="rank=1 was given without num_replicas"):
         len(sampler)
 
 

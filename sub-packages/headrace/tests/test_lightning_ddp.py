@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-WORLD = 2
+WORLD, EPOCHS = 2, 6
 
 
 def free_port() -> int:
@@ -31,12 +31,15 @@ def test_two_ranks_train_on_the_exact_mixture_in_equal_steps(tmp_path: Path) -> 
             process.kill()
             process.wait()
     seen = [json.loads(out.read_text()) for out in outs]
-    epochs = [Counter(i for rank in seen for batch in rank[epoch] for i in batch) for epoch in range(2)]
+    epochs = [Counter(i for rank in seen for batch in rank[epoch] for i in batch) for epoch in range(EPOCHS)]
     for epoch, drawn in enumerate(epochs):
         assert len({len(rank[epoch]) for rank in seen}) == 1
         # Half of the first 300, each once; all of the last 100, each twice.
         assert sum(count for index, count in drawn.items() if index < 300) == 150
         assert all(drawn[index] == 2 for index in range(300, 400))
     # Lightning set the epoch: the second one draws what the first did not.
-    assert sorted(i for drawn in epochs for i in drawn if i < 300) == list(range(300))
+    for first, second in zip(epochs[::2], epochs[1::2], strict=True):
+        assert sorted(i for drawn in (first, second) for i in drawn if i < 300) == list(range(300))
     assert seen[0][0] != seen[0][1]
+    # The numbers of batches differ, and nothing was left out nevertheless.
+    assert len({len(batches) for batches in seen[0]}) > 1

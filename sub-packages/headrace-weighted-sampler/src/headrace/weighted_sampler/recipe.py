@@ -68,6 +68,8 @@ class Recipe:
         sources: The sources, with the first stage's weights.
         stages: The stages of the endless sequence.
         asked: For each stage and source, the share of the draws that was asked for.
+        weights: For each stage and source, the weight as given.
+        means: For each source, tokens in a sample on average; None when shares are meant by samples.
         epoch_length: Draws in an epoch.
     """
 
@@ -75,6 +77,8 @@ class Recipe:
     sources: Sources
     stages: tuple[Stage, ...]
     asked: tuple[tuple[Fraction, ...], ...]
+    weights: tuple[tuple[Fraction, ...], ...]
+    means: tuple[Fraction, ...] | None
     epoch_length: int
 
     def fingerprint(self) -> str:
@@ -124,6 +128,8 @@ def read_recipe(argument: str, dataset: Sized, weights: Weights | None, options:
         sources=sources,
         stages=tuple(Stage(start, share.weights) for start, share in zip(starts, shares, strict=True)),
         asked=tuple(_normalised(share.asked) for share in shares),
+        weights=tuple(tuple(stage.weights) for stage in all_sources),
+        means=amounts.mean() if amounts.tokens else None,
         epoch_length=integer("epoch_length", length, 1, MOST),
     )
 

@@ -1,5 +1,6 @@
 """What an epoch was asked for and what it delivers, source by source."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +14,7 @@ from headrace.weighted_sampler.recipe import Recipe
 from headrace.weighted_sampler.sources import Sources
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
+TOKENS = ("tokens asked", "tokens")
 SHOWN = 40  # lines of a table
 
 
@@ -23,13 +25,15 @@ class SourceReport:
     Attributes:
         name: The source's.
         size: Its number of samples.
-        weight: As given for the first stage, exactly.
+        weight: As given for the stage in which the epoch begins, exactly.
         asked: The share of the epoch's draws that was asked for, 0 to 1.
         draws: Draws from it in this epoch.
         delivered: What the ranks together receive: draws, less dropped ones, plus padded ones.
         share: ``delivered`` as a share of all deliveries, 0 to 1.
         seen: Distinct samples drawn from epoch 0 to the end of this one.
         repeats: Draws in that time beyond each sample's first.
+        asked_tokens: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
+        token_share: The share of the delivered tokens, by the source's mean size; None likewise.
     """
 
     name: str
@@ -41,6 +45,8 @@ class SourceReport:
     share: float
     seen: int
     repeats: int
+    asked_tokens: float | None = None
+    token_share: float | None = None
 
     @property
     def coverage(self) -> float:
@@ -60,6 +66,7 @@ class MixtureReport:
         dropped: Dataset indices that are left out for the same reason.
         not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
         rounding: Largest relative change of a weight; above 0 only with thousands of weights of samples.
+        changes: Positions within this epoch where a schedule changes the weights.
     """
 
     epoch: int
@@ -69,10 +76,12 @@ class MixtureReport:
     dropped: tuple[int, ...]
     not_drawn: int
     rounding: float
+    changes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         total = sum(line.delivered for line in self.sources)
-        rows = [HEADINGS, *map(_cells, self.sources[:SHOWN])]
+        by_tokens = any(line.token_share is not None for line in self.sources)
+        rows = [HEADINGS + TOKENS * by_tokens, *map(_cells, self.sources[:SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         more = len(self.sources) - SHOWN
         return "\n".join(
@@ -82,12 +91,22 @@ class MixtureReport:
                 *("  ".join(map(str.rjust, row, widths)) for row in rows),
                 *([f"and {more} more sources"] if more > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
+                *(
+                    [f"the schedule changes the weights at {_listed(self.changes)} of this epoch"]
+                    if self.changes
+                    else []
+                ),
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
             ]
         )
 
 
+def _listed(positions: tuple[int, ...]) -> str:
+    return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
+
+
 def _cells(line: SourceReport) -> tuple[str, ...]:
+    tokens = () if line.token_share is None else (f"{line.asked_tokens:.4f}", f"{line.token_share:.4f}")
     return (
         line.name,
         f"{line.size}",
@@ -97,6 +116,7 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
         f"{line.delivered}",
         f"{line.coverage:.1%}",
         f"{line.repeats}",
+        *tokens,
     )
 
 
@@ -116,19 +136,23 @@ def mixture_report(
     begin, end = epoch * mixture.epoch_length, (epoch + 1) * mixture.epoch_length
     before, after = mixture.draws_before(begin), mixture.draws_before(end)
     extra, less = count_by_source(recipe.sources, padded), count_by_source(recipe.sources, dropped)
-    total = mixture.epoch_length + len(padded) - len(dropped)
+    delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
     asked = asked_shares(recipe.stages, recipe.asked, begin, end)
+    asked_tokens, token_shares = _by_tokens(recipe, asked), _by_tokens(recipe, delivered)
+    weights = recipe.weights[bisect_right(recipe.stages, begin, key=lambda stage: stage.start) - 1]
     lines = tuple(
         SourceReport(
             name=part.name,
             size=part.size,
-            weight=part.weight,
+            weight=weights[place],
             asked=float(asked[place]),
             draws=after[place] - before[place],
-            delivered=(delivered := after[place] - before[place] + extra[place] - less[place]),
-            share=delivered / total,
+            delivered=delivered[place],
+            share=delivered[place] / sum(delivered),
             seen=min(part.size, after[place]),
             repeats=max(0, after[place] - part.size),
+            asked_tokens=asked_tokens[place],
+            token_share=token_shares[place],
         )
         for place, part in enumerate(recipe.sources.parts)
     )
@@ -141,7 +165,16 @@ def mixture_report(
         dropped=tuple(dropped.tolist()),
         not_drawn=recipe.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
         rounding=recipe.sources.rounding,
+        changes=tuple(stage.start - begin for stage in recipe.stages if begin < stage.start < end),
     )
+
+
+def _by_tokens(recipe: Recipe, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
+    """Shares of tokens, from samples and their mean sizes; nothing when shares are meant by samples."""
+    if recipe.means is None:
+        return [None] * len(samples)
+    tokens = [count * mean for count, mean in zip(samples, recipe.means, strict=True)]
+    return [float(part / sum(tokens)) for part in tokens]
 
 
 def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:

@@ -97,6 +97,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         sizes: ArrayLike | None = None,
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
+        if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(part, Dataset) for part in dataset):
+            raise TypeError(
+                f"dataset must be one dataset, got a {type(dataset).__name__} of {len(dataset)}: join them with "
+                "NamedConcatDataset({name: dataset, ...}) or torch's ConcatDataset"
+            )
         if not isinstance(dataset, Sized):
             raise TypeError(
                 f"dataset must have a length, got {type(dataset).__name__}: weights of indices need a map-style dataset"
@@ -201,11 +206,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         stop = integer("stop", stop, 0, self.epoch_length)
         return self._order.stretch(self.epoch, integer("start", start, 0, stop), stop)
 
-    def padded(self, start: int = 0) -> Indices:
+    def padded(self, start: int | None = None) -> Indices:
         """Name the samples that are delivered once more so that every rank gets the same number.
 
         Args:
-            start: The position where the iteration begins; 0 for a whole epoch.
+            start: The position where the iteration begins; by default where the next one does.
 
         Returns:
             Dataset indices; they belong to the last ranks' last step. Empty with ``drop_last=True``.
@@ -218,11 +223,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         wanted, back = np.unique(repeated, return_inverse=True)
         return self._order.at(self.epoch, wanted)[back]
 
-    def dropped(self, start: int = 0) -> Indices:
+    def dropped(self, start: int | None = None) -> Indices:
         """Name the samples at the end of the epoch that no rank gets with ``drop_last=True``.
 
         Args:
-            start: The position where the iteration begins; 0 for a whole epoch.
+            start: The position where the iteration begins; by default where the next one does.
 
         Returns:
             Dataset indices, fewer than there are ranks. Empty with ``drop_last=False``.
@@ -313,8 +318,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return mixture_report(
             self._recipe,
             self._order.mixture,
-            self.padded(),
-            self.dropped(),
+            self.padded(0),
+            self.dropped(0),
             epoch=self.epoch,
             num_replicas=self.num_replicas,
         )
@@ -337,8 +342,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             )
         return min(count * size * self.num_replicas, self.epoch_length)
 
-    def _start(self, start: int) -> int:
-        return integer("start", start, 0, self.epoch_length)
+    def _start(self, start: int | None) -> int:
+        return self.position if start is None else integer("start", start, 0, self.epoch_length)
 
     def _world(self) -> tuple[int, int]:
         return resolve(self._num_replicas, self._rank)

@@ -246,7 +246,7 @@ def _per_sample(argument: str, weights: ArrayLike) -> Sources:
     groups = group_by_weight(given)
     begins = (0, *groups.ends)
     parts = tuple(
-        Source(f"weight {weight}", begin, end, exact(argument, weight))
+        Source(f"weight {weight:.6g}", begin, end, exact(argument, weight))
         for begin, end, weight in zip(begins, groups.ends, groups.weights, strict=False)
     )
     return Sources(parts, groups.members, groups.digest, groups.rounding)

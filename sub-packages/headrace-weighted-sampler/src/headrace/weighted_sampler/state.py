@@ -65,6 +65,6 @@ def _same_data(saved: str, own: str) -> None:
             "resume with the dataset it was saved with"
         )
     raise ValueError(
-        f"state belongs to other weights (fingerprint {saved}, this sampler's is {own}); "
-        "resume with the weights it was saved with"
+        f"state belongs to other weights, semantics, schedule, sizes or epoch_length (fingerprint {saved}, this "
+        f"sampler's is {own}); resume with those it was saved with"
     )

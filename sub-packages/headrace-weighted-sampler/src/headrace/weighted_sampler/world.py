@@ -33,6 +33,11 @@ def resolve(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
             "every process would take rank 0 and read the same samples. Give rank as well, or call "
             "torch.distributed.init_process_group first"
         )
+    if num_replicas is None and group is None and rank not in (None, 0):
+        raise ValueError(
+            f"rank={rank} was given without num_replicas, and torch.distributed is not initialised; give "
+            "num_replicas as well, or call torch.distributed.init_process_group first"
+        )
     world_size, own_rank = group or (1, 0)
     world_size = world_size if num_replicas is None else num_replicas
     own_rank = own_rank if rank is None else rank

@@ -66,15 +66,29 @@ class GivenOrder:
         return int.from_bytes(digest.digest(), "little")
 
     def refuse_different(self, n_replicas: int) -> None:
-        """Refuse an order that every rank would draw for itself.
+        """Refuse an order that every rank would draw for itself, or that is meant for other ranks or another begin.
 
         Raises:
-            ValueError: If there are several ranks and a `RandomSampler` has no generator.
+            ValueError: If there are several ranks and a `RandomSampler` has no generator, if the sampler was given
+                another number of ranks, or if it waits to go on from a position.
         """
         if n_replicas > 1 and isinstance(self.sampler, RandomSampler) and self.sampler.generator is None:
             raise ValueError(
                 "sampler: a RandomSampler without a generator draws another order on every rank; give it "
                 "generator=torch.Generator().manual_seed(...), or leave out sampler: shuffle=True does the same here"
+            )
+
+        own = getattr(self.sampler, "num_replicas", 1)
+        if own not in (1, n_replicas):
+            raise ValueError(
+                f"sampler: {type(self.sampler).__name__} was made for {own} ranks, but the batches are dealt to "
+                f"{n_replicas}; give num_replicas and rank to the batch sampler, which deals, and not to its sampler"
+            )
+        begin = getattr(self.sampler, "position", 0)
+        if isinstance(begin, Integral) and begin:
+            raise ValueError(
+                f"sampler: {type(self.sampler).__name__} is to go on from position {begin}, but the batches are those "
+                "of the whole epoch; resume with the batch sampler's own load_state_dict, and leave its sampler alone"
             )
 
     def refuse_forgotten(self) -> None:
