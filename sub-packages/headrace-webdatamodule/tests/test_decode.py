@@ -4,7 +4,11 @@ import io
 import json
 import pickle
 import random
+import subprocess
+import sys
 import zipfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +16,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import save as save_safetensors
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
-from headrace.webdatamodule.shards.decode import gunzip
+from headrace.webdatamodule.shards.capped import gunzip
 
 
 class Evil:
@@ -34,6 +40,12 @@ def npy(array: Any, allow_pickle: bool = False) -> bytes:
     return file.getvalue()
 
 
+def picture(kind: str, mode: str = "RGB", size: tuple[int, int] = (5, 3)) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("key", "data", "value"),
     [
@@ -46,7 +58,7 @@ def npy(array: Any, allow_pickle: bool = False) -> bytes:
         ("json", b'{"a": [1]}', {"a": [1]}),
         ("cls", b"12", 12),
         ("pyd.txt", b"last one wins", "last one wins"),
-        ("jpg", b"\x00\xff", b"\x00\xff"),
+        ("flac", b"\x00\xff", b"\x00\xff"),
         ("fasta.gz", gzip.compress(b">a"), gzip.compress(b">a")),
         ("", b"x", b"x"),
         ("gz", b"x", b"x"),
@@ -163,6 +175,14 @@ def test_damage_is_an_error_that_names_the_member(key: str, data: bytes) -> None
         ("txt.gz", gzip.compress(b"0" * 1001)),
         ("npz", zip_of({"a.npy": npy(np.zeros(1001, np.uint8))})),
         ("pt", zip_of({"a/data.pkl": pickle.dumps("0" * 1001)})),
+        ("npy", npy(np.zeros(1001, np.uint8))),
+        ("npy.gz", gzip.compress(npy(np.zeros(1001, np.uint8)))),
+        ("safetensors", save_safetensors({"a": np.zeros(1001, np.uint8)})),
+        ("safetensors.gz", gzip.compress(save_safetensors({"a": np.zeros(1001, np.uint8)}))),
+        ("png", picture("PNG", size=(334, 1))),
+        ("jpeg", picture("JPEG", size=(1, 334))),
+        ("pgm.gz", gzip.compress(picture("PPM", "L", size=(1001, 1)))),
+        ("txt", b"0" * 1001),
     ],
 )
 def test_bombs_stop_at_the_cap(key: str, data: bytes) -> None:
@@ -181,7 +201,10 @@ def test_gunzip_gives_all_or_raises(data: bytes, cap: int) -> None:
             gunzip(packed, cap)
 
 
-@given(st.sampled_from(["pyd", "pt", "npy", "npz", "json", "txt", "cls", "txt.gz"]), st.binary(max_size=300))
+@given(
+    st.sampled_from(["pyd", "pt", "npy", "npz", "json", "txt", "cls", "txt.gz", "safetensors", "png", "jpg"]),
+    st.binary(max_size=300),
+)
 def test_any_bytes_decode_or_raise_a_decode_error(key: str, data: bytes) -> None:
     with contextlib.suppress(DecodeError):
         decode_member(key, data)
@@ -210,6 +233,7 @@ HEADERS = [
     "{'descr': 'f8', 'fortran_order': False, 'shape': (1000000000000000000000000,)}\n",
     "{'descr': 'f8', 'fortran_order': False, 'shape': (-4,)}\n",
     "{'descr': '|V0', 'fortran_order': False, 'shape': (100000000000000000,)}\n",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (500000000,)}\n",
     "{'descr': ('f8',1,2,3), 'fortran_order': False, 'shape': ()}\n",
     "{'descr': [('a','f8'),('a','f8')], 'fortran_order': False, 'shape': ()}\n",
 ]
@@ -235,6 +259,13 @@ def test_sparse_tensors_in_a_file_of_torch_are_not_taken_for_a_bomb() -> None:
 
 
 WHOLE = {
+    "safetensors": save_safetensors({"a": np.arange(4.0), "b": np.ones((2, 3), np.uint8)}),
+    "png": picture("PNG"),
+    "jpg": picture("JPEG"),
+    "webp": picture("WEBP"),
+    "bmp": picture("BMP"),
+    "ppm": picture("PPM"),
+    "png.gz": gzip.compress(picture("PNG", "LA")),
     "npy": npy(np.arange(6.0).reshape(2, 3)),
     "npz": zip_of({"a.npy": npy(np.arange(9))}),
     "pt": saved({"a": torch.arange(4.0)}),
@@ -266,3 +297,36 @@ def test_damaged_members_decode_or_raise_a_decode_error(key: str, times: int) ->
         except DecodeError as error:
             named.append(error.member)
     assert set(named) == {key}
+
+
+BOMB = """
+import resource, sys
+from headrace.webdatamodule.shards import DecodeError, decode_member
+import gzip, io, zipfile, PIL.Image, PIL.PngImagePlugin
+key, data = sys.argv[1], open(sys.argv[2], "rb").read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode_member(key, data, max_bytes=32 << 20)
+except DecodeError as error:
+    assert key in str(error), error
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        ("txt.gz", lambda: gzip.compress(bytes(200 << 20), 1)),
+        ("npz", lambda: zip_of({"a.npy": npy(np.zeros(200 << 20, np.uint8))})),
+        ("npy", lambda: header("{'descr': '<f8', 'fortran_order': False, 'shape': (30000000,)}\n")),
+        ("png", lambda: picture("PNG", "L", (9000, 9000))),
+    ],
+    ids=["gz", "npz", "npy", "png"],
+)
+def test_bombs_take_little_more_memory_than_the_cap(key: str, data: Callable[[], bytes], tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(data())
+    command = [sys.executable, "-c", BOMB, key, str(tmp_path / "bomb")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= (32 + 64) << 10

@@ -3,26 +3,64 @@
 from typing import TYPE_CHECKING, Any
 
 from headrace.webdatamodule.shards import (
+    DamagedIndexError,
+    DamagedShardError,
     DecodeError,
+    Fault,
+    GroupingError,
+    IndexedShards,
+    Manifest,
+    ManifestError,
+    RefusedMemberError,
     ShardError,
+    ShardIndex,
+    SkippedMembersWarning,
+    StaleIndexError,
     UnsafePickleError,
+    add_column,
     decode_member,
+    export_dali,
+    import_dali,
+    import_energon,
+    index_shards,
+    open_column,
     restricted_loads,
+    verify_shards,
     write_tars,
 )
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
+    from headrace.webdatamodule.shards import Remote
 
 __all__ = [
+    "DamagedIndexError",
+    "DamagedShardError",
     "DecodeError",
+    "Fault",
+    "GroupingError",
+    "IndexedShards",
+    "Manifest",
+    "ManifestError",
     "PickledDataWDS",
+    "RefusedMemberError",
+    "Remote",
     "ShardError",
+    "ShardIndex",
+    "SkippedMembersWarning",
     "Split",
+    "StaleIndexError",
     "UnsafePickleError",
     "WebDataModule",
+    "add_column",
     "decode_member",
+    "export_dali",
+    "import_dali",
+    "import_energon",
+    "index_shards",
+    "open_column",
     "restricted_loads",
+    "verify_shards",
     "write_tars",
 ]
 
@@ -35,6 +73,10 @@ def __getattr__(name: str) -> Any:
         from headrace.webdatamodule import datamodule
 
         return getattr(datamodule, name)
+    if name == "Remote":
+        from headrace.webdatamodule import shards
+
+        return shards.Remote
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

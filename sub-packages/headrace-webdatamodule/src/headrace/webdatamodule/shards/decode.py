@@ -5,22 +5,20 @@ webdataset's own ``.decode()`` unpickles and calls ``torch.load``; this module t
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zipfile
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from headrace.webdatamodule.shards.allowed import AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.arrays import Arrays, load_npy, load_npz, load_safetensors
+from headrace.webdatamodule.shards.capped import MAX_BYTES, check_cap, gunzip
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
-from headrace.webdatamodule.shards.pickle_numpy import check_empty
+from headrace.webdatamodule.shards.images import SUFFIXES, load_image
 from headrace.webdatamodule.shards.torch_bytes import load_torch_zip
 from headrace.webdatamodule.shards.unpickle import restricted_loads
 
-MAX_BYTES = 1 << 31
 # Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
@@ -54,20 +52,20 @@ def _torch(data: bytes, allowed: Collection[AllowedClass], cap: int) -> Any:
     return restricted_loads(data, allowed)
 
 
-def _npy(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    check_empty(array.dtype, array.size)
-    return array
+def _npy(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> np.ndarray[Any, Any]:
+    return load_npy(data, cap)
 
 
-def _npz(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> dict[str, np.ndarray[Any, Any]]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        _check_cap(sum(info.file_size for info in archive.infolist()), cap)
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        made = dict(arrays)
-    for array in made.values():
-        check_empty(array.dtype, array.size)
-    return made
+def _npz(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> Arrays:
+    return load_npz(data, cap)
+
+
+def _safetensors(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> Arrays:
+    return load_safetensors(data)
+
+
+def _image(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> np.ndarray[Any, Any]:
+    return load_image(data, cap)
 
 
 _DECODERS: dict[str, _Decoder] = {
@@ -78,36 +76,9 @@ _DECODERS: dict[str, _Decoder] = {
     "json": _json,
     "npy": _npy,
     "npz": _npz,
+    "safetensors": _safetensors,
+    **dict.fromkeys(SUFFIXES, _image),
 }
-
-
-def _check_cap(nbytes: int, cap: int) -> None:
-    if nbytes > cap:
-        raise DecodeError(
-            f"the member unpacks to more than max_bytes={cap} bytes; raise max_bytes if that is meant to be"
-        )
-
-
-def gunzip(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """Decompress, but not without end.
-
-    Args:
-        data: Bytes in gzip format.
-        max_bytes: Most bytes that may come out.
-
-    Returns:
-        The decompressed bytes.
-
-    Raises:
-        DecodeError: When more than ``max_bytes`` would come out.
-
-    >>> gunzip(gzip.compress(b"abc"))
-    b'abc'
-    """
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        plain = file.read(max_bytes + 1)
-    _check_cap(len(plain), max_bytes)
-    return plain
 
 
 def decode_member(
@@ -121,6 +92,9 @@ def decode_member(
     json; txt text          parsed; ``str`` (UTF-8)
     cls cls2 index inx id   ``int``
     npy; npz                array; dict of arrays; never with pickled objects inside
+    safetensors             dict of arrays; needs the extra `safetensors`
+    png jpg jpeg webp bmp   array of uint8, shape [height, width, channels]; needs the extra `images`
+    ppm pgm pbm pnm         the same
     any of these with .gz   decompressed first
     anything else           the bytes as they are (also .gz of anything else)
     ======================  ==========================================================================
@@ -129,13 +103,14 @@ def decode_member(
         key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
-        max_bytes: Most bytes that a compressed member may unpack to. Default 2 GiB.
+        max_bytes: Most bytes that a member may have, and what it is unpacked or decoded to. Default 2 GiB.
 
     Returns:
         The object.
 
     Raises:
-        DecodeError: When the bytes are not what the extension says; it names the member.
+        DecodeError: When the bytes are not what the extension says, or too many, or when the library that reads them
+            is not installed; it names the member.
         UnsafePickleError: When a pickle asks for something that is not allowed.
         ValueError: When an entry of allowed_classes is no class, function or name.
 
@@ -149,6 +124,7 @@ def decode_member(
     if decoder is None:
         return data
     try:
+        check_cap(len(data), max_bytes, "the member has")
         return decoder(gunzip(data, max_bytes) if last == "gz" else data, allowed_classes, max_bytes)
     except ShardError as error:
         error.member = key

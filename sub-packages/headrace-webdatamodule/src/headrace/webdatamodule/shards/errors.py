@@ -51,6 +51,30 @@ class UnsafePickleError(DecodeError, pickle.UnpicklingError):
     """A pickle asks for something that the restricted unpickler does not give."""
 
 
+class DamagedShardError(ShardError):
+    """A shard is cut or changed, or it is no tar file at all."""
+
+
+class RefusedMemberError(ShardError):
+    """A shard holds a link, a device, a sparse file or the like, which cannot be a part of a sample."""
+
+
+class GroupingError(ShardError):
+    """The members of a shard cannot be told apart as samples."""
+
+
+class DamagedIndexError(ShardError):
+    """An index is cut or changed, or it is no index at all."""
+
+
+class StaleIndexError(ShardError):
+    """An index belongs to other bytes than the shard's."""
+
+
+class ManifestError(ShardError):
+    """A directory's manifest is missing or damaged, or says what cannot be."""
+
+
 def _rebuild(
     kind: type[ShardError],
     message: str,

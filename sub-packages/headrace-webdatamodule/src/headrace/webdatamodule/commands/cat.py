@@ -1,0 +1,80 @@
+"""``headrace-shards cat``: the bytes of a sample."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from typing import Any
+
+from headrace.webdatamodule.commands.opening import a_path
+from headrace.webdatamodule.commands.output import emit_bytes, emit_json
+from headrace.webdatamodule.shards.reader import IndexedShards
+
+HELP = "write the bytes of a sample or a member to stdout"
+DESCRIPTION = (
+    "Write the bytes of one member (KEY.MEMBER) to stdout as they are stored, or those of all members of a sample"
+    " (KEY), one after another. Checksums are verified. With --json, the bytes are in base64."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.add_argument("source", type=a_path, metavar="DIR|TAR", help="an indexed directory, or an indexed tar file")
+    parser.add_argument("name", metavar="KEY[.MEMBER]", help="of the sample, as ls prints it")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the bytes."""
+    key, member = parted(options.name)
+    dataset = IndexedShards(options.source, decode=None)
+    try:
+        index = dataset.find(key)
+    except KeyError:
+        raise ValueError(
+            f"there is no sample {key!r} in {str(options.source)!r}: headrace-shards ls shows all"
+        ) from None
+    sample = chosen(dataset[index], member)
+    if options.json:
+        plain = [{"member": one, "bytes": len(data), "base64": encoded(data)} for one, data in sample.items()]
+        emit_json({"key": key, "index": index, "members": plain})
+    else:
+        emit_bytes(sample.values())
+    return 0
+
+
+def parted(name: str) -> tuple[str, str | None]:
+    """Cut a name into a sample's key and a member's, which is None when there is no dot.
+
+    Args:
+        name: From the command line; the key ends at the first dot of the last part of the path.
+
+    >>> parted("a.b/c.tar.GZ"), parted("a.b/c")
+    (('a.b/c', 'tar.gz'), ('a.b/c', None))
+    """
+    dot = name.find(".", name.rfind("/") + 1)
+    return (name, None) if dot < 0 else (name[:dot], name[dot + 1 :].lower())
+
+
+def chosen(sample: dict[str, Any], member: str | None) -> dict[str, bytes]:
+    """The members to print.
+
+    Args:
+        sample: As the reader gives it.
+        member: A member's key; None for all.
+
+    Raises:
+        ValueError: The sample does not have it.
+    """
+    key = sample.pop("__key__")
+    if member is not None and member not in sample:
+        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, sample))}")
+    return sample if member is None else {member: sample[member]}
+
+
+def encoded(data: bytes) -> str:
+    """Bytes in base64.
+
+    Args:
+        data: The bytes.
+    """
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,1 @@
+"""What ``headrace-shards pack`` reads samples from, one kind a module."""

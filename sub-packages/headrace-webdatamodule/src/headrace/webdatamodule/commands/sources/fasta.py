@@ -1,0 +1,129 @@
+"""FASTA files: each record is a sample."""
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.commands.sources.source import Sample, Source
+from headrace.webdatamodule.shards.headers import BLOCK
+
+PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
+ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN))
+_BEGIN = re.compile(rb"^>", re.MULTILINE)
+_DIGITS = 9
+
+
+class Fasta(Source):
+    """The records of a FASTA file.
+
+    A record's key is its number, since its own name may come twice or hold what a key cannot. Its members are texts:
+    `id.txt`, the line behind ">", and `seq.txt`, the letters without white space.
+
+    Args:
+        path: The file, not compressed.
+        first: The number of its first record.
+        name: Of the file, in errors; the path when empty.
+
+    Raises:
+        ValueError: It is no FASTA file, or holds no record.
+    """
+
+    def __init__(self, path: Path, first: int = 0, name: str = "") -> None:
+        self._path, self._first = str(path), first
+        self._starts = record_starts(path, name or str(path))
+        self._nbytes = path.stat().st_size
+
+    def __len__(self) -> int:
+        return self._starts.size - 1
+
+    def _sample(self, index: int) -> Sample:
+        begin, end = self._starts[index : index + 2].tolist()
+        with Path(self._path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size != self._nbytes:
+                raise ValueError(f"{self._path}: the file was changed while it was being packed")
+            file.seek(begin)
+            line, _, letters = file.read(end - begin).partition(b"\n")
+        title, number = line[1:].strip(), self._first + index
+        if b"\r" in title:
+            raise ValueError(f"{self._path}: record {number} has lines that end with a bare CR: convert them to LF")
+        return self._key(index), {"id.txt": title, "seq.txt": b"".join(letters.split())}
+
+    def _key(self, index: int) -> str:
+        return f"{self._first + index:0{_DIGITS}d}"
+
+    def keys(self) -> Iterable[str]:
+        """As of `Source`."""
+        return map(self._key, range(len(self)))
+
+    def part(self, start: int, stop: int) -> Source:
+        """As of `Source`."""
+        made = copy(self)
+        made._first, made._starts = self._first + start, self._starts[start : stop + 1]
+        return made
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """As of `Source`; with line ends counted, and the most of padding."""
+        return np.diff(self._starts) + 4 * BLOCK
+
+
+def record_starts(path: Path, name: str) -> npt.NDArray[np.int64]:
+    """Where the records of a FASTA file begin, and where the last one ends.
+
+    Args:
+        path: The file, not compressed.
+        name: Of the file, in errors.
+
+    Returns:
+        Bytes, shape [n_records + 1].
+
+    Raises:
+        ValueError: It is no FASTA file, or holds no record.
+    """
+    nbytes = path.stat().st_size
+    if not nbytes:
+        raise ValueError(f"{name}: the file is empty")
+    with path.open("rb") as file:
+        # Not closed by hand: after Ctrl-C the search still holds the map, which then cannot be closed.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        starts = np.fromiter((match.start() for match in _BEGIN.finditer(data)), np.int64)
+        head = data[: min(int(starts[0]) if starts.size else nbytes, 4096)]
+    if head.strip():
+        raise ValueError(f"{name}: it does not begin with '>', as a FASTA file does, but with {head.strip()[:24]!r}")
+    if not starts.size:
+        raise ValueError(f"{name}: the file holds no record")
+    return np.append(starts, nbytes)
+
+
+def plain(path: Path, scratch: Path) -> Path:
+    """A FASTA file that is not compressed, since records are read at random.
+
+    Args:
+        path: The file; unpacked when its name ends with ".gz".
+        scratch: A directory for what is unpacked.
+
+    Returns:
+        The same path, or that of the unpacked file.
+
+    Raises:
+        ValueError: The compressed file is damaged.
+    """
+    if not path.name.lower().endswith(".gz"):
+        return path
+    target = scratch / f"{len(list(scratch.iterdir()))}.fasta"
+    try:
+        with gzip.open(path, "rb") as packed, target.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: the file is cut or damaged: {error}") from error
+    return target

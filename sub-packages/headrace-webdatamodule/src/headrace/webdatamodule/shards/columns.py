@@ -1,0 +1,78 @@
+"""Columns: one number or row for each sample of a directory, such as its tokens, as a memory-mapped array."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.checksums import checksum64
+from headrace.webdatamodule.shards.errors import ManifestError
+from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, is_plain_name
+from headrace.webdatamodule.shards.whole import write_whole
+
+
+def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
+    """Store an array with one row for each sample beside the shards, and write the manifest anew.
+
+    Args:
+        directory: Where the shards and their manifest lie.
+        name: Name of the column; it becomes a part of a file name. A column of the same name is replaced.
+        values: The array, shape [n_samples, ...]; in the order of the manifest's shards and their samples.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        ManifestError: There is no manifest.
+        ValueError: The name or the array is not allowed.
+    """
+    folder, array = Path(directory), np.asarray(values)
+    manifest = Manifest.load(folder)
+    if not is_plain_name(name) or name.startswith("."):
+        raise ValueError(f"name must be a part of a file name, got {name!r}")
+    if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (manifest.n_samples,):
+        allowed = f"plain numbers or texts of shape [{manifest.n_samples}, ...], one row for each sample"
+        raise ValueError(f"values must be {allowed}, got {array.dtype} of shape {list(array.shape)}")
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    checksum = f"{checksum64(stream.getbuffer()):016x}"
+    # The checksum in the name keeps the old file whole until the new manifest names the new one.
+    column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
+    write_whole(folder / column.file, stream.getvalue())
+    made = manifest.with_column(column)
+    made.save(folder)
+    for old in {entry.file for entry in manifest.columns} - {entry.file for entry in made.columns}:
+        (folder / old).unlink(missing_ok=True)
+    return made
+
+
+def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDArray[Any]:
+    """Map a column.
+
+    Args:
+        directory: Where the shards lie.
+        manifest: Their manifest.
+        name: Name of the column.
+
+    Returns:
+        The array, read-only, shape [n_samples, ...].
+
+    Raises:
+        ManifestError: There is no such column, or its file is another one.
+    """
+    columns = {entry.name: entry for entry in manifest.columns}
+    if name not in columns:
+        raise ManifestError(f"there is no column {name!r}, only {sorted(columns)}; make it with add_column")
+    entry = columns[name]
+    try:
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(Path(directory) / entry.file, mode="r")
+    except Exception as error:  # numpy raises half a dozen kinds for damaged headers
+        raise ManifestError(f"the column {name!r} cannot be read from {entry.file}: {error}") from error
+    if array.dtype.str != entry.dtype or array.shape[:1] != (manifest.n_samples,):
+        found = f"{array.dtype.str} of shape {list(array.shape)}"
+        raise ManifestError(f"the column {name!r} is {found}, not {entry.dtype} of [{manifest.n_samples}, ...]")
+    return array

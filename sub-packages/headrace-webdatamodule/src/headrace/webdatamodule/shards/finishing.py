@@ -1,0 +1,118 @@
+"""What happens to a sample's bytes: each member decoded, then the whole sample transformed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from headrace.webdatamodule.shards.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.decode import decode_member
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.open_shard import OpenShard
+from headrace.webdatamodule.shards.rows import Sample
+
+Decoder: TypeAlias = Callable[[bytes], Any]
+Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
+Transform: TypeAlias = Callable[[Sample], Any]
+
+
+class Finishing:
+    """Decodes and transforms samples, and says where it was when one of both fails.
+
+    Args:
+        members: The member keys that occur, in lower case.
+        decode: As for `IndexedShards`.
+        transform: The same.
+        allowed_classes: The same.
+
+    Raises:
+        ValueError: One of them is not allowed.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[str],
+        decode: Decode,
+        transform: Transform | None,
+        allowed_classes: Collection[AllowedClass],
+    ) -> None:
+        self._transform = transform
+        self._decoders = decoders(tuple(members), decode, allowed_classes)
+        self.idle = transform is None and not self._decoders
+
+    def __call__(self, sample: Sample, shard: OpenShard, number: int) -> Any:
+        """Finish one sample.
+
+        Args:
+            sample: Its bytes; changed.
+            shard: Where it comes from.
+            number: Its number there.
+
+        Returns:
+            The sample, or what `transform` made of it.
+
+        Raises:
+            DecodeError: A member cannot be decoded; it names the place.
+        """
+        for member, decoder in self._decoders.items():
+            if member in sample:
+                sample[member] = _decoded(decoder, sample[member], shard, number, member)
+        return sample if self._transform is None else _transformed(self._transform, sample, shard)
+
+
+def decoders(members: Collection[str], decode: Decode, allowed_classes: Collection[AllowedClass]) -> dict[str, Decoder]:
+    """What decodes each member; nothing for those that stay bytes.
+
+    Args:
+        members: The member keys that occur.
+        decode: As for `IndexedShards`.
+        allowed_classes: The same.
+
+    Raises:
+        ValueError: `decode` names other members, or is something else; `allowed_classes` would not be used, or
+            holds something else.
+    """
+    usual = decode is decode_member or isinstance(decode, Mapping)
+    if allowed_classes and not usual:
+        raise ValueError(
+            f"allowed_classes is for the default decoding, which decode={decode!r} replaces: leave one out"
+        )
+    Allowed(allowed_classes)
+    by_default: dict[str, Decoder] = {
+        member: partial(decode_member, member, allowed_classes=tuple(allowed_classes)) for member in members
+    }
+    if decode is None or decode is decode_member:
+        return by_default if usual else {}
+    if isinstance(decode, Mapping):
+        own = {member.lower(): decoder for member, decoder in decode.items()}
+        if not own.keys() <= set(members):
+            raise ValueError(f"decode names {sorted(own.keys() - set(members))}, but the members are {sorted(members)}")
+        return {member: decoder for member, decoder in {**by_default, **own}.items() if decoder is not None}
+    if not callable(decode):
+        raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
+    return {member: partial(decode, member) for member in members}
+
+
+def _decoded(decoder: Decoder, data: bytes, shard: OpenShard, number: int, member: str) -> Any:
+    try:
+        return decoder(data)
+    except AllowedClassError:
+        raise
+    except ShardError as error:
+        vars(error).update(shard.place(number, member))
+        raise
+    except Exception as error:
+        message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
+        raise DecodeError(message, **shard.place(number, member)) from error
+
+
+def _transformed(transform: Transform, sample: Sample, shard: OpenShard) -> Any:
+    key = sample["__key__"]
+    try:
+        return transform(sample)
+    except Exception as error:
+        error.add_note(f"in transform, with sample {key!r} of shard {shard.index.shard!r}")
+        if isinstance(error, ShardError) and error.sample is None:
+            error.shard, error.sample = shard.index.shard, key
+        raise

@@ -1,0 +1,41 @@
+"""The bytes of a tar file, mapped, and checked to be those that were indexed."""
+
+from __future__ import annotations
+
+import mmap
+
+from headrace.webdatamodule.shards.errors import StaleIndexError
+from headrace.webdatamodule.shards.index import ShardIndex
+
+
+class Mapped:
+    """A memory map of a shard; it stays what it is when the file is replaced under its name.
+
+    Args:
+        index: Of the shard; it names the file.
+
+    Attributes:
+        data: The bytes; a slice of them is a copy.
+
+    Raises:
+        OSError: The file cannot be opened.
+        StaleIndexError: It is another one than was indexed.
+    """
+
+    def __init__(self, index: ShardIndex) -> None:
+        self.path, self.nbytes = index.shard, index.shard_bytes
+        self.data: bytes | mmap.mmap = b""
+        with open(self.path, "rb") as file:  # noqa: PTH123 - the path is a text already
+            if file.seek(0, 2):  # an empty file cannot be mapped
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+
+    def check_size(self) -> None:
+        """See whether the file was cut since: to read behind its end would kill the process.
+
+        Raises:
+            StaleIndexError: It was.
+        """
+        if isinstance(self.data, mmap.mmap) and self.data.size() != self.nbytes:
+            message = f"the shard had {self.nbytes} bytes when it was opened, and has {self.data.size()} now"
+            raise StaleIndexError(f"{message}: restore it, and make the dataset again", shard=self.path)

@@ -1,0 +1,157 @@
+"""One shard on another machine, of which only what is asked for is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.coalescing import Pieces, coalesce
+from headrace.webdatamodule.shards.errors import DamagedShardError
+from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
+from headrace.webdatamodule.shards.mapped import Mapped
+from headrace.webdatamodule.shards.open_shard import OpenShard
+from headrace.webdatamodule.shards.rows import Sample
+from headrace.webdatamodule.shards.transport import Transport
+
+_REQUEST, _WINDOW = 4 << 20, 16 << 20
+
+
+class Fetched(Mapped):
+    """Pieces of a shard in the place of a map of all of it.
+
+    Args:
+        pieces: Those that are going to be read.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.data: Any = pieces
+
+    def check_size(self) -> None:
+        """What is here stays as it is."""
+
+
+class RangedShard(OpenShard):
+    """A shard and its index; members that lie close together come in one request, several requests at a time.
+
+    Args:
+        index: Of the shard; it names the URL.
+        transport: Reads there.
+        keys: Which members to read, in lower case; all when None.
+        verify: Whether to check the checksum of each member that is read.
+        gap: Bytes between two members that may be read in vain.
+
+    Raises:
+        ShardError: The shard cannot be read.
+        StaleIndexError: It is another one than was indexed.
+    """
+
+    def __init__(
+        self, index: ShardIndex, transport: Transport, keys: Sequence[str] | None, *, verify: bool, gap: int
+    ) -> None:
+        super().__init__(index, Fetched(Pieces([], [])), keys, verify=verify)
+        self._transport, self._keys, self._gap = transport, keys, gap
+        check_far(index, transport)
+
+    def some(self, samples: Sequence[int], into: list[Sample]) -> None:
+        """As of `OpenShard`; what was damaged on the way is read once more."""
+        before = len(into)
+        try:
+            self._over(self._fetch(samples)).some(samples, into)
+        except DamagedShardError:
+            del into[before:]
+            self._over(self._fetch(samples)).some(samples, into)
+
+    def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
+        """As of `OpenShard`; while a few samples are looked at, the next ones come."""
+        spans = windows(self._bytes(range(start, stop)), _WINDOW)
+        parts = [range(start + begin, start + end) for begin, end in spans]
+        with ThreadPoolExecutor(1) as pool:
+            coming = [pool.submit(self._fetch, part) for part in parts[:1]]
+            for number, part in enumerate(parts):
+                pieces = coming.pop().result()
+                coming.extend(pool.submit(self._fetch, later) for later in parts[number + 1 : number + 2])
+                yield from self._window(part, pieces)
+
+    def check_all(self) -> None:
+        """As of `OpenShard`; all of the shard is read."""
+        whole = copy.copy(self)
+        whole._keys, whole._verify = None, True
+        for _ in whole.between(0, self.index.n_samples):
+            pass
+
+    def _window(self, part: range, pieces: Pieces) -> Iterator[list[Sample]]:
+        at = part.start
+        try:
+            for read in self._over(pieces).between(part.start, part.stop):
+                at += len(read)
+                yield read
+        except DamagedShardError:
+            again = range(at, part.stop)
+            yield from self._over(self._fetch(again)).between(again.start, again.stop)
+
+    def _over(self, pieces: Pieces) -> OpenShard:
+        return OpenShard(self.index, Fetched(pieces), self._keys, verify=self._verify)
+
+    def _positions(self, samples: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+        keys = self.index.member_keys if self._keys is None else self._keys
+        return [self.index.positions(key, samples) for key in keys]
+
+    def _bytes(self, samples: range) -> npt.NDArray[np.int64]:
+        made = np.zeros(len(samples), np.int64)
+        for positions in self._positions(samples):
+            has = positions >= 0
+            made[has] += self.index.sizes[positions[has]].astype(np.int64)
+        return made
+
+    def _fetch(self, samples: Sequence[int]) -> Pieces:
+        positions = np.concatenate([np.empty(0, np.int64), *self._positions(samples)])
+        wanted = positions[positions >= 0]
+        begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
+        return self._read(begins, begins + self.index.sizes[wanted].astype(np.int64))
+
+    def _read(self, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Pieces:
+        spans = coalesce(begins, ends, gap=self._gap, most=_REQUEST)
+        return Pieces(spans, self._transport.ranges(self.index.shard, spans))
+
+
+def check_far(index: ShardIndex, transport: Transport) -> None:
+    """See by its size and three short pieces whether a shard on another machine is the one that was indexed.
+
+    Args:
+        index: Of the shard; it names the URL.
+        transport: Reads there.
+
+    Raises:
+        ShardError: It cannot be read.
+        StaleIndexError: It is another one.
+    """
+    size = transport.size(index.shard)
+    begins, ends = np.array(index.spot_ranges() if size == index.shard_bytes else [(0, 0)], np.int64).T
+    spans = coalesce(begins, ends, gap=0, most=_REQUEST)
+    pieces = Pieces(spans, transport.ranges(index.shard, spans))
+    index.check_shard(size, lambda begin, end: pieces[begin:end])
+
+
+def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    """Cut a row of samples into parts of about as many bytes.
+
+    Args:
+        sizes: Bytes of each, shape [n].
+        most: Bytes of a part, less than one sample more at most.
+
+    Returns:
+        Begin and end of each part.
+
+    >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
+    [(0, 2), (2, 4), (4, 6)]
+    """
+    if not sizes.size:
+        return []
+    numbers = (np.cumsum(sizes) - sizes) // most
+    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, sizes.size], strict=True))

@@ -1,0 +1,371 @@
+"""The command line: the real command in a process of its own, its exit code and what it prints."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.webdatamodule import write_tars
+from headrace.webdatamodule.shards.columns import add_column
+from headrace.webdatamodule.shards.dali import parse_dali
+from headrace.webdatamodule.shards.indexing import index_shards
+
+COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
+Sample = tuple[str, dict[str, bytes]]
+
+
+def shards(*words: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([*COMMAND, *map(str, words)], check=False, timeout=120, **options)
+
+
+def text_of(*words: object, code: int = 0, **options: Any) -> str:
+    done = shards(*words, **options)
+    assert (done.returncode, done.stderr) == (code, b"")
+    return done.stdout.decode()
+
+
+def json_of(*words: object, code: int = 0) -> Any:
+    return json.loads(text_of(*words, "--json", code=code))
+
+
+def error_of(*words: object, code: int, **options: Any) -> str:
+    done = shards(*words, **options)
+    line = done.stderr.decode()
+    assert done.returncode == code, line
+    assert not done.stdout
+    assert line.startswith("headrace-shards: error: ")
+    assert line.endswith("\n")
+    assert line.count("\n") == 1
+    return line
+
+
+def corpus(n: int = 10) -> list[Sample]:
+    return [(f"s{i:03d}", {"json": b"[%d]" % i, "raw.bin": bytes(range(256)) * (i % 3)}) for i in range(n)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three shards, indexed."""
+    where = tmp_path / "set"
+    write_tars(corpus(), where, n_shards=3)
+    index_shards(where)
+    return where
+
+
+def tar_of(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return path
+
+
+def damage(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+# Help and usage
+
+
+@pytest.mark.parametrize("command", ["pack", "index", "verify", "ls", "cat", "info", "export-dali"])
+def test_each_command_has_help(command: str) -> None:
+    assert "--json" in text_of(command, "--help")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nope"], ["ls"], ["ls", ""], ["ls", "a", "b"], ["verify", ".", "--workers", "0"], ["ls", ".", "--x"]]
+)
+def test_wrong_usage_is_one_line_and_code_2(words: list[str]) -> None:
+    error_of(*words, code=2)
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "verify"])
+def test_no_command_that_reads_loads_torch(folder: Path, command: str) -> None:
+    script = """
+import sys
+from headrace.webdatamodule.cli import main
+code = main(sys.argv[1:])
+sys.exit(3 if {"torch", "lightning", "webdataset"} & set(sys.modules) else code)
+"""
+    done = subprocess.run([sys.executable, "-c", script, command, folder], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# index
+
+
+def test_index_prints_what_it_indexed(tmp_path: Path) -> None:
+    write_tars(corpus(), tmp_path, n_shards=2)
+    assert text_of("index", tmp_path).startswith("indexed 2 shards, 10 samples, ")
+    found = json_of("index", tmp_path, "--workers", 2)
+    nbytes = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    assert [found[name] for name in ("shards", "samples", "bytes", "members")] == [2, 10, nbytes, ["json", "raw.bin"]]
+    assert found["fingerprint"] == index_shards(tmp_path).fingerprint
+
+
+def test_index_names_members_that_are_skipped(tmp_path: Path) -> None:
+    tar_of(tmp_path / "a.tar", [("one.txt", b"1"), ("READ\x1bME", b"")])
+    done = shards("index", tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith(b"headrace-shards: warning: 1 members are no part of a sample")
+    assert b"\x1b" not in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_index_refuses_columns_of_other_shards_until_told(tmp_path: Path) -> None:
+    write_tars(corpus(), tmp_path, n_shards=2)
+    index_shards(tmp_path)
+    add_column(tmp_path, "tokens", np.arange(10))
+    tar_of(tmp_path / "z.tar", [("one.txt", b"1")])
+    assert "--drop-columns" in error_of("index", tmp_path, code=2)
+    assert json_of("index", tmp_path, "--drop-columns")["columns"] == []
+
+
+@pytest.mark.parametrize("command", ["index", "ls", "info", "export-dali", "cat"])
+def test_what_is_not_there_is_code_2(tmp_path: Path, command: str) -> None:
+    more = ["key"] if command == "cat" else []
+    assert str(tmp_path) in error_of(command, tmp_path / "nope", *more, code=2)
+    error_of(command, tmp_path, *more, code=2)
+
+
+def test_verify_needs_a_directory(tmp_path: Path) -> None:
+    error_of("verify", tmp_path / "nope", code=2)
+    assert "run headrace-shards index on that directory" in text_of("verify", tmp_path, code=1)
+
+
+def broken(path: Path, how: str) -> None:
+    whole = tar_of(path, [("one.txt", b"1" * 600), ("two.txt", b"2")]).read_bytes()
+    with tarfile.open(path, "w") as tar:
+        link = tarfile.TarInfo("one.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    if how != "link":
+        data = {"empty": b"", "html": b"<html>\x1b[31m" * 99, "cut": whole[:700], "no end": whole[:2560]}[how]
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["empty", "html", "cut", "no end", "link"])
+@pytest.mark.parametrize("command", ["index", "ls", "info", "verify"])
+def test_damaged_shards_are_code_1(tmp_path: Path, command: str, how: str) -> None:
+    path = tmp_path / "a\x1b[2J.tar"
+    broken(path, how)
+    if command == "verify":
+        line = text_of("verify", tmp_path, code=1)
+    else:
+        line = error_of(command, tmp_path if command == "index" else path, code=1)
+    assert "\x1b" not in line
+    assert "a\\x1b[2J.tar" in line
+
+
+# verify
+
+
+def test_verify_finds_nothing_in_a_whole_set(folder: Path) -> None:
+    assert text_of("verify", folder) == "0 faults\n"
+    assert json_of("verify", folder, "--workers", 2) == {"directory": str(folder), "faults": []}
+
+
+def test_verify_prints_each_fault_with_its_place(folder: Path) -> None:
+    paths = sorted(folder.glob("*.tar"))
+    damage(paths[0], 512)  # the first byte of data
+    paths[1].unlink()
+    lines = text_of("verify", folder, code=1).splitlines()
+    assert lines[-1] == "2 faults"
+    for part in (str(paths[0]), "'s000'", "'s000.json'", "offset 0"):
+        assert part in lines[0]
+    assert str(paths[1]) in lines[1]
+    first, second = json_of("verify", folder, "--workers", 2, code=1)["faults"]
+    assert (first["shard"], first["sample"], first["member"], first["offset"]) == (
+        str(paths[0]),
+        "s000",
+        "s000.json",
+        0,
+    )
+    assert second["shard"] == str(paths[1])
+
+
+# ls
+
+
+def test_ls_equals_what_tarfile_reads(folder: Path) -> None:
+    found = json_of("ls", folder)["samples"]
+    assert [one["key"] for one in found] == [key for key, _ in corpus()]
+    for sample in found:
+        with tarfile.open(sample["shard"]) as tar:
+            for one in sample["members"]:
+                header = tar.getmember(one["name"])
+                assert (one["offset"], one["bytes"]) == (header.offset_data, header.size)
+        assert sample["bytes"] == sum(one["bytes"] for one in sample["members"])
+    lines = text_of("ls", folder).splitlines()
+    assert lines[1] == "s001\tjson,raw.bin\t259"
+    parts = [one for sample in found for one in sample["members"]]
+    for line, one in zip(text_of("ls", folder, "--long").splitlines(), parts, strict=True):
+        assert line.split("\t")[1:] == [str(one["offset"]), str(one["bytes"]), one["xxh3"], one["name"]]
+
+
+def test_ls_reads_a_tar_without_an_index_and_writes_none(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", [("d/one.txt", b"1"), ("d/one.cls", b"22"), ("two.TXT", b"")])
+    assert text_of("ls", path) == "d/one\ttxt,cls\t3\ntwo\tTXT\t0\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_ls_escapes_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    names = ["\x1b[2Jred.txt", "tab\tbed.txt", "line\nfeed.txt", "\u202egnp.txt", "h#é.txt", "byte\udcff.txt"]
+    path = tar_of(tmp_path / "a.tar", [(name, b"") for name in names])
+    shown = text_of("ls", path)
+    assert shown.splitlines() == [
+        f"{key}\ttxt\t0" for key in ("\\x1b[2Jred", "tab\\tbed", "line\\nfeed", "\\u202egnp", "h#é", "byte\\udcff")
+    ]
+    ascii_only = text_of("ls", path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert "h#\\xe9\ttxt" in ascii_only
+    assert [one["members"][0]["name"] for one in json_of("ls", path)["samples"]] == names
+
+
+def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:
+    path = folder / "wdshards-000000.tar"
+    shutil.copy(folder / "wdshards-000001.tar", path)
+    done = shards("ls", path)
+    assert done.returncode == 0
+    assert done.stderr.startswith(b"headrace-shards: warning: the index of ")
+    assert b"s003\t" in done.stdout
+    error_of("ls", folder, code=1)
+    path.unlink()
+    assert "missing" in error_of("ls", folder, "--json", code=1)
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    write_tars(corpus(9000), tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    script = 'set -o pipefail; "$@" | head -n 1'
+    for words in (["ls", str(tmp_path)], ["ls", str(tmp_path), "--json"]):
+        done = subprocess.run(["bash", "-c", script, "-", *COMMAND, *words], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.count(b"\n") == 1
+
+
+def test_faults_count_though_nobody_reads_them(folder: Path) -> None:
+    damage(folder / "wdshards-000000.tar", 512)
+    script = '"$@" | true; exit "${PIPESTATUS[0]}"'
+    done = subprocess.run(["bash", "-c", script, "-", *COMMAND, "verify", folder], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told(folder: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = shards("ls", folder, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr == b"headrace-shards: error: standard output cannot be written: No space left on device\n"
+
+
+def test_ctrl_c_is_quiet_and_code_130(tmp_path: Path) -> None:
+    write_tars(corpus(9000), tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    # What runs in the background inherits that Ctrl-C is ignored.
+    script = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from headrace.webdatamodule.cli import main
+sys.exit(main())
+"""
+    words = [sys.executable, "-c", script, "ls", str(tmp_path), "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)  # it writes, and soon waits for the full pipe
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, b"")
+
+
+# cat
+
+
+def test_cat_gives_the_bytes(folder: Path) -> None:
+    for key, members in corpus()[::4]:
+        for member, data in members.items():
+            assert shards("cat", folder, f"{key}.{member.upper()}").stdout == data
+        assert shards("cat", folder, key).stdout == b"".join(members.values())
+    found = json_of("cat", folder / "wdshards-000001.tar", "s004")
+    decoded = {one["member"]: base64.b64decode(one["base64"]) for one in found["members"]}
+    assert (found["key"], decoded) == corpus()[4]
+
+
+@pytest.mark.parametrize("name", ["nope", "s001.nope", "s001.", "", "S001.json"])
+def test_cat_of_what_is_not_there_is_code_2(folder: Path, name: str) -> None:
+    error_of("cat", folder, name, code=2)
+
+
+def test_cat_of_damage_is_code_1_and_prints_nothing(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", [("one.raw", bytes(100_000)), ("two.txt", b"whole")])
+    index_shards(tmp_path)
+    damage(path, 512 + 20_000)
+    line = error_of("cat", tmp_path, "one.raw", code=1)
+    for part in (str(path), "'one'", "'one.raw'", "offset 0"):
+        assert part in line
+    assert text_of("cat", tmp_path, "two.txt") == "whole"
+
+
+# info
+
+
+def test_info_counts(folder: Path) -> None:
+    add_column(folder, "tokens", np.arange(10, dtype=np.int32))
+    found = json_of("info", folder)
+    assert (len(found["shards"]), found["samples"]) == (3, 10)
+    assert [one["samples"] for one in found["shards"]] == [3, 3, 4]
+    sizes = [len(members["raw.bin"]) for _, members in corpus()]
+    assert found["members"]["raw.bin"] == {
+        "samples": 10, "bytes": sum(sizes), "min": 0, "median": 256, "max": 512
+    }  # fmt: skip
+    assert found["columns"] == [{"name": "tokens", "dtype": "<i4"}]
+    shown = text_of("info", folder)
+    assert shown.startswith("3 shards, 10 samples, ")
+    for part in ("tokens", "raw.bin", "wdshards-000002.tar"):
+        assert part in shown
+
+
+def test_info_of_members_that_only_some_samples_have(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", [("one.txt", b"1"), ("two.txt", b"22"), ("two.cls", b""), ("NOTES", b"")])
+    found = json_of("info", path)
+    assert found["members"]["cls"]["samples"] == 1
+    assert found["members"]["txt"]["median"] == 1.5
+    assert found["shards"][0]["skipped_names"] == ["NOTES"]
+    assert found["fingerprint"] is None
+
+
+# export-dali
+
+
+def test_export_dali_writes_what_dali_reads(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "dali"
+    paths = text_of("export-dali", folder, "--out", out).split()
+    assert paths == [str(out / f"wdshards-{i:06d}.idx") for i in range(3)]
+    samples = [sample for path in paths for sample in parse_dali(Path(path).read_text())]
+    assert [[one.key for one in sample] for sample in samples] == [["json", "raw.bin"]] * 10
+    found = json_of("export-dali", folder)["exported"]
+    assert [Path(one["index"]).read_bytes() for one in found] == [Path(path).read_bytes() for path in paths]
+
+
+def test_export_dali_refuses_what_the_format_cannot_hold(tmp_path: Path) -> None:
+    tar_of(tmp_path / "a.1.tar", [("white space.txt", b"")])
+    index_shards(tmp_path)
+    error_of("export-dali", tmp_path, code=2)
+    tar_of(tmp_path / "a.2.tar", [("one.txt", b"")])
+    index_shards(tmp_path)
+    assert "'a.1.tar' and 'a.2.tar'" in error_of("export-dali", tmp_path, code=2)
+    assert not list(tmp_path.glob("*.idx"))

@@ -1,0 +1,282 @@
+"""`headrace-shards pack`: what each kind of source becomes."""
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule.commands.sources.fasta import Fasta
+from headrace.webdatamodule.commands.sources.files import find_files
+from headrace.webdatamodule.commands.sources.source import Chain
+from headrace.webdatamodule.shards.reader import IndexedShards
+
+COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
+
+
+def pack(*words: object, code: int = 0) -> str:
+    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.startswith("headrace-shards: error: ")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+    return done.stdout
+
+
+def files(folder: Path, **contents: bytes) -> Path:
+    for name, data in contents.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+# Files
+
+
+def test_files_of_a_stem_are_a_sample(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", b_txt=b"B", a_txt=b"A", a_json=b"[1]", d__a_tar_gz=b"z")
+    out = tmp_path / "out"
+    found = json.loads(pack(source, out, "--json"))
+    assert (found["samples"], found["members"]) == (3, ["json", "tar.gz", "txt"])
+    assert list(IndexedShards(out, decode=None)) == [
+        {"__key__": "a", "json": b"[1]", "txt": b"A"},
+        {"__key__": "b", "txt": b"B"},
+        {"__key__": "d/a", "tar.gz": b"z"},
+    ]
+    assert pack(source, out) == f"packed 1 shards, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        (["--samples-per-shard", "4"], [4, 4, 2]),
+        (["--n-shards", "5"], [2, 2, 2, 2, 2]),
+        (["--n-shards", "2", "--workers", "2"], [5, 5]),
+        ([], [10]),
+    ],
+)
+def test_shards_are_as_large_as_asked_for(tmp_path: Path, words: list[str], counts: list[int]) -> None:
+    source = files(tmp_path / "in", **{f"s{i}_txt": b"%d" % i for i in range(10)})
+    out = tmp_path / "out"
+    pack(source, out, *words, "--prefix", "part")
+    names = [path.name for path in sorted(out.glob("*.tar"))]
+    assert names == [f"part-{i:06d}.tar" for i in range(len(counts))]
+    found = []
+    for name in names:
+        with tarfile.open(out / name) as tar:
+            found.append(len(tar.getmembers()))
+    assert found == counts
+    assert [sample["txt"] for sample in IndexedShards(out)] == [str(i) for i in range(10)]
+
+
+def test_bytes_per_shard_bounds_the_shards(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", **{f"s{i}_bin": bytes(9000) for i in range(10)})
+    pack(source, tmp_path / "out", "--bytes-per-shard", "32K")
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.tar")]
+    assert len(sizes) == 4  # three samples of 9,728 bytes fit into 32 KiB
+    assert max(sizes) <= 32 * 1024 + 10240
+
+
+def test_pickles_are_copied_and_not_loaded(tmp_path: Path) -> None:
+    data = b"cos\nsystem\n(S'touch ran'\ntR."
+    source = files(tmp_path / "in", p1_2_pkl=data, p1_3_pkl=pickle.dumps([3]))
+    pack(source, tmp_path / "out", "--split-at", "last")
+    found = list(IndexedShards(tmp_path / "out", decode=None))
+    assert [sample["__key__"] for sample in found] == ["p1-2", "p1-3"]
+    assert found[0]["pkl"] == data
+    assert not Path("ran").exists()
+
+
+def test_directories_complete_one_another(tmp_path: Path) -> None:
+    one, two = files(tmp_path / "images", a_jpg=b"i"), files(tmp_path / "labels", a_cls=b"1")
+    found = find_files([one, two])
+    assert list(found) == [("a", {"cls": b"1", "jpg": b"i"})]
+    files(two, a_jpg=b"other")
+    assert "would both be its member 'jpg'" in pack(one, two, tmp_path / "out", code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_left_are_named(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", a_txt=b"A", README=b"", _hidden=b"", end_=b"")
+    os.mkfifo(source / "pipe.txt")
+    (source / "link").symlink_to(tmp_path)
+    words = [*COMMAND, str(source), str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("headrace-shards: warning: 5 files are no part of a sample and are not packed")
+    assert done.stderr.count("\n") == 1
+
+
+# FASTA
+
+
+def test_fasta_records_are_numbered_samples(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.fasta", tmp_path / "two.fa.gz"
+    one.write_bytes(b"\n>sp|P1.1|X first protein\r\nMK\r\nVL A\r\n\r\n>empty\r\n")
+    two.write_bytes(gzip.compress(b">sp|P1.1|X again\nACGT"))
+    pack(one, two, tmp_path / "out", "--samples-per-shard", "2", "--workers", "2")
+    assert list(IndexedShards(tmp_path / "out")) == [
+        {"__key__": "000000000", "id.txt": "sp|P1.1|X first protein", "seq.txt": "MKVLA"},
+        {"__key__": "000000001", "id.txt": "empty", "seq.txt": ""},
+        {"__key__": "000000002", "id.txt": "sp|P1.1|X again", "seq.txt": "ACGT"},
+    ]
+
+
+@given(st.lists(st.tuples(st.text("ab| >.", max_size=9), st.lists(st.text("ACG*", min_size=1, max_size=9)))))
+def test_fasta_gives_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, list[str]]]
+) -> None:
+    path = tmp_path_factory.mktemp("fasta") / "a.fasta"
+    path.write_text("".join(f">{title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in records))
+    if not records:
+        with pytest.raises(ValueError, match="the file is empty"):
+            Fasta(path)
+        return
+    source = pickle.loads(pickle.dumps(Chain([Fasta(path), Fasta(path, len(records))])))
+    found = [(key, members["id.txt"].decode(), members["seq.txt"].decode()) for key, members in source]
+    expected = [(title.strip(), "".join(lines)) for title, lines in records]
+    assert found == [(f"{i:09d}", *one) for i, one in enumerate(expected * 2)]
+    cut = source.part(len(records) - 1, len(records) + 1)
+    assert list(cut) == list(source)[len(records) - 1 : len(records) + 1]
+    assert list(cut.keys()) == [key for key, _ in cut]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.fasta", b""),
+        ("a.fasta", b"\n\n"),
+        ("a.fasta", b"ACGT\n>late\nA\n"),
+        ("a.fasta", b"<html>\x1b[31m"),
+        ("a.fasta", b">one\rACGT\r"),
+        ("a.fa.gz", b"no gzip"),
+        ("a.fa.gz", gzip.compress(b">one\n" + os.urandom(999))[:-20]),
+        ("a.csv", b"x"),
+    ],
+)
+def test_files_that_are_no_fasta_are_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    error = pack(tmp_path / name, tmp_path / "out", code=2)
+    assert name in error
+    assert "\x1b" not in error
+    assert not list(tmp_path.glob("out/*.tar"))
+
+
+# LMDB
+
+
+def lmdb_of(path: Path, *, subdir: bool = True) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(path), subdir=subdir) as environment, environment.begin(write=True) as writing:
+        for i in range(6):
+            writing.put(b"1abc.%d" % i, pickle.dumps(i))
+    return path
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_lmdb_entries_are_samples(tmp_path: Path, subdir: bool) -> None:
+    source = lmdb_of(tmp_path / "db.lmdb", subdir=subdir)
+    pack(source, tmp_path / "out", "--member", "pkl", "--n-shards", "2", "--workers", "2")
+    assert list(IndexedShards(tmp_path / "out")) == [{"__key__": f"1abc-{i}", "pkl": i} for i in range(6)]
+
+
+def test_lmdb_keys_choose_entries(tmp_path: Path) -> None:
+    source = lmdb_of(tmp_path / "db")
+    keys = tmp_path / "train.keys"
+    keys.write_text("1abc.4\n1abc.2\n")
+    pack(source, tmp_path / "out", "--keys", keys)
+    found = [(sample["__key__"], pickle.loads(sample["bin"])) for sample in IndexedShards(tmp_path / "out")]
+    assert found == [("1abc-4", 4), ("1abc-2", 2)]
+    keys.write_text("nope\n")
+    assert "'nope'" in pack(source, tmp_path / "none", "--keys", keys, code=2)
+
+
+def test_what_is_no_lmdb_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.lmdb").write_bytes(b"no database" * 1000)
+    assert "a.lmdb" in pack(tmp_path / "a.lmdb", tmp_path / "out", code=2)
+    (tmp_path / "b.lmdb").mkdir()
+    pack(tmp_path / "b.lmdb", tmp_path / "out", code=2)
+    assert not list((tmp_path / "b.lmdb").iterdir())
+
+
+# Usage
+
+
+def test_wrong_sources_are_refused(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", a_txt=b"A")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.fa").write_bytes(b">a\nA\n")
+    out = tmp_path / "out"
+    pack(tmp_path / "nope", out, code=2)
+    pack(tmp_path / "empty", out, code=2)
+    assert "several kinds" in pack(source, tmp_path / "a.fa", out, code=2)
+    assert "lies in the source" in pack(source, source / "shards", code=2)
+    pack(source, code=2)
+    pack(source, out, "--keys", tmp_path / "a.fa", code=2)
+    for words in (["--n-shards", "0"], ["--n-shards", "2"], ["--bytes-per-shard", "1X"], ["--prefix", "a/b"]):
+        pack(source, out, *words, code=2)
+    pack(source, out, "--n-shards", "1", "--samples-per-shard", "1", code=2)
+    assert not list(tmp_path.glob("out/*.tar"))
+
+
+def test_other_shards_are_not_mixed_in(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pack(files(tmp_path / "in", a_txt=b"A", b_txt=b"B"), out, "--n-shards", "2")
+    before = {path.name: path.read_bytes() for path in out.glob("*.tar")}
+    pack(files(tmp_path / "other", c_txt=b"C"), out, code=2)
+    assert {path.name: path.read_bytes() for path in out.glob("*.tar")} == before
+
+
+def test_a_stopped_or_failed_run_leaves_nothing(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", **{f"s{i}_txt": b"x" for i in range(9)}, s8_TXT=b"the same in lower case")
+    for words in ([], ["--workers", "2"]):
+        error = pack(source, tmp_path / "out", "--samples-per-shard", "2", *words, code=2)
+        assert "'s8'" in error
+        assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    source = files(tmp_path / "in", a_txt=b"A")
+    (source / "v1.2").mkdir()
+    (source / "v1.2" / "b.txt").write_bytes(b"B")
+    assert "'v1.2/b'" in pack(source, tmp_path / "out", code=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--workers", "2"]])
+def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, words: list[str]) -> None:
+    source, out = tmp_path / "a.fasta", tmp_path / "out"
+    source.write_bytes(b">one\nACGT\n" * 40_000)
+    # What runs in the background inherits that Ctrl-C is ignored.
+    script = """
+import signal, sys
+from headrace.webdatamodule.cli import main
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main())
+"""
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    command = [sys.executable, str(program), "pack", str(source), str(out), "--samples-per-shard", "4000", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while process.poll() is None and not list(out.glob(".*.part")):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        try:
+            output, error = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, output, error) == (130, b"", b"")
+    assert list(out.iterdir()) == []

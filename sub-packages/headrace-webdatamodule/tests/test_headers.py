@@ -1,0 +1,280 @@
+import contextlib
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule.shards.errors import DamagedShardError, RefusedMemberError, ShardError
+from headrace.webdatamodule.shards.headers import header_sum, parse_header, parse_number
+from headrace.webdatamodule.shards.pax import parse_pax
+from headrace.webdatamodule.shards.walking import Member, walk
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+# Bytes that are no UTF-8 are lone surrogates in Python's names.
+LETTERS = st.characters(codec="utf-8", exclude_characters="\0/") | st.sampled_from("#.\udc80\udcff_")
+PARTS = st.text(LETTERS, min_size=1, max_size=60)
+NAMES = st.lists(PARTS, min_size=1, max_size=6).map("/".join)
+Spec = list[tuple[str, bytes]]
+
+
+def tar(spec: Spec, kind: int = tarfile.USTAR_FORMAT) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind, encoding="utf-8", errors="surrogateescape") as file:
+        for name, data in spec:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            header.mtime = 1.5 if kind == tarfile.PAX_FORMAT else 1  # the fraction makes an extended header
+            file.addfile(header, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def one_header(data: bytes = b"", name: str = "a.txt", **fields: object) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = len(data)
+    for field, value in fields.items():
+        setattr(header, field, value)
+    return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512) + bytes(1024)
+
+
+def reseal(block: bytearray) -> None:
+    block[148:156] = b"%06o\0 " % header_sum(bytes(block[:512]))
+
+
+def as_tarfile_sees(data: bytes) -> list[Member]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8", errors="surrogateescape") as file:
+        return [
+            Member(one.name, one.offset_data, one.size, one.offset, "file" if one.isreg() else "directory")
+            for one in file
+        ]
+
+
+def plain(members: list[Member]) -> list[Member]:
+    return [one._replace(name=one.name.rstrip("/")) if one.kind == "directory" else one for one in members]
+
+
+@given(st.sampled_from(FORMATS), st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6))
+def test_members_are_those_that_tarfile_reads(kind: int, spec: Spec) -> None:
+    if kind == tarfile.USTAR_FORMAT:
+        spec = [("d" * 90 + "/" + name[:20].strip("/"), data) for name, data in spec]  # it holds 100 bytes and a prefix
+    data = tar(spec, kind)
+    assert list(walk(data)) == as_tarfile_sees(data)
+    assert [member.name for member in walk(data)] == [name for name, _ in spec]
+    assert [data[m.offset : m.offset + m.size] for m in walk(data)] == [content for _, content in spec]
+
+
+def test_members_are_those_that_webdataset_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with wds.TarWriter(str(path)) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"deep/{number:04d}", "txt": "x" * number, "json": {"n": number}})
+    data = path.read_bytes()
+    assert list(walk(data)) == as_tarfile_sees(data)
+    assert sum(1 for _ in walk(data)) == 40
+
+
+@pytest.mark.parametrize("kind", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_members_are_those_that_gnu_tar_wrote(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "in"
+    names = ["a.txt", "#b.txt", "übung.json", "deep/er/c.bin", "d" * 90 + ".txt"]
+    if kind not in ("v7", "ustar"):
+        names += ["long/" * 30 + "e" * 120 + ".txt"]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * (300 * number))
+    label = ["--label=volume"] if kind in ("gnu", "oldgnu") else []
+    command = ["tar", f"--format={kind}", "--sort=name", *label, "-cf", "../a.tar", "."]
+    assert subprocess.run(command, cwd=folder, check=False).returncode == 0
+    data = (tmp_path / "a.tar").read_bytes()
+    found = list(walk(data))
+    assert [member.kind for member in found[: len(label)]] == ["label"] * len(label)
+    assert plain(found[len(label) :]) == as_tarfile_sees(data)[len(label) :]
+    assert {m.name for m in found if m.kind == "file"} == {f"./{name}" for name in names}
+
+
+def test_names_that_would_be_dangerous_to_unpack_are_only_names() -> None:
+    names = ["../up.txt", "/root.txt", "a#b.txt", "ü/漢.json", "a b.txt", "a\nb.txt", "c:\\d.txt"]
+    assert [member.name for member in walk(tar([(name, b"") for name in names]))] == names
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_cut_is_found(kind: int) -> None:
+    data = tar([("a.txt", b"1" * 700), ("a.cls", b""), ("b.txt", b"2")], kind)
+    end = list(walk(data))[-1].offset + 512 + 1024
+    for length in range(end):
+        with pytest.raises(DamagedShardError) as caught:
+            list(walk(data[:length], shard="s.tar"))
+        assert caught.value.shard == "s.tar"
+        assert caught.value.offset is not None
+        assert caught.value.offset <= length
+    for length in range(end, len(data) + 1):
+        if length % 512:
+            with pytest.raises(DamagedShardError, match="no multiple of 512"):
+                list(walk(data[:length]))
+        else:
+            assert sum(1 for _ in walk(data[:length])) == 3
+
+
+def test_each_flipped_bit_of_a_header_is_found_there() -> None:
+    data = tar([("a.txt", b"1" * 700), ("b.txt", b"2")])
+    at = list(walk(data))[1].start
+    for bit in range(4096):
+        if 148 <= bit // 8 < 156:  # the checksum itself has two bytes that mean nothing
+            continue
+        broken = bytearray(data)
+        broken[at + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedShardError, match=r"checksum does not fit|no tar header") as caught:
+            list(walk(bytes(broken)))
+        assert caught.value.offset == at
+
+
+def test_a_header_with_signed_sums_is_read() -> None:
+    block = bytearray(one_header(name="ü.txt"))
+    total = header_sum(bytes(block[:512])) - 256 * sum(byte > 127 for byte in block[:512])
+    block[148:156] = b"%06o\0 " % total
+    assert parse_header(bytes(block[:512])).name == "ü.txt"
+
+
+def expect(data: bytes, match: str, *, offset: int, member: str | None = None, refused: bool = False) -> None:
+    with pytest.raises(RefusedMemberError if refused else DamagedShardError, match=match) as caught:
+        list(walk(data, shard="s.tar"))
+    assert (caught.value.shard, caught.value.offset, caught.value.member) == ("s.tar", offset, member)
+
+
+def test_what_is_no_tar_file_is_named() -> None:
+    expect(b"", "empty: it has 0 bytes", offset=0)
+    expect(b"<!DOCTYPE html><html>", "no tar file.*<!DOCTYPE html>", offset=0)
+    expect(b"<!DOCTYPE html><html>" * 100, "no tar header, but b'<!DOCTYPE html>", offset=0)
+    expect(b"\x1f\x8b" + bytes(600), "compressed", offset=0)
+    expect(bytes(range(256)) * 8, "no tar header", offset=0)
+
+
+def test_two_tars_joined_and_a_lost_page_are_named() -> None:
+    data = tar([("a.txt", b"1"), ("b.txt", b"2")])
+    expect(data + data, f"something follows at byte {len(data)}.*joined", offset=2048)
+    lost = tar([(f"{number}.txt", b"1") for number in range(20)])
+    expect(lost[:4096] + bytes(4096) + lost[8192:], "page was lost", offset=4096)
+    expect(lost[:4096] + bytes(512) + lost[4608:], "page was lost", offset=4096)
+
+
+def test_the_end_may_be_short_but_not_missing() -> None:
+    data = one_header(b"1")
+    assert len(list(walk(data))) == 1
+    expect(data[:-512], "two blocks of zeros .* missing", offset=1024)
+    expect(data[:-1024], "two blocks of zeros .* missing", offset=1024)
+    expect(data[:600], "promises 1 bytes of data, but 88 follow: the shard is cut", offset=0, member="a.txt")
+
+
+def test_absurd_sizes_are_named() -> None:
+    for size in (8 << 30, (8 << 30) - 1, 1 << 60):
+        expect(one_header(size=size), f"promises {size} bytes", offset=0, member="a.txt")
+    expect(one_header(size=-1), "negative size", offset=0)
+    for field in (b"-0000000001\0", b"0x1\0", b"1_0\0", b"99\0", b"\xff" * 12):
+        block = bytearray(one_header())
+        block[124:136] = field.ljust(12, b"\0")
+        reseal(block)
+        expect(bytes(block), "negative|no number", offset=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (tarfile.LNKTYPE, "hard link"),
+        (tarfile.SYMTYPE, "symbolic link"),
+        (tarfile.CHRTYPE, "character device"),
+        (tarfile.BLKTYPE, "block device"),
+        (tarfile.FIFOTYPE, "FIFO"),
+        (tarfile.GNUTYPE_SPARSE, "sparse"),
+        (b"M", "another volume"),
+        (b"D", "incremental"),
+        (b"N", "old GNU"),
+        (b"Q", "unknown type b'Q'"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_by_name(kind: bytes, match: str) -> None:
+    before = one_header(b"1", "first.txt")[:-1024]
+    expect(before + one_header(name="x.txt", type=kind), match, offset=1024, member="x.txt", refused=True)
+
+
+@pytest.mark.parametrize("kind", ["gnu", "posix"])
+def test_a_sparse_file_of_gnu_tar_is_refused(tmp_path: Path, kind: str) -> None:
+    with (tmp_path / "hole.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    command = ["tar", f"--format={kind}", "--sparse", "-cf", "a.tar", "hole.bin"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    with pytest.raises(RefusedMemberError, match="sparse"):
+        list(walk((tmp_path / "a.tar").read_bytes()))
+
+
+def test_a_size_beyond_8_gib_is_read_in_each_form() -> None:
+    assert parse_number(b"77777777777\0") == (8 << 30) - 1
+    assert parse_number(one_header(size=9 << 30)[124:136]) == 9 << 30
+    assert parse_number(bytes(12)) == 0
+    header = tarfile.TarInfo("a.txt")
+    header.size = 9 << 30
+    expect(header.tobuf(tarfile.PAX_FORMAT), f"promises {9 << 30} bytes", offset=1024, member="a.txt")
+
+
+def pax_record(key: bytes, value: bytes) -> bytes:
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body) + len(str(len(body)))
+    return str(length + (len(str(length)) > len(str(len(body))))).encode() + body
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"path", b"size", b"mtime", b"x"]), st.binary(max_size=200))))
+def test_pax_records_are_read_whatever_they_hold(records: list[tuple[bytes, bytes]]) -> None:
+    data = b"".join(pax_record(key, value) for key, value in records)
+    expected = {key: value for key, value in records if key in (b"path", b"size")}
+    found = {k.encode(): v.encode("utf-8", "surrogateescape") for k, v in parse_pax(data).items()}
+    assert found == expected
+
+
+@given(st.binary(max_size=60))
+def test_damaged_pax_records_raise_our_error_only(data: bytes) -> None:
+    with contextlib.suppress(ShardError):
+        parse_pax(data)
+
+
+@pytest.mark.parametrize("data", [b"x", b"0 a=b\n", b"99 a=b\n", b"6 a=b", b"5 ab\n", b"-6 a=b\n", b"6 a=b\n7"])
+def test_pax_records_of_another_form_are_refused(data: bytes) -> None:
+    with pytest.raises(DamagedShardError, match="here is no record"):
+        parse_pax(data)
+
+
+def extended(kind: bytes, body: bytes) -> bytes:
+    return one_header(body, "ext", type=kind)[:-1024]
+
+
+def test_extended_headers_reach_as_far_as_they_should() -> None:
+    member = one_header(b"1")[:-1024]
+    local, world = extended(b"x", pax_record(b"path", b"l.txt")), extended(b"g", pax_record(b"path", b"g.txt"))
+    undo = extended(b"x", pax_record(b"path", b""))
+    assert [one.name for one in walk(local + member + member + bytes(1024))] == ["l.txt", "a.txt"]
+    names = [one.name for one in walk(world + member + local + member + undo + member + bytes(1024))]
+    assert names == ["g.txt", "l.txt", "a.txt"]
+    long = extended(b"L", b"n" * 300 + b".txt\0") + extended(b"K", b"link\0")
+    assert [(one.name, one.start, one.offset) for one in walk(long + member + bytes(1024))] == [
+        ("n" * 300 + ".txt", 0, 2560)
+    ]
+
+
+def test_extended_headers_that_fit_nothing_are_named() -> None:
+    local = extended(b"x", pax_record(b"path", b"l.txt"))
+    expect(local + bytes(1024), "not followed by its member", offset=1024)
+    expect(local, "not followed by its member", offset=1024)
+    member = one_header(b"1")
+    for value in (b"-1", b"x", "²".encode(), b"1" * 30):
+        expect(extended(b"x", pax_record(b"size", value)) + member, "no number", offset=1024, member="a.txt")
+    expect(extended(b"x", pax_record(b"path", b"a\0b")) + member, "no usable name", offset=1024, member="a\0b")
+    expect(one_header(name=""), "no usable name", offset=0, member="")
+
+
+def test_directories_of_the_v7_format_are_directories() -> None:
+    block = bytearray(one_header(name="folder/"))
+    block[156] = 0
+    reseal(block)
+    assert [member.kind for member in walk(bytes(block))] == ["directory"]

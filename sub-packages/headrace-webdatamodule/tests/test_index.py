@@ -1,0 +1,329 @@
+import io
+import mmap
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule.shards.building import build_index
+from headrace.webdatamodule.shards.checksums import checksum32
+from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
+from headrace.webdatamodule.shards.grouping import group
+from headrace.webdatamodule.shards.index import ShardIndex, index_path
+from headrace.webdatamodule.shards.keys import ListedKeys, NumberedKeys, describe_keys, read_keys
+from headrace.webdatamodule.shards.packing import MAGIC, pack, unpack
+from headrace.webdatamodule.shards.tar import write_tar
+from headrace.webdatamodule.shards.walking import walk
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)
+MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=1500), min_size=1)
+SAMPLES = st.dictionaries(KEYS.filter(lambda key: not key.startswith("__")), MEMBERS, max_size=6)
+Given = dict[str, dict[str, bytes]]
+
+
+def tar(samples: Given, kind: int = tarfile.USTAR_FORMAT) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind, encoding="utf-8", errors="surrogateescape") as file:
+        for key, members in samples.items():
+            for suffix, data in members.items():
+                header = tarfile.TarInfo(f"{key}.{suffix}")
+                header.size = len(data)
+                header.mtime = 1.5 if kind == tarfile.PAX_FORMAT else 1
+                file.addfile(header, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def numbered(count: int) -> Given:
+    return {f"s{n:06d}": {"txt": b"%d" % n * (n % 300), "json": b"{}"} for n in range(count)}
+
+
+def read_all(index: ShardIndex, data: bytes) -> list[tuple[str, list[tuple[str, bytes]]]]:
+    found = []
+    for sample, key in enumerate(index.keys):
+        start, stop = index.span(sample)
+        spans = zip(index.offsets[start:stop], index.sizes[start:stop], strict=True)
+        pieces = [data[offset : offset + int(size)] for offset, size in spans]
+        assert [checksum32(piece) for piece in pieces] == index.checksums[start:stop].tolist()
+        found.append((key, list(zip(index.layout(sample), pieces, strict=True))))
+    return found
+
+
+def reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda begin, end: data[begin:end]
+
+
+def lowered(samples: Given) -> list[tuple[str, list[tuple[str, bytes]]]]:
+    return [(key, [(k.lower(), v) for k, v in members.items()]) for key, members in samples.items()]
+
+
+@given(st.sampled_from(FORMATS), SAMPLES)
+def test_an_index_finds_what_was_written(kind: int, samples: Given) -> None:
+    data = tar(samples, kind)
+    index = ShardIndex(build_index(data))
+    assert read_all(index, data) == lowered(samples)
+    assert (len(index), index.shard_bytes) == (len(samples), len(data))
+    assert [index.find(key) for key in samples] == list(range(len(samples)))
+    for position in range(index.n_members):
+        sample, name = index.locate(position)
+        start, stop = index.span(sample)
+        assert start <= position < stop
+        assert name == f"{index.key(sample)}.{list(samples[index.key(sample)])[position - start]}"
+    for member in (*index.member_keys, "nowhere"):
+        expected = [
+            index.span(s)[0] + index.layout(s).index(member) if member in index.layout(s) else -1
+            for s in range(len(index))
+        ]
+        assert index.positions(member).tolist() == expected
+        assert index.positions(member, [0] * bool(samples)).tolist() == expected[:1]
+    index.check_self()
+    index.check_shard(len(data), reader(data))
+
+
+def test_it_finds_what_webdataset_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with wds.TarWriter(str(path)) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"deep/{number:04d}", "txt": "x" * number, "cls": number})
+    data = path.read_bytes()
+    found = read_all(ShardIndex(build_index(data)), data)
+    assert [(key, dict(members)["txt"]) for key, members in found] == [
+        (f"deep/{number:04d}", b"x" * number) for number in range(20)
+    ]
+
+
+def test_it_finds_what_gnu_tar_wrote(tmp_path: Path) -> None:
+    names = [f"in/{part}{'x' * 120}{number}.txt" for part in "ab" for number in range(3)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert subprocess.run(["tar", "--sort=name", "-cf", "a.tar", "in"], cwd=tmp_path, check=False).returncode == 0
+    data = (tmp_path / "a.tar").read_bytes()
+    index = ShardIndex(build_index(data))
+    assert read_all(index, data) == [(name[:-4], [("txt", name.encode())]) for name in names]
+    assert index.skipped == {"directory": 1}
+    assert index.n_skipped == 0
+
+
+@given(SAMPLES)
+def test_the_same_shard_has_the_same_index(samples: Given) -> None:
+    assert build_index(tar(samples)) == build_index(memoryview(tar(samples)))
+
+
+def test_two_members_take_less_than_28_bytes_a_sample() -> None:
+    index = build_index(tar(numbered(5000)))
+    assert len(index) / 5000 < 24.5
+
+
+def test_opening_reads_the_head_only(tmp_path: Path) -> None:
+    heads = []
+    for count in (10, 20_000):
+        packed = bytearray(build_index(tar(numbered(count))))
+        head = len(packed) - len(unpack(memoryview(packed)).body)
+        packed[head:] = random.Random(0).randbytes(len(packed) - head)  # opening does not see it
+        index = ShardIndex(bytes(packed))
+        assert (len(index), index.key(count - 1)) == (count, f"s{count - 1:06d}")
+        with pytest.raises(DamagedIndexError, match="arrays of the index are damaged"):
+            index.check_self()
+        heads.append(head)
+    assert heads[1] - heads[0] < 64  # the counts have more digits
+
+
+TOUCH = """
+import mmap, os, sys
+from headrace.webdatamodule.shards.index import ShardIndex
+with open(sys.argv[1], "r+b") as file:
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file.truncate(mmap.PAGESIZE)  # from now on, a touch of any later page kills the process
+index = ShardIndex(data)
+assert (len(index), index.key(49_999), index.find("s000077")) == (50_000, "s049999", 77)
+print("opened", flush=True)
+int(sys.argv[2]) and index.check_self()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a mapped file cannot be cut")
+@pytest.mark.parametrize(("more", "code"), [(0, 0), (1, -signal.SIGBUS)])
+def test_opening_a_large_index_touches_its_first_page_only(tmp_path: Path, more: int, code: int) -> None:
+    path = tmp_path / "a.tar.hri"
+    path.write_bytes(build_index(tar(numbered(50_000))))
+    command = [sys.executable, "-c", TOUCH, str(path), str(more)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "opened\n"), done.stderr
+
+
+def test_an_index_travels_to_other_processes(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar(numbered(1000)))
+    index_path(path).write_bytes(build_index(path.read_bytes()))
+    index = ShardIndex.open(path)
+    packed = pickle.dumps(index)
+    assert len(packed) < 500
+    code = "import pickle, sys; i = pickle.load(sys.stdin.buffer); sys.exit(i.find('s000777') != 777)"
+    assert subprocess.run([sys.executable, "-c", code], input=packed, check=False).returncode == 0
+    again = pickle.loads(pickle.dumps(ShardIndex(build_index(path.read_bytes()), shard="s3://x/a.tar")))
+    assert (again.shard, again.checksum) == ("s3://x/a.tar", index.checksum)
+    index_path(path).write_bytes(build_index(tar(numbered(10))))
+    with pytest.raises(StaleIndexError, match="replaced"):
+        pickle.loads(packed)
+
+
+def test_skipped_members_are_counted_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as file:
+        for name in ("README", "a.txt", "__x__/y.z", *(f"no{n}" for n in range(50))):
+            file.addfile(tarfile.TarInfo(name))
+    index = ShardIndex(build_index(path.read_bytes()))
+    assert index.skipped == {"no extension": 51, "meta": 1}
+    assert index.n_skipped == 52
+    assert index.skipped_names[:2] == ("README", "__x__/y.z")
+    assert len(index.skipped_names) == 16
+
+
+def test_a_shard_without_samples_has_an_index() -> None:
+    index = ShardIndex(build_index(bytes(10240)))
+    assert (len(index), index.n_members, list(index.keys), index.positions("txt").tolist()) == (0, 0, [], [])
+    with pytest.raises(KeyError):
+        index.find("a")
+
+
+def test_another_shard_is_told_apart() -> None:
+    data = tar(numbered(200))
+    index = ShardIndex(build_index(data), shard="s.tar")
+    for other in (data + bytes(512), data[:-512], tar({f"t{k}": v for k, v in numbered(200).items()})):
+        with pytest.raises(StaleIndexError, match="replaced, cut or damaged") as caught:
+            index.check_shard(len(other), reader(other))
+        assert caught.value.shard == "s.tar"
+    assert sum(end - begin for begin, end in index.spot_ranges()) == 3 * 4096
+
+
+def test_a_member_beyond_4_gib_is_found(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("a.txt")
+    header.size = 5 << 30
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:  # a sparse file: it takes no room
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.seek(5 << 30, os.SEEK_CUR)
+        file.write(tar({"b": {"txt": b"1"}}))
+    assert path.stat().st_blocks < 1000
+    with path.open("rb") as shard, mmap.mmap(shard.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        samples = group(walk(data))
+    assert samples.sizes == [5 << 30, 1]
+
+
+# --- keys
+
+
+@given(st.lists(KEYS, unique=True, max_size=20))
+def test_keys_come_back(keys: list[str]) -> None:
+    described, arrays = describe_keys(keys)
+    found = read_keys(len(keys), described, arrays)
+    assert list(found) == keys
+    assert found[:] == keys
+    assert found[::-2] == keys[::-2]
+    assert [found.find(key) for key in keys] == list(range(len(keys)))
+    for stranger in ("", "\udcff", *(key + "0" for key in keys), *(key[:-1] for key in keys)):
+        if stranger not in keys:
+            with pytest.raises(KeyError):
+                found.find(stranger)
+    with pytest.raises(IndexError):
+        found[len(keys)]
+
+
+WIDTHS = st.integers(1, 8)
+PREFIXES = st.sampled_from(["", "s1_", "\u0663"])  # an Arabic digit is none of ours
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 30), WIDTHS, PREFIXES)
+def test_numbered_keys_take_no_room(first: int, step: int, count: int, width: int, prefix: str) -> None:
+    keys = [f"{prefix}{first + step * n:0{width}d}é" for n in range(count)]
+    described, arrays = describe_keys(keys)
+    found = read_keys(count, described, arrays)
+    assert isinstance(found, NumberedKeys)
+    assert not arrays
+    assert list(found) == keys
+    for wrong in (f"{first + step * count:0{width}d}é", f"0{first}é", "\u0663é", "é", "", f"{'9' * 5000}é"):
+        stranger = f"{prefix}{wrong}"
+        if stranger not in keys:
+            with pytest.raises(KeyError):
+                found.find(stranger)
+
+
+@pytest.mark.parametrize(
+    "keys", [["a2", "a1"], ["a1", "b2"], ["a1", "a2", "a4"], ["a", "b"], ["a1", "a"], ["a01", "a2"], ["9" * 30, "8"]]
+)
+def test_other_keys_are_listed(keys: list[str]) -> None:
+    described, arrays = describe_keys(keys)
+    found = read_keys(len(keys), described, arrays)
+    assert isinstance(found, ListedKeys)
+    assert list(found) == keys
+
+
+# --- damage
+
+
+@pytest.fixture(scope="module")
+def packed() -> bytes:
+    return build_index(tar({"b": {"txt": b"1"}, "a": {"txt": b"2", "cls": b"3"}, "ccc": {"txt": b""}}))
+
+
+def test_each_flipped_bit_is_found(packed: bytes) -> None:
+    for bit in range(8 * len(packed)):
+        broken = bytearray(packed)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedIndexError):
+            ShardIndex(bytes(broken)).check_self()
+
+
+def test_each_cut_is_found_at_opening(packed: bytes, tmp_path: Path) -> None:
+    for length in range(len(packed)):
+        with pytest.raises(DamagedIndexError):
+            ShardIndex(packed[:length], shard="s.tar")
+    with pytest.raises(DamagedIndexError, match="longer than it says"):
+        ShardIndex(packed + bytes(8))
+    path = index_path(tmp_path / "a.tar")
+    path.touch()
+    with pytest.raises(DamagedIndexError, match="no index"):
+        ShardIndex.open(tmp_path / "a.tar")
+    with pytest.raises(FileNotFoundError):
+        ShardIndex.open(tmp_path / "b.tar")
+
+
+def test_a_well_sealed_index_of_nonsense_is_refused(packed: bytes) -> None:
+    description, arrays, *_ = unpack(memoryview(packed))
+    for key in description:
+        with pytest.raises(DamagedIndexError, match="does not fit together"):
+            ShardIndex(pack({k: v for k, v in description.items() if k != key}, arrays), shard="s.tar")
+        for value in (-1, "1", None, [3]) if isinstance(description[key], int) else (3, None):
+            with pytest.raises(DamagedIndexError, match="does not fit together"):
+                ShardIndex(pack({**description, key: value}, arrays))
+    for name in arrays:
+        rest = {k: v for k, v in arrays.items() if k != name}
+        for wrong in (rest, {**rest, name: arrays[name][:-1]}):
+            if name != "frames" or wrong is rest:  # frames are only compared, never used to find something
+                with pytest.raises(DamagedIndexError, match="does not fit together"):
+                    ShardIndex(pack(description, wrong))
+    with pytest.raises(DamagedIndexError, match="array of 1 times '<f8'"):
+        ShardIndex(pack(description, {**arrays, "blocks": np.zeros(1)}))
+
+
+def test_another_version_is_refused(packed: bytes) -> None:
+    later = MAGIC + (2).to_bytes(4, "little") + packed[12:]
+    with pytest.raises(DamagedIndexError, match="version 2, this release reads version 1"):
+        ShardIndex(later)
+
+
+def test_a_written_shard_is_indexed(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", numbered(10).items())
+    assert len(ShardIndex(build_index((tmp_path / "a.tar").read_bytes()))) == 10

@@ -1,0 +1,211 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule.shards.columns import add_column, open_column
+from headrace.webdatamodule.shards.errors import ManifestError
+from headrace.webdatamodule.shards.indexing import index_shards
+from headrace.webdatamodule.shards.manifest import NAME, ColumnEntry, Manifest, ShardEntry, is_plain_name
+from headrace.webdatamodule.shards.writer import write_tars
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
+COUNTS = st.integers(0, 1 << 60)
+HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
+SHARDS = st.lists(st.builds(ShardEntry, NAMES, COUNTS, COUNTS, HEX, COUNTS), unique_by=lambda s: s.name, max_size=4)
+COLUMNS = st.lists(
+    st.builds(ColumnEntry, st.text(min_size=1), st.just("<f8"), NAMES, HEX), unique_by=lambda c: c.name, max_size=2
+)
+MANIFESTS = st.builds(Manifest, SHARDS.map(tuple), st.lists(st.text()).map(tuple), COLUMNS.map(tuple))
+COLUMN = ColumnEntry("n", "<f8", "n.npy", "0" * 16)
+ONE = Manifest(
+    (ShardEntry("a.tar", 2048, 3, "0123456789abcdef"),), ("txt",), (ColumnEntry("n", "<f8", "n.npy", "0" * 16),)
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tars([(f"s{n}", {"txt": b"x" * n}) for n in range(10)], tmp_path, n_shards=3)
+    index_shards(tmp_path)
+    return tmp_path
+
+
+@given(MANIFESTS)
+def test_a_manifest_comes_back_from_its_text(manifest: Manifest) -> None:
+    again = Manifest.from_json(manifest.to_json())
+    assert again == manifest
+    assert again.fingerprint == manifest.fingerprint
+    assert again.to_json() == manifest.to_json()
+    assert again.n_samples == sum(shard.samples for shard in manifest.shards)
+
+
+@given(MANIFESTS, MANIFESTS)
+def test_the_fingerprint_tells_manifests_apart(one: Manifest, other: Manifest) -> None:
+    assert (one.fingerprint == other.fingerprint) == (one == other)
+
+
+def changed(**fields: Any) -> str:
+    return json.dumps({**json.loads(ONE.to_json()), **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "no manifest of shards"),
+        ("{}", "no manifest of shards"),
+        (changed(format="other"), "no manifest of shards"),
+        (changed(version=2), "version 2, this release reads version 1"),
+        (changed(shards={}), "'shards' is no list"),
+        (changed(shards=[{}]), "'shards' is no list of objects with name"),
+        (changed(shards=[3]), "'shards' is no list of objects with name"),
+        (changed(members=[3]), "member key is no text"),
+        (changed(members=["cls"]), "fingerprint does not fit"),
+        (changed(fingerprint="0" * 32), "fingerprint does not fit"),
+        (changed(columns=None), "'columns' is no list"),
+    ],
+)
+def test_a_text_that_is_no_manifest_is_refused(text: str, match: str) -> None:
+    with pytest.raises(ManifestError, match=match):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.tar", "/etc/passwd", "a/b.tar", "..", ".", "", "a\0b", "..\\a.tar", "c:a.tar", None]
+)
+def test_names_that_lead_elsewhere_are_refused(name: Any) -> None:
+    shard, column = {**vars(ONE.shards[0]), "name": name}, {**vars(COLUMN), "file": name}
+    for text in (changed(shards=[shard]), changed(columns=[column])):
+        with pytest.raises(ManifestError, match="leads elsewhere, or is no file name"):
+            Manifest.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "field", [{"nbytes": -1}, {"samples": 1.5}, {"samples": True}, {"skipped": None}, {"index": "x"}]
+)
+def test_shards_that_cannot_be_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError, match=r"of 'a\.tar'"):
+        replace(ONE.shards[0], **field)
+
+
+def test_what_is_listed_twice_is_refused() -> None:
+    with pytest.raises(ManifestError, match="a shard is listed twice"):
+        Manifest(ONE.shards * 2, ())
+    with pytest.raises(ManifestError, match="a column is listed twice"):
+        Manifest(ONE.shards, (), ONE.columns * 2)
+    for field in ({"name": ""}, {"dtype": ""}, {"checksum": "0"}):
+        with pytest.raises(ManifestError, match="column"):
+            replace(ONE.columns[0], **field)
+
+
+def test_a_missing_and_a_damaged_manifest_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="call index_shards"):
+        Manifest.load(tmp_path)
+    (tmp_path / NAME).write_text("{}")
+    with pytest.raises(ManifestError, match=r"manifest\.json: this is no manifest"):
+        Manifest.load(str(tmp_path))
+
+
+def test_saving_replaces_what_was_there(tmp_path: Path) -> None:
+    ONE.save(tmp_path)
+    other = replace(ONE, columns=())
+    other.save(tmp_path)
+    assert Manifest.load(tmp_path) == other
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+KILLED = """
+import sys
+import time
+from dataclasses import replace
+from headrace.webdatamodule.shards.manifest import Manifest
+manifest = Manifest.load(sys.argv[1])
+print("ready", flush=True)
+while True:
+    manifest = replace(manifest, members=(*manifest.members[-5000:], f"m{len(manifest.members)}"))
+    manifest.save(sys.argv[1])
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_manifest(folder: Path) -> None:
+    for moment in range(5):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(0.03 * moment)
+            writer.kill()
+        assert writer.returncode == -signal.SIGKILL
+        assert Manifest.load(folder).n_samples == 10
+
+
+# --- columns
+
+
+def test_a_column_comes_back_mapped(folder: Path) -> None:
+    tokens = np.arange(10, dtype=np.int32) ** 2
+    rows = np.random.default_rng(0).normal(size=(10, 3))
+    add_column(folder, "tokens", tokens)
+    manifest = add_column(str(folder), "rows", rows)
+    assert manifest == Manifest.load(folder)
+    assert [(column.name, column.dtype) for column in manifest.columns] == [("tokens", "<i4"), ("rows", "<f8")]
+    found = open_column(folder, manifest, "tokens")
+    assert isinstance(found, np.memmap)
+    assert not found.flags.writeable
+    np.testing.assert_array_equal(found, tokens)
+    np.testing.assert_array_equal(open_column(folder, manifest, "rows"), rows)
+
+
+def test_a_replaced_column_leaves_the_old_manifest_readable_until_the_end(folder: Path) -> None:
+    old = add_column(folder, "n", np.zeros(10))
+    [file] = [column.file for column in old.columns]
+    new = add_column(folder, "n", np.ones(10))
+    assert [column.file for column in new.columns] != [file]
+    assert not (folder / file).exists()
+    assert open_column(folder, new, "n").tolist() == [1.0] * 10
+    assert old.fingerprint != new.fingerprint
+
+
+def test_the_same_column_again_changes_nothing(folder: Path) -> None:
+    old = add_column(folder, "n", np.zeros(10))
+    assert add_column(folder, "n", np.zeros(10)) == old
+    assert open_column(folder, old, "n").tolist() == [0.0] * 10
+
+
+@pytest.mark.parametrize("values", [np.zeros(9), 3, np.array([object()] * 10), np.zeros(10, [("a", "<i4")]), [[1]] * 9])
+def test_columns_of_another_form_are_refused(folder: Path, values: Any) -> None:
+    with pytest.raises(ValueError, match=r"values must be .* shape \[10, \.\.\.\], one row for each sample, got"):
+        add_column(folder, "n", values)
+
+
+@pytest.mark.parametrize("name", ["", "../n", "/n", ".n", "a/b"])
+def test_column_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="name must be a part of a file name"):
+        add_column(folder, name, np.zeros(10))
+
+
+def test_a_missing_or_changed_column_is_named(folder: Path) -> None:
+    manifest = add_column(folder, "n", np.zeros(10))
+    with pytest.raises(ManifestError, match=r"no column 'm', only \['n'\]"):
+        open_column(folder, manifest, "m")
+    path = folder / manifest.columns[0].file
+    for wrong in (np.zeros(9), np.zeros(10, np.float32)):
+        np.save(path, wrong)
+        with pytest.raises(ManifestError, match=r"is <f. of shape \[.*\], not <f8 of \[10, \.\.\.\]"):
+            open_column(folder, manifest, "n")
+    for broken in (b"", b"\x93NUMPY", path.read_bytes()[:-1], b"\x80\x04."):
+        path.write_bytes(broken)
+        with pytest.raises(ManifestError, match="cannot be read"):
+            open_column(folder, manifest, "n")
+    path.unlink()
+    with pytest.raises(ManifestError, match="cannot be read"):
+        open_column(folder, manifest, "n")

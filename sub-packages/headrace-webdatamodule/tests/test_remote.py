@@ -1,0 +1,605 @@
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+from torch.utils.data import DataLoader
+
+from headrace.webdatamodule.shards import (
+    DamagedIndexError,
+    DamagedShardError,
+    IndexedShards,
+    ManifestError,
+    ShardError,
+    StaleIndexError,
+    add_column,
+    index_shards,
+    write_tars,
+)
+from headrace.webdatamodule.shards.remote import Remote
+from headrace.webdatamodule.shards.retrying import Patience
+
+fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
+
+COUNT = 60
+QUICK = Patience(tries=4, wait=0.001)
+FAULTS = ["500", "503", "429", "cut", "short", "wrong range", "slow"]
+
+
+@dataclass
+class Faults:
+    """What goes wrong with requests for one file: the first ones, or all."""
+
+    kind: str = ""
+    times: int = 0
+    name: str = ".tar"
+    asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, name: str, span: str) -> str:
+        with self.lock:
+            self.asked.append((name, span))
+            if self.times <= 0 or not name.endswith(self.name):
+                return ""
+            self.times -= 1
+            return self.kind
+
+    def ranges(self) -> list[str]:
+        return [span for name, span in self.asked if name.endswith(".tar") and span]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves a directory as plain HTTP servers do, ranges included, and fails as it is told."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+
+    def __init__(self, *args: Any, folder: Path, faults: Faults) -> None:
+        self.folder, self.faults = folder, faults
+        super().__init__(*args)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET(head=True)
+
+    def do_GET(self, head: bool = False) -> None:
+        path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
+        span = self.headers.get("Range", "")
+        fault = self.faults.take(path.name, span)
+        if fault.isdigit() or not path.is_file():
+            return self.answer(int(fault or 404), b"", head=head)
+        data = path.read_bytes()
+        if fault == "slow":
+            time.sleep(0.05)
+        if not span or fault == "no ranges":
+            return self.answer(200, data, head=head, cut=fault == "cut")
+        first, _, last = span.removeprefix("bytes=").partition("-")
+        begin, end = int(first), min(int(last) + 1, len(data))
+        if begin >= len(data):
+            return self.answer(416, b"", head=head)
+        if fault == "wrong range":
+            begin, end = (begin + 512, end + 512) if end + 512 <= len(data) else (begin - 512, end - 512)
+        if fault == "short":
+            end = begin + (end - begin) // 2
+        told = f"bytes {begin}-{end - 1}/{len(data)}"
+        return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told)
+
+    def answer(self, status: int, data: bytes, *, head: bool, cut: bool = False, told: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Accept-Ranges", "bytes")
+        if told:
+            self.send_header("Content-Range", told)
+        self.end_headers()
+        if not head:
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self.close_connection = True
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up is none of our business."""
+
+
+@dataclass(frozen=True)
+class Site:
+    folder: Path
+    url: str
+    faults: Faults
+
+    def dataset(self, cache: Path | None = None, check: Any = "read", **options: Any) -> IndexedShards:
+        return IndexedShards(Remote(self.url, cache_dir=cache, patience=QUICK, **options), check=check)
+
+
+def write(folder: Path) -> None:
+    chance = np.random.default_rng(0)
+    samples = [
+        (f"s{i:03d}", {"json": b"[%d]" % i, "bin": chance.bytes(int(chance.integers(0, 3000)))}) for i in range(COUNT)
+    ]
+    write_tars(samples, folder, n_shards=4)
+    index_shards(folder)
+    add_column(folder, "tokens", np.arange(COUNT) * 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shards")
+    write(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small shards take several."""
+    monkeypatch.setattr("headrace.webdatamodule.shards.cached._REQUEST", 7000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.ranged._WINDOW", 9000)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[Site]:
+    faults = Faults()
+    with Server(("127.0.0.1", 0), partial(Handler, folder=folder, faults=faults)) as server:
+        thread = threading.Thread(target=partial(server.serve_forever, 0.01))
+        thread.start()
+        try:
+            yield Site(folder, f"http://127.0.0.1:{server.server_port}", faults)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[Site]:
+    with served(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """One whose files a test may change."""
+    write(tmp_path / "site")
+    with served(tmp_path / "site") as made:
+        yield made
+
+
+@pytest.fixture(params=["pieces", "cache"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "cache" if request.param == "cache" else None
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """A real S3 server, and how to reach it."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        options = {"key": "test", "secret": "test", "client_kwargs": {"region_name": "eu-west-1"}}
+        yield {**options, "endpoint_url": f"http://{host}:{port}"}
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: dict[str, Any], folder: Path) -> str:
+    system = s3fs.S3FileSystem(**s3)
+    system.mkdir("bucket")
+    for path in folder.iterdir():
+        system.put_file(str(path), f"bucket/some/train/{path.name}")
+    return "s3://bucket/some/train"
+
+
+def same(far: IndexedShards, near: IndexedShards) -> None:
+    assert len(far) == len(near)
+    assert list(far) == list(near)
+    chance = np.random.default_rng(1)
+    for size in (1, 7, 40):
+        batch = chance.integers(-COUNT, COUNT, size).tolist()
+        assert far.__getitems__(batch) == near.__getitems__(batch)
+    assert far[-1] == near[-1]
+    assert list(far.iterate(13, 40)) == list(near.iterate(13, 40))
+    assert list(far.keys) == list(near.keys)
+    assert far.find("s033") == 33
+    assert far.sizes("bin").tolist() == near.sizes("bin").tolist()
+
+
+def test_http_reads_what_is_read_from_the_disk(site: Site, cache: Path | None) -> None:
+    far, near = site.dataset(cache), IndexedShards(site.folder)
+    same(far, near)
+    assert far.fingerprint == near.fingerprint
+    assert far.columns == ("tokens",)
+    assert far.column("tokens").tolist() == near.column("tokens").tolist()
+    with pytest.raises(ManifestError, match="no column 'lengths'"):
+        far.column("lengths")
+
+
+@pytest.mark.parametrize("check", ["open", "none"])
+def test_s3_reads_what_is_read_from_the_disk(
+    s3: dict[str, Any], bucket: str, folder: Path, cache: Path | None, check: Any
+) -> None:
+    far = IndexedShards(Remote(bucket, s3, cache, patience=QUICK), check=check)
+    same(far, IndexedShards(folder))
+    assert far.column("tokens").tolist() == [3 * i for i in range(COUNT)]
+
+
+def test_s3_lacks_a_bucket_or_a_shard(s3: dict[str, Any], bucket: str) -> None:
+    with pytest.raises(ManifestError, match="no manifest"):
+        IndexedShards(Remote("s3://nothing/here", s3, patience=QUICK))
+    system = s3fs.S3FileSystem(**s3)
+    system.copy("bucket/some/train", "bucket/other", recursive=True)
+    shard = next(name for name in system.find("bucket/other") if name.endswith("0.tar"))
+    system.rm_file(shard)
+    with pytest.raises(ShardError, match="FileNotFoundError") as caught:
+        IndexedShards(Remote("s3://bucket/other", s3, patience=QUICK))[0]
+    assert caught.value.shard == f"s3://{shard}"
+
+
+def test_places(site: Site) -> None:
+    near = IndexedShards(site.folder)
+    tars = [f"{site.url}/{path.name}" for path in sorted(site.folder.glob("*.tar"))]
+    memory = fsspec.filesystem("memory")
+    memory.put(str(site.folder), "/headrace/train", recursive=True)
+    for place in (
+        site.url,
+        f"{site.url}/",
+        f"{site.url}/manifest.json",
+        tars,
+        site.folder.as_uri(),
+        Remote(site.folder.as_uri()),
+        "memory://headrace/train",
+    ):
+        same(IndexedShards(place), near)
+    assert list(IndexedShards(tars[0])) == list(near.iterate(0, COUNT // 4))
+    memory.rm("/headrace", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["a b#1.tar", "50%?x=1.tar", "\u00e9\u5024.tar"])
+def test_odd_names(tmp_path: Path, s3: dict[str, Any], name: str) -> None:
+    write_tars([("one", {"txt": b"1"})], tmp_path, n_shards=1)[0].rename(tmp_path / name)
+    index_shards(tmp_path)
+    with served(tmp_path) as site:
+        assert site.dataset()[0]["txt"] == "1"
+    system = s3fs.S3FileSystem(**s3)
+    with contextlib.suppress(FileExistsError):
+        system.mkdir("odd")
+    for path in tmp_path.iterdir():
+        system.pipe_file(f"odd/dir/{path.name}", path.read_bytes())
+    assert IndexedShards(Remote("s3://odd/dir", s3))[0]["txt"] == "1"
+
+
+@pytest.mark.parametrize("source", [["http://h/a.tar", "b.tar"], Path("http://h")])
+def test_urls_and_paths_are_not_mixed(source: Any) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=r"url must be one or more|there is no"):
+        IndexedShards(source)
+
+
+def test_members_close_together_come_in_one_request(site: Site) -> None:
+    dataset = site.dataset(gap=1 << 20)
+    dataset[0]
+    site.faults.asked.clear()
+    dataset.__getitems__([3, 4, 9, 5])
+    assert len(site.faults.ranges()) == 1
+    apart = site.dataset(gap=0)
+    apart[0]
+    site.faults.asked.clear()
+    apart.__getitems__([1, 9])
+    assert len(site.faults.ranges()) >= 2
+
+
+def test_the_manifest_and_the_index_come_first(site: Site) -> None:
+    site.dataset()[0]
+    names = [name for name, _ in site.faults.asked]
+    assert names[0] == "manifest.json"
+    assert names[1].endswith(".hri")
+    assert all(name.endswith("000000.tar") for name in names[2:])
+    assert all(span or name.endswith((".json", ".hri")) or i == 2 for i, (name, span) in enumerate(site.faults.asked))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_goes_wrong_for_a_while_does_no_harm(site: Site, cache: Path | None, fault: str) -> None:
+    near = list(IndexedShards(site.folder))
+    dataset = site.dataset(cache)
+    site.faults.kind, site.faults.times = fault, 2 if fault != "wrong range" else 0
+    assert dataset.__getitems__(range(12)) == near[:12]
+    assert site.faults.times == 0
+    site.faults.times = 1
+    assert list(dataset.iterate(10, 50)) == near[10:50]
+    assert site.faults.times == 0
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".hri"])
+@pytest.mark.parametrize("fault", ["500", "cut"])
+def test_small_files_are_asked_for_again(site: Site, cache: Path | None, name: str, fault: str) -> None:
+    site.faults.kind, site.faults.times, site.faults.name = fault, 3, name
+    assert site.dataset(cache)[3]["json"] == [3]
+    assert site.faults.times == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("500", "500"),
+        ("cut", "Payload"),
+        ("short", "bytes came, not"),
+        ("no ranges", "does not read ranges"),
+        ("404", "FileNotFoundError"),
+    ],
+)
+def test_what_stays_wrong_names_url_offset_and_reason(site: Site, cache: Path | None, fault: str, told: str) -> None:
+    dataset = site.dataset(cache)
+    if cache is None:
+        dataset[0]
+    site.faults.kind, site.faults.times = fault, 10**6
+    with pytest.raises(ShardError, match=told) as caught:
+        dataset.__getitems__([1, 7])
+    assert str(caught.value.shard).startswith(f"{site.url}/")
+    assert caught.value.__cause__ is not None
+    if cache is None:
+        assert isinstance(caught.value.offset, int)
+        spans = site.faults.ranges()
+        assert spans.count(spans[-1]) == (1 if fault in ("no ranges", "404") else QUICK.tries)
+
+
+def test_bytes_of_another_range_are_not_taken(site: Site) -> None:
+    dataset = site.dataset()
+    dataset[0]
+    site.faults.kind, site.faults.times = "wrong range", 10**6
+    with pytest.raises(DamagedShardError) as caught:
+        dataset[2]
+    assert (caught.value.sample, caught.value.offset is not None) == ("s002", True)
+
+
+def test_a_server_that_does_not_answer_is_given_up(site: Site) -> None:
+    dataset = site.dataset(timeout=0.3)
+    dataset[0]
+    release = threading.Event()
+    take = site.faults.take
+    object.__setattr__(site.faults, "take", lambda *asked: (release.wait(5), take(*asked))[1])
+    try:
+        with pytest.raises(ShardError, match="Timeout"):
+            dataset[1]
+    finally:
+        release.set()
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with served(tmp_path) as site:
+        url = site.url
+    with pytest.raises(ShardError, match=r"127\.0\.0\.1") as caught:
+        IndexedShards(Remote(url, patience=QUICK))
+    assert caught.value.shard == f"{url}/manifest.json"
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_names_the_place(own_site: Site, cache: Path | None) -> None:
+    path = sorted(own_site.folder.glob("*.tar"))[1]
+    index = IndexedShards([path])._shards.open_index(0, check=True)
+    at = index.n_members // 4 * 2 + 1 - index.n_members % 2
+    at = next(i for i in range(at, index.n_members) if index.locate(i)[1].endswith(".bin") and index.sizes[i] > 9)
+    sample, member = index.locate(at)
+    flip(path, int(index.offsets[at]) + 5)
+    with pytest.raises((DamagedShardError, StaleIndexError)) as caught:
+        list(own_site.dataset(cache))
+    if isinstance(caught.value, DamagedShardError):
+        assert (caught.value.sample, caught.value.member) == (index.key(sample), member)
+        assert caught.value.offset == index.offsets[at] - 512
+    assert caught.value.shard == f"{own_site.url}/{path.name}"
+    if cache is not None:
+        assert not [path for path in cache.iterdir() if path.name.endswith(".part")]
+
+
+def test_a_shard_of_another_size_is_stale(own_site: Site, cache: Path | None) -> None:
+    path = sorted(own_site.folder.glob("*.tar"))[0]
+    path.write_bytes(path.read_bytes() + bytes(512))
+    with pytest.raises(StaleIndexError, match="when it was indexed"):
+        own_site.dataset(cache)[0]
+
+
+def test_an_index_that_was_replaced_or_damaged(own_site: Site, cache: Path | None) -> None:
+    dataset = own_site.dataset(cache)
+    indexes = sorted(own_site.folder.glob("*.hri"))
+    kept = indexes[0].read_bytes()
+    indexes[0].write_bytes(indexes[1].read_bytes())
+    with pytest.raises(StaleIndexError):
+        dataset[0]
+    indexes[0].write_bytes(kept[:-8])
+    with pytest.raises(DamagedIndexError) as caught:
+        dataset[0]
+    assert str(caught.value.shard).startswith(own_site.url)
+    indexes[0].write_bytes(kept)
+    assert dataset[0]["json"] == [0]
+
+
+def test_a_manifest_that_lies_or_lacks(own_site: Site) -> None:
+    path = own_site.folder / "manifest.json"
+    table = json.loads(path.read_text())
+    table["shards"][0]["name"] = "../other.tar"
+    path.write_text(json.dumps(table))
+    with pytest.raises(ManifestError, match="leads elsewhere") as caught:
+        own_site.dataset()
+    assert own_site.url in str(caught.value)
+    path.unlink()
+    with pytest.raises(ManifestError, match="no manifest"):
+        own_site.dataset()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(-COUNT, COUNT - 1), max_size=30), st.integers(0, 5000), st.sampled_from([None, ["bin"]]))
+def test_any_batch(folder: Path, batch: list[int], gap: int, keys: list[str] | None) -> None:
+    far = IndexedShards(Remote(f"{folder.as_uri()}", gap=gap), keys)
+    assert far.__getitems__(batch) == IndexedShards(folder, keys).__getitems__(batch)
+
+
+def first(batch: Sequence[dict[str, Any]]) -> list[Any]:
+    return [sample["json"] for sample in batch]
+
+
+@pytest.mark.parametrize(
+    ("cache", "start"),
+    [
+        ("pieces", "fork"),
+        ("cache", "fork"),
+        pytest.param("pieces", "spawn", marks=pytest.mark.nightly),
+        pytest.param("cache", "spawn", marks=pytest.mark.nightly),
+    ],
+    indirect=["cache"],
+)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers(site: Site, cache: Path | None, start: str) -> None:
+    dataset = site.dataset(cache)
+    assert dataset[5]["json"] == [5]  # connections and their thread exist before the workers do
+    order = np.random.default_rng(2).permutation(COUNT).tolist()
+    batches = [order[i : i + 16] for i in range(0, COUNT, 16)]
+    source: Any = dataset
+    loader: DataLoader[Any] = DataLoader(
+        source, batch_sampler=batches, num_workers=2, collate_fn=first, multiprocessing_context=start
+    )
+    assert list(loader) == [[[i] for i in batch] for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_on_s3(s3: dict[str, Any], bucket: str) -> None:
+    dataset = IndexedShards(Remote(bucket, s3))
+    assert dataset[5]["json"] == [5]
+    source: Any = dataset
+    batches = [[0, 59, 30], [7, 8], [45]]
+    loader: DataLoader[Any] = DataLoader(
+        source, batch_sampler=batches, num_workers=2, collate_fn=first, multiprocessing_context="fork"
+    )
+    assert list(loader) == [[[i] for i in batch] for batch in batches]
+
+
+def test_it_is_sent_to_workers_in_a_few_bytes(site: Site, tmp_path: Path) -> None:
+    dataset = site.dataset(tmp_path / "cache")
+    list(dataset)
+    data = pickle.dumps(dataset)
+    assert len(data) < 3000
+    assert pickle.loads(data)[3] == dataset[3]
+
+
+def test_a_cache_asks_once(site: Site, tmp_path: Path) -> None:
+    list(site.dataset(tmp_path / "cache"))
+    site.faults.asked.clear()
+    assert len(list(site.dataset(tmp_path / "cache"))) == COUNT
+    assert [name for name, _ in site.faults.asked] == ["manifest.json"]
+
+
+def test_a_cache_smaller_than_the_shards_turns_over(site: Site, tmp_path: Path) -> None:
+    largest = max(path.stat().st_size for path in site.folder.glob("*.tar"))
+    dataset = site.dataset(tmp_path / "cache", cache_bytes=largest + 10_000)
+    near = IndexedShards(site.folder)
+    assert dataset.__getitems__(range(COUNT)) == near.__getitems__(range(COUNT))
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= largest + 10_000
+    with pytest.raises(ShardError, match=r"does not fit into a cache of 9000 bytes.*cache_bytes"):
+        site.dataset(tmp_path / "small", cache_bytes=9000)[0]
+
+
+def test_what_is_damaged_in_the_cache_is_fetched_again(site: Site, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    list(site.dataset(cache))
+    for path in cache.glob("*.*"):
+        if path.suffix in (".tar", ".hri"):
+            path.write_bytes(path.read_bytes()[:-700])
+    assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
+
+
+def test_a_cache_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ShardError, match=r"cache .*file.*cache_dir"):
+        site.dataset(tmp_path / "file" / "cache")[0]
+
+
+@pytest.mark.parametrize("kind", ["killed", "whole"])
+def test_a_download_that_was_killed_leaves_nothing_that_looks_whole(site: Site, tmp_path: Path, kind: str) -> None:
+    cache = tmp_path / "cache"
+    script = f"""
+from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.remote import Remote
+dataset = IndexedShards(Remote({site.url!r}, cache_dir={str(cache)!r}))
+print(len(dataset), flush=True)
+list(dataset)
+"""
+    release = threading.Event()
+    take = site.faults.take
+
+    def held(name: str, span: str) -> str:
+        if kind == "killed" and list(cache.glob("*.tar.part")):
+            release.wait(30)
+        return take(name, span)
+
+    object.__setattr__(site.faults, "take", held)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"%d\n" % COUNT
+        if kind == "killed":
+            while not list(cache.glob("*.tar.part")):
+                time.sleep(0.01)
+            child.kill()
+        assert child.wait() == (-9 if kind == "killed" else 0)
+    assert len(list(cache.glob("*.tar"))) == (0 if kind == "killed" else 4)
+    release.set()
+    assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
+    assert not list(cache.glob("*.part"))
+
+
+def test_secrets_are_not_shown(site: Site) -> None:
+    remote = Remote(site.url, {"headers": {"Authorization": "hidden"}})
+    assert "hidden" not in repr(remote)
+    assert IndexedShards(remote)[0]["json"] == [0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"url": "/data"}, {"url": []}, {"url": "s3://a", "gap": -1}, {"url": "s3://a", "timeout": 0}]
+)
+def test_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Remote(**arguments)
+    with pytest.raises(ValueError, match="max_bytes must be"):
+        Remote("s3://a", cache_dir="c", cache_bytes=0)
+
+
+def test_a_protocol_that_nobody_knows() -> None:
+    with pytest.raises(ShardError, match="nosuch"):
+        IndexedShards(Remote("nosuch://a/b", patience=QUICK))
+
+
+@pytest.mark.parametrize(("blocked", "url"), [("fsspec", "memory://a"), ("s3fs", "s3://a/b")])
+def test_libraries_stay_optional(blocked: str, url: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules[{blocked!r}] = None
+from headrace.webdatamodule.shards import IndexedShards, ShardError
+try:
+    IndexedShards({url!r})
+except ShardError as error:
+    sys.exit(0 if "headrace-webdatamodule[" in str(error) or {blocked!r} in str(error) else 4)
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,85 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule.shards import ShardError
+from headrace.webdatamodule.shards.retrying import Patience, passes, persist
+
+
+class StatusError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def missing(cause: BaseException | None) -> FileNotFoundError:
+    error = FileNotFoundError("http://h/a.tar")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StatusError(500), True),
+        (StatusError(503), True),
+        (StatusError(429), True),
+        (StatusError(404), False),
+        (StatusError(403), False),
+        (StatusError(416), False),
+        (TimeoutError(), True),
+        (OSError("reset"), True),
+        (PermissionError(), False),
+        (ShardError("no library"), False),
+        (KeyboardInterrupt(), False),
+        (missing(None), False),
+        (missing(missing(None)), False),
+        (missing(StatusError(500)), True),
+        (missing(StatusError(410)), False),
+        (missing(ConnectionResetError()), True),
+        (missing(RuntimeError("as of botocore")), False),
+    ],
+)
+def test_what_may_pass(error: BaseException, expected: bool) -> None:
+    assert passes(error) is expected
+
+
+@given(st.lists(st.integers(0, 5), max_size=6), st.integers(1, 5))
+def test_each_is_asked_for_until_it_comes(failures: list[int], tries: int) -> None:
+    left, asked = list(failures), [0] * len(failures)
+
+    def ask(wanted: Sequence[int]) -> list[Any]:
+        made: list[Any] = []
+        for one in wanted:
+            asked[one] += 1
+            left[one] -= 1
+            made.append(one if left[one] < 0 else OSError())
+        return made
+
+    got = persist(ask, range(len(failures)), Patience(tries, wait=0.0))
+    for one, times in enumerate(failures):
+        assert (got[one] == one) is (times < tries)
+        assert asked[one] == min(times + 1, tries)
+
+
+def test_a_lasting_error_ends_it() -> None:
+    calls: list[int] = []
+
+    def ask(wanted: Sequence[int]) -> list[Any]:
+        calls.append(len(wanted))
+        return [OSError(), PermissionError()]
+
+    assert [type(one) for one in persist(ask, [1, 2], Patience(wait=0))] == [OSError, PermissionError]
+    assert calls == [2]
+
+
+def test_waits_grow_to_a_limit() -> None:
+    patience = Patience(9, wait=1.0, longest=5.0)
+    assert 1 <= patience.seconds(1) <= 1.5
+    assert 4 <= patience.seconds(3) <= 6
+    assert 5 <= patience.seconds(8) <= 7.5
+    with pytest.raises(ValueError, match="1 or more"):
+        Patience(tries=0)
