@@ -1,13 +1,16 @@
 """One named test for each known fault of the sampler that this one replaces."""
 
+import tracemalloc
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from headrace.weighted_sampler import Ratio, WeightedDistributedSampler
+from headrace.weighted_sampler import NamedConcatDataset, Ratio, WeightedDistributedSampler
+from headrace.weighted_sampler.shares import integer_weights
 
 
 def draws(ratio: Ratio, epochs: int = 1) -> Counter[int]:
@@ -83,3 +86,94 @@ def test_fault_weights_and_batch_samplers_exclude_one_another() -> None:
     assert len(loader) == 3
     assert [batch.tolist() for [batch] in loader] == list(batches)
     assert [index for [batch] in loader for index in batch.tolist()] == list(sampler)
+
+
+def test_fault_ratio_2_repeats_some_before_all_were_seen() -> None:
+    # Even inside one window of 1,024 positions, and on the way through an epoch.
+    for seed in range(50):
+        drawn = WeightedDistributedSampler(range(10), {(0, 10): 2}, seed=seed).take(0, 20).tolist()
+        assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+
+
+def test_fault_a_dataset_of_no_samples_and_weight_0_raises() -> None:
+    data = NamedConcatDataset({"none": [], "some": range(3)})
+    for sampler in (
+        WeightedDistributedSampler(data, {"none": 0, "some": 1}),
+        WeightedDistributedSampler(data, [0, 1]),
+        WeightedDistributedSampler(data, semantics="temperature", temperature=2),
+    ):
+        assert sorted(sampler) == [0, 1, 2]
+        assert [source.draws for source in sampler.report().sources] == [0, 3]
+
+
+def test_fault_thousands_of_sources_at_a_thousand_ranks_fill_the_memory() -> None:
+    sources = 20_000
+    sampler = WeightedDistributedSampler(
+        range(10 * sources), {(10 * place, 10 * place + 10): 1 for place in range(sources)}, 1024, 5
+    )
+    tracemalloc.start()
+    try:
+        own = [index for index, _ in zip(sampler, range(100), strict=False)]
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(set(own)) == 100
+
+
+def test_fault_the_report_searches_all_samples_for_each_padded_one() -> None:
+    weights = np.random.default_rng(0).integers(1, 4, 10**6)
+    report = WeightedDistributedSampler(range(10**6), weights, 4099, 0).report()
+    assert sum(line.delivered for line in report.sources) % 4099 == 0
+    assert len(report.padded) > 1000
+
+
+def test_fault_a_state_of_an_epoch_that_cannot_be_is_accepted() -> None:
+    sampler = WeightedDistributedSampler(range(10), {(0, 10): 1})
+    for change in ({"epoch": 2**60}, {"version": True}, {"seed": 1}):
+        with pytest.raises(ValueError, match="state"):
+            sampler.load_state_dict({**sampler.state_dict(), **change})
+    for state in (
+        None,
+        ["version", "seed", "epoch", "position", "fingerprint"],
+        {**sampler.state_dict(), "seed": False},
+    ):
+        with pytest.raises(TypeError, match="state"):
+            sampler.load_state_dict(state)  # type: ignore[arg-type]
+
+
+def test_fault_names_and_bounds_of_a_joined_dataset_are_believed() -> None:
+    class Joined:
+        def __init__(self, names: list[str], cumulative_sizes: list[int]) -> None:
+            self.names, self.cumulative_sizes = names, cumulative_sizes
+
+        def __len__(self) -> int:
+            return 10
+
+    for names, bounds, fault in (
+        (["a"], [3, 10], "names must be 2 different names"),
+        (["a", "a"], [3, 10], "names must be 2 different names"),
+        (["a", "b"], [3, 99], r"must rise to len\(dataset\), 10"),
+        (["a", "b"], [12, 10], r"must rise to len\(dataset\), 10"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            WeightedDistributedSampler(Joined(names, bounds), dict.fromkeys(names, 1))
+
+
+@pytest.mark.parametrize("weights", [np.linspace(1.7e308, 1.79769e308, 10_000), np.arange(1, 10_001) * 5e-324])
+def test_fault_weights_at_the_ends_of_float64_are_refused(weights: np.ndarray) -> None:
+    assert len(WeightedDistributedSampler(range(10_000), weights, semantics="proportion").take(0, 100)) == 100
+
+
+def test_fault_equal_weights_beside_thousands_of_tiny_ones_differ() -> None:
+    weights = integer_weights([Fraction(1)] * 10 + [Fraction(1, 10**12)] * 60_000)
+    assert max(weights[:10]) - min(weights[:10]) <= 1
+    assert min(weights) == 1
+
+
+def test_bfloat16_and_odd_shapes_of_weights() -> None:
+    assert len(list(WeightedDistributedSampler(range(3), torch.ones(3, dtype=torch.bfloat16)))) == 3
+    for weights in (np.array(3.0), torch.tensor(1.0), np.ones((3, 1))):
+        with pytest.raises(TypeError, match="weights must hold numbers in one dimension"):
+            WeightedDistributedSampler(range(3), weights)
+    with pytest.raises(TypeError, match="join them with NamedConcatDataset"):
+        WeightedDistributedSampler([range(3), range(4)], [1, 2])

@@ -331,3 +331,37 @@ def test_an_iterator_is_read_once_and_its_second_reading_refused() -> None:
 def test_epochs_out_of_range_are_refused(epoch: int) -> None:
     with pytest.raises(ValueError, match="epoch must be from 0"):
         InterleavedDataset([[1]], [1]).set_epoch(epoch)
+
+
+class Failing:
+    """Raises once it has given some items, as a stream that loses its connection."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        raise OSError("connection lost")
+
+
+@pytest.mark.parametrize("stopping", ["first_exhausted", "all_exhausted", "endless"])
+def test_after_an_error_nothing_is_left_out_in_silence(stopping: Any) -> None:
+    stream = iter(InterleavedDataset({"lost": Failing()}, {"lost": 1}, stopping=stopping))
+    assert [next(stream) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="connection lost"):
+        next(stream)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ended with an error of a source; begin a new one, or load a state"):
+            next(stream)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sources": None}, r"state\['sources'\] must be a mapping"),
+        ({"sources": {"a": None}}, r"state\['sources'\]\['a'\] must be a mapping"),
+        ({"stream": None}, r"state\['stream'\] must be a mapping"),
+        ({"position": 2**62}, r"state\['position'\] must be from 0"),
+    ],
+)
+def test_an_edited_state_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    dataset = InterleavedDataset({"a": [1, 2, 3]}, {"a": 1})
+    with pytest.raises((TypeError, ValueError), match=says):
+        dataset.load_state_dict({**dataset.state_dict(), **change})

@@ -65,6 +65,12 @@ def _few(values: NDArray[Any]) -> NDArray[Any]:
     while len(np.unique(rounded)) > MOST:
         digits -= 1
         drop = np.int64(MANTISSA - digits)
-        bits = values.astype(np.float64).view(np.int64) + (np.int64(1) << (drop - 1))
+        plain = values.astype(np.float64)
+        bits = plain.view(np.int64) + (np.int64(1) << (drop - 1))
         rounded = (bits >> drop << drop).view(np.float64)
+        # At the very ends of what a float64 holds, rounding would give infinity or 0.
+        rounded = np.where(
+            np.isfinite(rounded) & (rounded > 0), rounded, (plain.view(np.int64) >> drop << drop).view(np.float64)
+        )
+        rounded = np.where(rounded > 0, rounded, np.float64(5e-324))
     return rounded

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.weighted_sampler.interleaving import build_tree, draws_before
 from headrace.weighted_sampler.keyed import Indices, derive
-from headrace.weighted_sampler.turns import Turn, turns
+from headrace.weighted_sampler.turns import Stretch, Turn, turns
 
 MOST = 2**62  # positions are 64-bit integers
 WINDOWS = 2  # what this key is for; the passes have another one
@@ -43,17 +43,22 @@ class Mixture:
         stages: By rising ``start``; the first begins at 0.
         epoch_length: Positions in an epoch.
         seed: A 64-bit word.
+        sizes: Draws in one pass of each source: a pass is through before the next one begins. None when the
+            sources have no passes.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
     >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.turns(1, np.arange(6))}
     {0: [4, 5, 6, 7], 1: [2, 3]}
     """
 
-    def __init__(self, stages: Sequence[Stage], epoch_length: int, seed: int) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], epoch_length: int, seed: int, sizes: Sequence[int] | None = None
+    ) -> None:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
         self.seed = seed
         self.sources = len(stages[0].weights)
+        self._sizes = None if sizes is None else np.maximum(sizes, 1)
         self._trees = [build_tree(stage.weights) for stage in stages]
         self._bases = [[0] * self.sources]  # each source's draws before each stage
         for number, (stage, after) in enumerate(pairwise(self.stages)):
@@ -89,10 +94,16 @@ class Mixture:
     def _stretch(self, start: int, stop: int, offsets: Indices, low: int) -> Iterator[Turn]:
         """A stretch within one epoch and one stage, from position ``start`` to ``stop``."""
         stage = self._stage_of(start)
-        key = int(derive(self.seed, WINDOWS, start)[0])
-        first = start - self.stages[stage].start
-        for source, where, draws in turns(self._trees[stage], self.sources, offsets, stop - start, first, key):
-            yield source, where + low, draws + self._bases[stage][source]
+        stretch = Stretch(
+            root=self._trees[stage],
+            length=stop - start,
+            first=start - self.stages[stage].start,
+            key=int(derive(self.seed, WINDOWS, start)[0]),
+            bases=np.array(self._bases[stage]),
+            sizes=self._sizes,
+        )
+        for source, where, draws in turns(stretch, offsets):
+            yield source, where + low, draws
 
     def _bounds(self, begin: int) -> list[int]:
         """Where the epoch that begins here is cut: its ends, and the stages that begin inside."""

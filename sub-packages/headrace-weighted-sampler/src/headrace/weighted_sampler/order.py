@@ -7,10 +7,12 @@ import numpy as np
 from headrace.weighted_sampler.keyed import Indices, derive
 from headrace.weighted_sampler.passes import Passes
 from headrace.weighted_sampler.recipe import Recipe
+from headrace.weighted_sampler.windows import WIDTH
 
 DRAWS = 1  # what this key is for; the windows have another one
 BLOCK = 2**15  # positions worked out at a time: few enough to stay in the processor's cache
 EACH = 64  # positions for each source, where there are thousands of sources to go through
+TABLE = 2**21  # counts, of each source in each window, that a block holds at most
 REACH = 2**22  # positions that a block spans at most, own ones and those of other ranks
 
 
@@ -34,7 +36,8 @@ class Order:
 
     def block(self, world: int) -> int:
         """Positions of one rank of ``world`` that are best worked out at a time."""
-        return max(1, min(self._block, REACH // world))
+        windows = max(1, TABLE // len(self.recipe.sources.parts))
+        return max(1, min(self._block, REACH // world, windows * max(1, WIDTH // world)))
 
     def at(self, epoch: int, offsets: Indices) -> Indices:
         """Find the samples at some positions of an epoch.
@@ -56,10 +59,18 @@ class Order:
     def stretch(self, epoch: int, start: int, stop: int) -> Indices:
         """Find the samples at positions ``start .. stop - 1`` of an epoch."""
         found = np.empty(stop - start, np.int64)
-        for low in range(start, stop, self._block):
-            high = min(low + self._block, stop)
+        step = self.block(world=1)
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
             found[low - start : high - start] = self.at(epoch, np.arange(low, high))
         return found
+
+    def owners(self, epoch: int, offsets: Indices) -> list[int]:
+        """Count how many of some positions, ascending, belong to each source."""
+        counts = [0] * self.mixture.sources
+        for source, where, _ in self.mixture.turns(epoch, offsets):
+            counts[source] += len(where)
+        return counts
 
     def _fresh(self) -> list[Passes]:
         parts = self.recipe.sources.parts

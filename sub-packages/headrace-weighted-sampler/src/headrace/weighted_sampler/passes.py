@@ -16,7 +16,7 @@ class Passes:
     faster and changes nothing: at most 0.5 MB for a short source, 0.8 MB for a long one.
 
     Args:
-        size: Number of places in one pass, at least 1.
+        size: Number of places in one pass; one of 0 is never drawn from.
         key: A 64-bit word.
 
     >>> import numpy as np
@@ -28,7 +28,7 @@ class Passes:
     def __init__(self, size: int, key: int) -> None:
         self.size = size
         self._key = np.uint64(key)
-        self._shape = Rectangle.of(size)
+        self._shape = Rectangle.of(max(1, size))
         self._kept: tuple[int, list[Indices]] = (-1, [])
 
     def __call__(self, draws: Indices) -> Indices:

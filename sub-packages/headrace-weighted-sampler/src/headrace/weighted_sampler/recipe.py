@@ -90,7 +90,7 @@ class Recipe:
 
     def mixture(self, seed: int) -> Mixture:
         """Build the sequence of sources for a seed."""
-        return Mixture(self.stages, self.epoch_length, seed)
+        return Mixture(self.stages, self.epoch_length, seed, [part.size for part in self.sources.parts])
 
 
 def read_recipe(argument: str, dataset: Sized, weights: Weights | None, options: Options, schedule: Schedule) -> Recipe:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-import numpy as np
-
 from headrace.weighted_sampler.keyed import Indices
-from headrace.weighted_sampler.mixture import Mixture, Stage
+from headrace.weighted_sampler.mixture import Stage
+from headrace.weighted_sampler.order import Order
 from headrace.weighted_sampler.recipe import Recipe
-from headrace.weighted_sampler.sources import Sources
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
 TOKENS = ("tokens asked", "tokens")
@@ -121,21 +119,21 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 
 
 def mixture_report(
-    recipe: Recipe, mixture: Mixture, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
+    recipe: Recipe, order: Order, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
     """Count what one epoch delivers, in closed form.
 
     Args:
         recipe: Sources and shares.
-        mixture: Of the recipe.
-        padded: Dataset indices delivered beyond the epoch's sequence.
-        dropped: Dataset indices at its end that are not delivered.
+        order: Of the recipe.
+        padded: Positions, ascending, that are delivered once more.
+        dropped: Positions at the epoch's end that are not delivered.
         epoch: Its number.
         num_replicas: Number of ranks.
     """
-    begin, end = epoch * mixture.epoch_length, (epoch + 1) * mixture.epoch_length
-    before, after = mixture.draws_before(begin), mixture.draws_before(end)
-    extra, less = count_by_source(recipe.sources, padded), count_by_source(recipe.sources, dropped)
+    begin, end = epoch * recipe.epoch_length, (epoch + 1) * recipe.epoch_length
+    before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
+    extra, less = order.owners(epoch, padded), order.owners(epoch, dropped)
     delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
     asked = asked_shares(recipe.stages, recipe.asked, begin, end)
     asked_tokens, token_shares = _by_tokens(recipe, asked), _by_tokens(recipe, delivered)
@@ -161,8 +159,8 @@ def mixture_report(
         epoch=epoch,
         num_replicas=num_replicas,
         sources=lines,
-        padded=tuple(padded.tolist()),
-        dropped=tuple(dropped.tolist()),
+        padded=tuple(order.at(epoch, padded).tolist()),
+        dropped=tuple(order.at(epoch, dropped).tolist()),
         not_drawn=recipe.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
         rounding=recipe.sources.rounding,
         changes=tuple(stage.start - begin for stage in recipe.stages if begin < stage.start < end),
@@ -190,14 +188,3 @@ def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], b
         sum((length * share for length, share in zip(lengths, column, strict=True)), Fraction(0)) / (end - begin)
         for column in zip(*asked, strict=True)
     ]
-
-
-def count_by_source(sources: Sources, indices: Indices) -> list[int]:
-    """Count the dataset indices that belong to each source."""
-    places = indices
-    if sources.members is not None:  # a handful of indices, so that looking them up is cheap
-        places = np.array([np.flatnonzero(sources.members == index)[0] for index in indices], np.int64)
-    begins = np.array([part.begin for part in sources.parts], np.int64)
-    # An empty source shares its first index with the next one; the last that begins here is the one that has it.
-    owner = np.searchsorted(begins, places, side="right") - 1
-    return [int(count) for count in np.bincount(owner, minlength=len(sources.parts))]

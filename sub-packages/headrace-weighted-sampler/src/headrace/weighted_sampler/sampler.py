@@ -97,7 +97,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         sizes: ArrayLike | None = None,
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
-        if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(part, Dataset) for part in dataset):
+        if (
+            isinstance(dataset, (list, tuple))
+            and dataset
+            and all(isinstance(part, (Dataset, range)) for part in dataset)
+        ):
             raise TypeError(
                 f"dataset must be one dataset, got a {type(dataset).__name__} of {len(dataset)}: join them with "
                 "NamedConcatDataset({name: dataset, ...}) or torch's ConcatDataset"
@@ -218,10 +222,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=4, rank=0).padded().size
         2
         """
-        end = self._end(self._start(start), self.num_replicas)
-        repeated = np.arange(self.epoch_length, end) % self.epoch_length
-        wanted, back = np.unique(repeated, return_inverse=True)
-        return self._order.at(self.epoch, wanted)[back]
+        positions, back = np.unique(self._repeated(self._start(start)), return_inverse=True)
+        return self._order.at(self.epoch, positions)[back]
 
     def dropped(self, start: int | None = None) -> Indices:
         """Name the samples at the end of the epoch that no rank gets with ``drop_last=True``.
@@ -310,19 +312,25 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Raises:
             ValueError: If it comes from another seed, dataset length or other weights.
         """
-        self._loaded = check_state(state_dict, self.seed, self.fingerprint, self.epoch_length)
+        self._loaded = check_state(
+            state_dict, self.seed, self.fingerprint, self.epoch_length, MOST // self.epoch_length
+        )
         self.epoch, self._skip = self._loaded[0], None
 
     def report(self) -> MixtureReport:
         """Count what the whole current epoch was asked for and what it delivers, source by source."""
         return mixture_report(
             self._recipe,
-            self._order.mixture,
-            self.padded(0),
-            self.dropped(0),
+            self._order,
+            np.sort(self._repeated(0)),
+            np.arange(min(self._end(0, self.num_replicas), self.epoch_length), self.epoch_length),
             epoch=self.epoch,
             num_replicas=self.num_replicas,
         )
+
+    def _repeated(self, start: int) -> Indices:
+        """Positions that an iteration from ``start`` on delivers once more."""
+        return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
     def _at(self, epoch: int, positions: Indices) -> Indices:
         """The samples at one rank's positions; those beyond the epoch stand for its first ones."""

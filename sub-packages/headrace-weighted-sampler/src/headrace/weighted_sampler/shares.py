@@ -134,8 +134,8 @@ def integer_weights(shares: Sequence[Fraction]) -> tuple[int, ...]:
         shares: Not negative, not all zero.
 
     Returns:
-        The smallest such integers, when their sum is at most 2**31. Otherwise integers with that sum, each
-        rounded up or down, and at least 1 where the share is above 0: off by less than one draw in 2e9.
+        The smallest such integers, when their sum is at most 2**31. Otherwise integers with that sum, at least 1
+        where the share is above 0: for a handful of sources off by one or two draws in 2e9.
 
     >>> integer_weights([Fraction("0.75"), Fraction("0.25"), Fraction(0)])
     (3, 1, 0)
@@ -149,17 +149,14 @@ def integer_weights(shares: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
-    """Share out ``total`` by the largest remainders (Hamilton's method), at least 1 to what is above 0.
+    """Share out ``total`` by the largest remainders (Hamilton's method), after 1 to each that is above 0.
 
     >>> apportion([1, 1, 1, 0], 10), apportion([10**9, 1], 10)
     ((4, 3, 3, 0), (9, 1))
     """
-    whole = sum(weights)
-    parts = [max(weight * total // whole, int(weight > 0)) for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda place: -(weights[place] * total % whole))
-    missing = total - sum(parts)
-    for place in by_remainder[: max(0, missing)]:
+    whole, left = sum(weights), total - sum(weight > 0 for weight in weights)
+    parts = [int(weight > 0) + weight * left // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda place: -(weights[place] * left % whole))
+    for place in by_remainder[: total - sum(parts)]:
         parts[place] += 1
-    if missing < 0:  # what was given to the smallest comes from the largest
-        parts[max(range(len(parts)), key=parts.__getitem__)] += missing
     return tuple(parts)

@@ -17,7 +17,12 @@ from headrace.weighted_sampler.weights import Ratio, exact
 
 T_co = TypeVar("T_co", covariant=True)
 Weights: TypeAlias = (
-    Mapping[str, Ratio] | Mapping[int, Ratio] | Mapping[tuple[int, int], Ratio] | Sequence[Ratio] | NDArray[Any]
+    Mapping[str, Ratio]
+    | Mapping[int, Ratio]
+    | Mapping[tuple[int, int], Ratio]
+    | Sequence[Ratio]
+    | NDArray[Any]
+    | torch.Tensor
 )
 
 
@@ -126,7 +131,13 @@ def read_sources(argument: str, weights: Weights, dataset: Sized) -> Sources:
 
 def _read(argument: str, weights: object, dataset: Sized) -> Sources:
     if isinstance(weights, torch.Tensor):
-        weights = weights.numpy(force=True)
+        dense = weights.to_dense()
+        # numpy knows no bfloat16; all other kinds keep their own decimals.
+        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    if isinstance(weights, np.ndarray) and weights.ndim != 1:
+        raise TypeError(
+            f"{argument} must hold numbers in one dimension, got dtype {weights.dtype}, shape {weights.shape}"
+        )
     if isinstance(weights, Mapping):
         return Sources(_from_mapping(argument, weights, dataset))
     if isinstance(weights, (Sequence, np.ndarray)) and not isinstance(weights, (str, bytes)):
@@ -159,7 +170,8 @@ def _joined(argument: str, weights: Mapping[Any, Ratio], dataset: Sized, *, name
     """The datasets of a concatenation, by name or by position; each has to have a weight."""
     ends, names = _parts_of(argument, dataset, named)
     allowed: Sequence[Any] = names if named else range(len(ends))
-    if unknown := [key for key in weights if key not in allowed]:
+    known = set(allowed)
+    if unknown := [key for key in weights if key not in known]:
         raise ValueError(f"{argument} names {unknown[0]!r}, which the dataset does not have; it has {_listed(allowed)}")
     if missing := [key for key in allowed if key not in weights]:
         raise ValueError(f"{argument} lacks {_listed(missing)}: every dataset needs a weight, and 0 leaves it out")
@@ -183,7 +195,12 @@ def _parts_of(argument: str, dataset: Sized, named: bool) -> tuple[list[int], li
             f"{argument} by name needs a dataset with names, and {type(dataset).__name__} has none; "
             "give a NamedConcatDataset({name: dataset, ...}), or weights by position"
         )
-    return list(map(int, ends)), list(map(str, range(len(ends)) if names is None else names))
+    bounds, called = list(map(int, ends)), list(map(str, range(len(ends)) if names is None else names))
+    if len(called) != len(bounds) or len(set(called)) != len(called):
+        raise ValueError(f"dataset.names must be {len(bounds)} different names, one a dataset, got {_listed(called)}")
+    if bounds != sorted(bounds) or bounds[-1:] != [len(dataset)]:
+        raise ValueError(f"dataset.cumulative_sizes must rise to len(dataset), {len(dataset)}, got {_listed(bounds)}")
+    return bounds, called
 
 
 def _source(argument: str, name: str, begin: int, end: int, weight: Ratio) -> Source:

@@ -26,7 +26,9 @@ class State(TypedDict):
     fingerprint: str
 
 
-def check_state(state: Mapping[str, Any], seed: int, fingerprint: str, length: int) -> tuple[int, int]:
+def check_state(
+    state: Mapping[str, Any], seed: int, fingerprint: str, length: int, most_epochs: int
+) -> tuple[int, int]:
     """Return (epoch, position) of a state that belongs to this sampler.
 
     Args:
@@ -34,24 +36,28 @@ def check_state(state: Mapping[str, Any], seed: int, fingerprint: str, length: i
         seed: The sampler's.
         fingerprint: The sampler's.
         length: Positions in an epoch.
+        most_epochs: Number of epochs that can be told apart.
 
     Raises:
+        TypeError: If it is no mapping.
         ValueError: If a key is missing, or the state comes from another version, seed, dataset or weights.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
     if missing := sorted(State.__required_keys__ - set(state)):
         raise ValueError(f"state lacks {missing}, got the keys {sorted(state)}; pass what state_dict() returned")
-    if state["version"] != VERSION:
+    if type(state["version"]) is not int or state["version"] != VERSION:
         raise ValueError(
             f"state has version {state['version']!r}, this release reads version {VERSION}; "
             "load it with the release that wrote it"
         )
-    if state["seed"] != seed:
+    if integer("state['seed']", state["seed"], 0, WORD - 1) != seed:
         raise ValueError(
             f"state has seed {state['seed']!r}, this sampler has seed {seed}: the orders have nothing in "
             f"common; build the sampler with seed={state['seed']!r}"
         )
     _same_data(str(state["fingerprint"]), fingerprint)
-    epoch = integer("state['epoch']", state["epoch"], 0, WORD - 1)
+    epoch = integer("state['epoch']", state["epoch"], 0, most_epochs - 1)
     return epoch, integer("state['position']", state["position"], 0, length)
 
 

@@ -1,6 +1,7 @@
 """One iteration over a mixture of streams."""
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any, Generic, TypeVar, cast
 
 from headrace.weighted_sampler.stopping import RULES
@@ -23,16 +24,28 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._mixture = mixture
         self._stream = stream
         self._begun = begun
+        self._failed: Exception | None = None
         self._go_to(make_state(mixture, epoch, 0, stream, {name: fresh_state() for name in mixture.names}))
 
     def __next__(self) -> T:
-        """Draw from the source whose turn it is."""
+        """Draw from the source whose turn it is.
+
+        Raises:
+            RuntimeError: If a source has failed before: a generator that has raised is at its end, and to go on
+                would leave out the rest of it without a word.
+        """
+        if self._failed is not None:
+            raise RuntimeError(
+                "this iteration has ended with an error of a source; begin a new one, or load a state "
+                f"({type(self._failed).__name__}: {self._failed})"
+            ) from self._failed
         if self._over:
             raise StopIteration
         reader = self._readers[self._order.source_at(self.position)]
         try:
             item = self._draw(reader)
         except Exception as error:
+            self._failed = error
             error.add_note(
                 f"raised by sources[{reader.name!r}], item {reader.drawn} of its pass {reader.exhausted}, at position "
                 f"{self.position} of epoch {self._epoch} ({self._stream})"
@@ -47,7 +60,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> StreamState:
         """Say where this iteration stands."""
-        sources = {reader.name: reader.state() for reader in self._readers}
+        # A source may hand out a state that it goes on changing.
+        sources = {reader.name: deepcopy(reader.state()) for reader in self._readers}
         return make_state(self._mixture, self._epoch, self.position, self._stream, sources)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,6 +84,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             for name, source in zip(mixture.names, mixture.sources, strict=True)
         ]
         self._over = self._ended()
+        self._failed = None
 
     def _ended(self) -> bool:
         return RULES[self._mixture.stopping](reader.exhausted for reader in self._readers)

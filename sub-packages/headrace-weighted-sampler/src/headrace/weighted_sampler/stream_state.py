@@ -100,7 +100,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
         version=VERSION,
         seed=mixture.seed,
         epoch=integer("state['epoch']", state["epoch"], 0, WORD // 2 - 1),
-        position=integer("state['position']", state["position"], 0, MOST),
+        position=integer("state['position']", state["position"], 0, MOST // 2),
         stream=_stream(state["stream"]),
         fingerprint=mixture.fingerprint,
         sources={name: _source_state(name, state["sources"][name]) for name in mixture.names},
@@ -123,6 +123,8 @@ def check_stream(state: StreamState, stream: Stream) -> None:
 
 
 def _check_sources(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> None:
+    if not isinstance(state["sources"], Mapping):
+        raise TypeError(f"state['sources'] must be a mapping, got {type(state['sources']).__name__}")
     names, own = sorted(state["sources"]), sorted(mixture.names)
     if names != own:
         raise ValueError(
@@ -153,6 +155,8 @@ def _stream(state: Mapping[str, Any]) -> dict[str, int]:
     return {key: integer(f"state['stream'][{key!r}]", state[key], 0) for key in keys}
 
 
-def _check_keys(what: str, state: Mapping[str, Any], keys: Collection[str]) -> None:
+def _check_keys(what: str, state: object, keys: Collection[str]) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{what} must be a mapping, got {type(state).__name__}")
     if missing := sorted(set(keys) - set(state)):
         raise ValueError(f"{what} lacks {missing}, got the keys {sorted(state)}; pass what state_dict() returned")
