@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.capped import MAX_BYTES, check_cap
+from headrace.webdatamodule.shards.capped import MAX_BYTES, check_cap, check_zip
 from headrace.webdatamodule.shards.errors import DecodeError
 from headrace.webdatamodule.shards.pickle_numpy import check_empty
 
@@ -51,9 +51,8 @@ def load_npz(data: bytes, max_bytes: int = MAX_BYTES) -> Arrays:
         ValueError: The bytes are no such file.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = archive.infolist()
-        check_cap(sum(entry.file_size for entry in entries), max_bytes)
-        for entry in entries:
+        check_zip(archive, max_bytes)
+        for entry in archive.infolist():
             with archive.open(entry) as stream:
                 if stream.read(6) == np.lib.format.MAGIC_PREFIX:
                     stream.seek(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zipfile
 
 from headrace.webdatamodule.shards.errors import DecodeError
 
@@ -28,6 +29,24 @@ def check_cap(nbytes: int, cap: int, what: str = "the member unpacks to") -> Non
     if nbytes > cap:
         cure = "raise max_bytes if that is meant to be"
         raise DecodeError(f"{what} {nbytes} bytes or more, which is more than max_bytes={cap}; {cure}")
+
+
+def check_zip(archive: zipfile.ZipFile, cap: int) -> None:
+    """Refuse a zip file that unpacks to too much, or whose packing says nothing about how much that is.
+
+    Args:
+        archive: The zip file, opened.
+        cap: The most bytes that all of it may unpack to.
+
+    Raises:
+        DecodeError: It is larger, or packed by another method than deflate: the unpacker of those does not stop at
+            the size that the file promises.
+    """
+    entries = archive.infolist()
+    check_cap(sum(entry.file_size for entry in entries), cap)
+    for entry in entries:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DecodeError(f"{entry.filename!r} is packed by method {entry.compress_type}; store or deflate it")
 
 
 def gunzip(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:

@@ -45,8 +45,11 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
     write_whole(folder / column.file, stream.getvalue())
     made = manifest.with_column(column)
     made.save(folder)
-    for old in {entry.file for entry in manifest.columns} - {entry.file for entry in made.columns}:
-        (folder / old).unlink(missing_ok=True)
+    # A manifest that was tampered with may give a shard or an index out for a column: those are not removed.
+    kept = {entry.file for entry in made.columns} | {entry.name for entry in made.shards}
+    for old in {entry.file for entry in manifest.columns} - kept:
+        if old.endswith(".npy"):
+            (folder / old).unlink(missing_ok=True)
     return made
 
 

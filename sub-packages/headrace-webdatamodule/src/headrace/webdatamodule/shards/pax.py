@@ -27,10 +27,8 @@ def parse_pax(data: bytes) -> dict[str, str]:
     {'path': 'a.txt'}
     """
     found: dict[str, str] = {}
-    at = 0
-    while at < len(data):
-        if not data[at:].strip(b"\0"):  # some writers fill up with NULs
-            break
+    at, end = 0, len(data.rstrip(b"\0"))  # some writers fill up with NULs
+    while at < end:
         key, value, at = _record(data, at)
         if key.startswith("GNU.sparse."):
             raise RefusedMemberError("the member is a sparse file: pack the shard again without --sparse")

@@ -79,7 +79,7 @@ class Rows:
         for begin in range(start, stop, _SAMPLES):
             where = self._where(begin, min(begin + _SAMPLES, stop))
             begins = self._index.blocks[where].astype(np.int64) * BLOCK
-            ends = begins + self._index.sizes[where]
+            ends = begins + self._index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
             step = self._step(begins, ends)
             bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
             for first in range(0, len(bounds), step):

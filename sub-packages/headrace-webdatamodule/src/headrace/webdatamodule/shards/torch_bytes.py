@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any
 
+from headrace.webdatamodule.shards.capped import check_zip
 from headrace.webdatamodule.shards.errors import DecodeError
 from headrace.webdatamodule.shards.pickle_torch import make_storage, storage_type
 from headrace.webdatamodule.shards.tokens import Token, need
@@ -113,9 +114,7 @@ def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes
 
 def _load_zip(data: bytes, allowed: Allowed, max_bytes: int) -> Any:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        total = sum(info.file_size for info in archive.infolist())
-        if total > max_bytes:
-            raise DecodeError(f"the file unpacks to {total} bytes, more than max_bytes={max_bytes}")
+        check_zip(archive, max_bytes)
         pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1:
             raise DecodeError("a zip file without the one data.pkl that torch.save writes")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace.webdatamodule.shards import headers, pax
-from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
+from headrace.webdatamodule.shards.errors import DamagedShardError, RefusedMemberError, ShardError
 from headrace.webdatamodule.shards.headers import BLOCK, Header
 
 _ZEROS = bytes(BLOCK)
 _CHUNK = 1 << 20
+MOST_EXTENDED = 1 << 20  # bytes of a long name or of extended records; file systems end at some thousand
 
 
 class Member(NamedTuple):
@@ -110,6 +111,10 @@ class _Walker:
 
     def _data(self, header: Header) -> bytes:
         self._check_room(header.size)
+        if header.size > MOST_EXTENDED:
+            raise RefusedMemberError(
+                f"an extended header has {header.size} bytes, more than the {MOST_EXTENDED} that names and records need"
+            )
         return bytes(self.view[self.at + BLOCK : self.at + BLOCK + header.size])
 
     def _finished(self, header: Header, records: dict[str, str], start: int) -> Member:
