@@ -1,0 +1,1 @@
+"""Samples to whole, indexed shards, one task a shard."""

@@ -1,0 +1,164 @@
+"""`write_shards`: samples to a directory of indexed shards."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.manifest import Manifest
+from headrace.webdatamodule.shards.tar import check_key
+from headrace.webdatamodule.shards.writer import shard_paths
+from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
+from headrace.webdatamodule.shards.writing.keeping import kept, repeated
+from headrace.webdatamodule.shards.writing.parts import remove_abandoned
+from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of
+from headrace.webdatamodule.shards.writing.running import run
+from headrace.webdatamodule.shards.writing.sizing import given_sizes, measure
+from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, key_hashes, opened
+
+
+def write_shards(
+    samples: MapStyle | Callable[[], MapStyle],
+    directory: str | Path,
+    *,
+    samples_per_shard: int | None = None,
+    bytes_per_shard: int | None = None,
+    n_shards: int | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    prefix: str = "shard",
+    sizes: npt.ArrayLike | None = None,
+    columns: Mapping[str, npt.ArrayLike] | None = None,
+    fingerprint: str = "",
+) -> Manifest:
+    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
+
+    Which sample goes to which shard is decided beforehand, and each shard is a task of its own. A shard gets its name
+    when it is on the disk, whole; the manifest, which readers trust, comes last. The bytes depend on the samples only.
+
+    After a run that was killed, the same call keeps the shards that are whole and writes the rest. The first, the
+    middle and the last sample of each are compared then; name the version of your data with `fingerprint`, so that
+    shards of another version are never kept.
+
+    Args:
+        samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
+            indexing, or a function without arguments that gives that, called once here and once for each shard.
+            It is sent to other processes with pickle. A method `part(start, stop)` may give the samples of one
+            shard, which is all that is sent then; a method `keys()` may give all keys without making the samples.
+        directory: Where to write; made if need be. It is for this set alone.
+        samples_per_shard: Most samples of a shard; shards are equal up to one sample.
+        bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
+        n_shards: Number of shards, equal up to one sample, 1 to the number of samples.
+        executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
+            `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
+        workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
+        prefix: Begin of the file names.
+        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512), shape
+            [n_samples]; for `bytes_per_shard`, which asks for each sample once more when they are None.
+        columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
+        fingerprint: Any text that changes with the samples, such as a version.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ValueError: A number, the prefix, sizes or columns are not allowed.
+        FileExistsError: The directory holds other shards, or shards with other samples.
+        ShardError: A sample cannot be had or stored, or a key occurs twice; it names the shard and the sample.
+        OSError: The disk is full or the like; it names the shard.
+        BrokenProcessPool: A process was killed, or could not start.
+
+    Warns:
+        InProcessWarning: The samples cannot be pickled, and so one process writes all.
+
+    >>> import tempfile
+    >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
+    >>> manifest = write_shards(samples, tempfile.mkdtemp(), n_shards=2, workers=1)
+    >>> [(shard.name, shard.samples) for shard in manifest.shards]
+    [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
+    """
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise ValueError(f"workers must be None or a whole number of 1 or more, got {workers!r}")
+    if not isinstance(fingerprint, str):
+        raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
+    everything, folder = opened(samples), Path(directory)
+    count = len(everything)
+    stored = None if sizes is None else given_sizes(sizes, count)
+    arrays = check_columns(columns or {}, count)
+    known = getattr(everything, "keys", None)
+    keys: Iterable[str] | None = known() if callable(known) else None
+    if bytes_per_shard is not None and stored is None and count:
+        stored, keys = measure(everything)
+    bounds = bounds_of(
+        count, stored, samples_per_shard=samples_per_shard, bytes_per_shard=bytes_per_shard, n_shards=n_shards
+    )
+    hashes = None if keys is None else check_keys(keys, count)
+    tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    Plan.of(prefix, bounds, fingerprint).prepare(folder)
+    remove_abandoned(folder, prefix)
+    parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
+    found = [kept(task, part) for task, part in zip(tasks, parts, strict=True)]
+    todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
+    new = iter(run(todo, executor, workers, prefix))
+    written = [next(new) if one is None else one for one in found]
+    again = repeated(written, folder)
+    if again:
+        key, first, second = again
+        message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
+        raise ShardError(
+            f"{message} and write them again; there is no manifest", shard=str(folder / second), sample=key
+        )
+    return save_manifest(folder, written, arrays)
+
+
+def tasks_of(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
+    """One task a shard, each with no more of the samples than can be told apart.
+
+    Args:
+        samples: As of `write_shards`.
+        paths: Of the shards.
+        bounds: Where each begins, and the end.
+    """
+    token, tasks = secrets.token_hex(4), []
+    for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
+        own, first, last = samples, start, stop
+        if isinstance(samples, list | tuple):
+            own, first, last = samples[start:stop], 0, stop - start
+        elif callable(getattr(samples, "part", None)):
+            own, first, last = samples.part(start, stop), 0, stop - start
+        tasks.append(ShardTask(path, own, first, last, start, token))
+    return tasks
+
+
+def check_keys(keys: Iterable[str], n_samples: int) -> npt.NDArray[np.uint64]:
+    """Refuse keys that cannot be stored, or occur twice, before anything is written.
+
+    Args:
+        keys: Of all samples.
+        n_samples: How many there have to be.
+
+    Returns:
+        Their hashes, shape [n_samples].
+
+    Raises:
+        ValueError: There are more or fewer.
+        ShardError: Naming the first such key.
+    """
+    listed, seen = list(keys), set[str]()
+    if len(listed) != n_samples:
+        raise ValueError(f"samples.keys() gives {len(listed)} keys of {n_samples} samples: give one for each")
+    for key in listed:
+        check_key(key)
+        if key in seen:
+            raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", sample=key)
+        seen.add(key)
+    return key_hashes(listed)
