@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import webdataset as wds
 
-from headrace.webdatamodule.shards.writing.write import write_shards
+from headrace.webdatamodule import write_shards
 
 SHARDS = 4
 

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from headrace.webdatamodule.commands.sources.fasta import Fasta
 from headrace.webdatamodule.commands.sources.files import find_files
 from headrace.webdatamodule.commands.sources.source import Chain
+from headrace.webdatamodule.shards.building import build_index
 from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.verify import verify_shards
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
 
@@ -60,7 +62,7 @@ def test_files_of_a_stem_are_a_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "counts"),
     [
-        (["--samples-per-shard", "4"], [4, 4, 2]),
+        (["--samples-per-shard", "4"], [3, 3, 4]),
         (["--n-shards", "5"], [2, 2, 2, 2, 2]),
         (["--n-shards", "2", "--workers", "2"], [5, 5]),
         ([], [10]),
@@ -238,12 +240,20 @@ def test_other_shards_are_not_mixed_in(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in out.glob("*.tar")} == before
 
 
-def test_a_stopped_or_failed_run_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_no_manifest_and_nothing_half(tmp_path: Path) -> None:
     source = files(tmp_path / "in", **{f"s{i}_txt": b"x" for i in range(9)}, s8_TXT=b"the same in lower case")
     for words in ([], ["--workers", "2"]):
         error = pack(source, tmp_path / "out", "--samples-per-shard", "2", *words, code=2)
         assert "'s8'" in error
-        assert list((tmp_path / "out").iterdir()) == []
+        check_whole(tmp_path / "out")
+
+
+def check_whole(out: Path) -> None:
+    """What has its final name is whole, and no reader takes it for a set."""
+    assert not (out / "manifest.json").exists()
+    assert not list(out.glob(".*"))
+    for path in out.glob("*.tar"):
+        build_index(path.read_bytes())
 
 
 def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
@@ -255,7 +265,7 @@ def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--workers", "2"]])
-def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, words: list[str]) -> None:
+def test_ctrl_c_is_quiet_and_leaves_nothing_half(tmp_path: Path, words: list[str]) -> None:
     source, out = tmp_path / "a.fasta", tmp_path / "out"
     source.write_bytes(b">one\nACGT\n" * 40_000)
     # What runs in the background inherits that Ctrl-C is ignored.
@@ -279,4 +289,38 @@ if __name__ == "__main__":
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, output, error) == (130, b"", b"")
-    assert list(out.iterdir()) == []
+    check_whole(out)
+
+
+@pytest.mark.parametrize("words", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_killed_run_is_completed_and_whole_shards_are_kept(tmp_path: Path, words: list[str], seed: int) -> None:
+    source, out = tmp_path / "a.fasta", tmp_path / "out"
+    source.write_bytes(b">one\nACGT\n" * 40_000)
+    options = [str(source), str(out), "--samples-per-shard", "2000", *words]
+    with subprocess.Popen([*COMMAND, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and len(list(out.glob("*.tar"))) < 2 + 7 * seed:
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    assert not (out / "manifest.json").exists()
+    before = {path.name: path.stat().st_ino for path in out.glob("*.tar") if Path(f"{path}.hri").exists()}
+    assert before
+    pack(*options)
+    assert before.items() <= {path.name: path.stat().st_ino for path in out.glob("*.tar")}.items()
+    assert verify_shards(out) == []
+    assert len(IndexedShards(out)) == 40_000
+    assert not list(out.glob(".*"))
+
+
+def test_packing_again_changes_nothing_and_changed_files_are_refused(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", **{f"s{i}_txt": b"%d" % i for i in range(9)}), tmp_path / "out"
+    pack(source, out)
+    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in out.iterdir()}
+    pack(source, out)
+    after = {path.name: (path.stat().st_ino, path.read_bytes()) for path in out.iterdir()}
+    assert [after[f"shard-000000.tar{end}"] == before[f"shard-000000.tar{end}"] for end in ("", ".hri")] == [True, True]
+    assert {name: data for name, (_, data) in after.items()} == {name: data for name, (_, data) in before.items()}
+    files(source, s2_txt=b"9")  # as long as before
+    assert "shards of another plan, first shard-000000.tar: fingerprint is" in pack(source, out, code=2)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {name: data for name, (_, data) in after.items()}

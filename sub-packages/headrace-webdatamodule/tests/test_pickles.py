@@ -1,10 +1,26 @@
+import errno
 import os
 import pickle
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from headrace.webdatamodule import ShardError
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
+    ManifestError,
+    ShardError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_tars,
+)
+from headrace.webdatamodule.shards.building import build_index
+from headrace.webdatamodule.shards.manifest import ColumnEntry
 from headrace.webdatamodule.shards.pickles import pack_files
 from headrace.webdatamodule.shards.tar import members
 
@@ -86,7 +102,7 @@ def test_shards_of_other_samples_are_never_touched(source: Path) -> None:
         pack(source, NAMES[1:])
     with pytest.raises(FileExistsError, match="1 shards of prefix 'p' beside"):
         pack(source, n_shards=1)
-    assert [path.read_bytes() for path in sorted((source.parent / "tars").iterdir())] == data
+    assert [path.read_bytes() for path in sorted((source.parent / "tars").glob("*.tar"))] == data
 
 
 def test_a_file_that_is_no_tar_is_not_touched(source: Path) -> None:
@@ -118,3 +134,153 @@ def test_several_files_a_sample(source: Path) -> None:
     (source / "sample0.x.json").write_text("1")
     [path] = pack_files(source, NAMES[:1], ["my.pt", "json"], source / "t", n_shards=1, prefix="p")
     assert [name for name, _ in members(path)] == ["sample0-x.my.pt", "sample0-x.json"]
+
+
+# Indexes and manifests
+
+
+def test_the_directory_is_ready_for_indexed_shards(source: Path) -> None:
+    pack(source)
+    folder = source.parent / "tars"
+    assert verify_shards(folder) == []
+    shards = IndexedShards(folder, decode=None)
+    assert [(s["__key__"], s["my.pt"]) for s in shards] == [(f"sample{i}-x", pickle.dumps(i)) for i in range(5)]
+    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json"}
+    assert {path.name for path in folder.iterdir()} == names
+
+
+@pytest.mark.parametrize("harm", ["p-000000.tar.hri", "p-000001.tar.hri", "manifest.json", "*.hri", "*.*i*"])
+def test_shards_without_index_are_kept_and_indexed(source: Path, harm: str) -> None:
+    paths = pack(source)
+    folder, before = source.parent / "tars", states(paths)
+    for path in folder.glob(harm):
+        path.unlink()
+    assert states(pack(source)) == before
+    assert verify_shards(folder) == []
+
+
+def test_shards_of_an_older_version_are_kept_and_indexed(source: Path) -> None:
+    folder = source.parent / "tars"
+    samples = [(f"sample{i}-x", {"my.pt": pickle.dumps(i)}) for i in range(5)]
+    before = states(write_tars(samples, folder, n_shards=2, prefix="p"))
+    assert states(pack(source)) == before
+    assert verify_shards(folder) == []
+
+
+def test_a_changed_file_changes_the_manifest(source: Path) -> None:
+    pack(source)
+    folder = source.parent / "tars"
+    first = Manifest.load(folder).fingerprint
+    (source / f"{NAMES[0]}.my.pt").write_bytes(pickle.dumps("longer than before"))
+    pack(source)
+    assert Manifest.load(folder).fingerprint != first
+    assert verify_shards(folder) == []
+
+
+def test_columns_stay_with_their_shards_and_are_not_lost_in_silence(source: Path) -> None:
+    pack(source)
+    folder = source.parent / "tars"
+    add_column(folder, "tokens", range(5))
+    pack(source)
+    assert [column.name for column in Manifest.load(folder).columns] == ["tokens"]
+    (source / f"{NAMES[0]}.my.pt").write_bytes(pickle.dumps("longer than before"))
+    for _ in range(2):
+        with pytest.raises(ManifestError, match=r"others than when these columns were made: tokens"):
+            pack(source)
+
+
+def test_sets_that_share_a_directory_have_indexes_and_no_manifest(source: Path) -> None:
+    folder = source.parent / "tars"
+    pack(source, NAMES[:3])
+    before = Manifest.load(folder)
+    other = pack_files(source, NAMES[3:], ["my.pt"], folder, n_shards=1, prefix="q")
+    assert not (folder / "manifest.json").exists()
+    with pytest.raises(ManifestError, match="there is no manifest"):
+        IndexedShards(folder)
+    assert len(IndexedShards(other)) == 2
+    index_shards(folder)  # one set of all, because somebody asks for it: it stays
+    all_of_them = Manifest.load(folder)
+    pack(source, NAMES[:3])
+    assert Manifest.load(folder) == all_of_them
+    before.with_column(ColumnEntry("tokens", "<i8", "tokens.npy", "0" * 16)).save(folder)
+    with pytest.raises(ManifestError, match=r"beside those of its manifest, which has columns: tokens"):
+        pack(source, NAMES[:3])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_file_that_goes_away_is_named_and_the_rest_is_whole(
+    source: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def gone(path: Path) -> bytes:
+        if waits:
+            time.sleep(0.05)
+        if path.name.startswith("sample4"):
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    with pytest.raises(ShardError, match=r"number 4 cannot be had: FileNotFoundError.*p-000001.tar"):
+        pack(source)
+    monkeypatch.undo()
+    folder = source.parent / "tars"
+    assert {path.name for path in folder.iterdir()} == {"p-000000.tar", "p-000000.tar.hri"}
+    (source / f"{NAMES[4]}.my.pt").write_bytes(b"again")
+    pack(source)
+    assert verify_shards(folder) == []
+
+
+def test_what_is_up_to_date_need_not_be_writable(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = source.parent / "tars"
+    paths = pack(source)
+
+    def refuse(*_: object) -> None:  # root may write everywhere
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert pack(source) == paths
+    (folder / "manifest.json").unlink()
+    with pytest.warns(UserWarning, match="up to date, but without index or manifest, which cannot be written"):
+        assert pack(source) == paths
+    paths[0].unlink()
+    with pytest.raises(OSError, match=r"Read-only file system: the shard was not written.*p-000000.tar"):
+        pack(source)
+
+
+def packer(source: Path, *words: object) -> "subprocess.Popen[str]":
+    script = [sys.executable, str(Path(__file__).with_name("pickle_packer.py"))]
+    words = (source, source.parent / "tars", COUNT, *words)
+    return subprocess.Popen([*script, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+COUNT = 60
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02])
+@pytest.mark.parametrize("moment", [0.0, 0.1])
+def test_kill_nine_and_again(source: Path, delay: float, moment: float) -> None:
+    for i in range(COUNT):
+        (source / f"sample{i}.pt").write_bytes(pickle.dumps(b"x" * 10 * i))
+    folder = source.parent / "tars"
+    with packer(source, delay) as process:
+        while process.poll() is None and not list(folder.glob(".*.part")):
+            time.sleep(0.01)
+        time.sleep(moment)
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    assert list(folder.glob(".*.part"))
+    assert not (folder / "manifest.json").exists()
+    paths = sorted(folder.glob("*.tar"))
+    for path in paths:
+        build_index(path.read_bytes())  # whole
+    before = dict(zip(paths, states(paths), strict=True))
+    with packer(source) as process:
+        said, error = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, "6\n"), error
+    after = sorted(folder.glob("*.tar"))
+    assert before.items() <= dict(zip(after, states(after), strict=True)).items()
+    assert verify_shards(folder) == []
+    assert not list(folder.glob(".*"))
+    keys = [sample["__key__"] for sample in IndexedShards(folder, decode=None)]
+    assert keys == [f"sample{i}" for i in range(COUNT)]

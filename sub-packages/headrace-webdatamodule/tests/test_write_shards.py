@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -36,6 +37,7 @@ from headrace.webdatamodule.shards import (
     verify_shards,
 )
 from headrace.webdatamodule.shards.building import build_index
+from headrace.webdatamodule.shards.indexing import fitting_index
 from headrace.webdatamodule.shards.tar import write_tar
 from headrace.webdatamodule.shards.writing import running, ustar
 from headrace.webdatamodule.shards.writing.parts import Part, StoppedError, remove_abandoned, remove_run
@@ -43,8 +45,6 @@ from headrace.webdatamodule.shards.writing.planning import bounds_by_bytes, boun
 from headrace.webdatamodule.shards.writing.running import InProcessWarning
 from headrace.webdatamodule.shards.writing.write import write_shards
 
-# Not offered yet: it is not a public name before the data module uses it.
-pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).with_name("shard_writer.py")
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -192,7 +192,7 @@ def test_a_large_set_starts_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
     monkeypatch.setattr(running, "_TRIAL", 0.0)
     monkeypatch.setattr(running, "_WORTH", 0.0)
-    monkeypatch.setattr(running, "_cpus", lambda: 2)
+    monkeypatch.setattr(running, "cpus", lambda: 2)
     with pytest.warns(InProcessWarning, match="cannot be sent to other processes"):
         write_shards(lambda: some(50), tmp_path / "b", n_shards=5)
     write_shards(some(50), tmp_path / "c", n_shards=5)
@@ -324,6 +324,10 @@ def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"workers": 0}, "workers must be None or"),
         ({"prefix": "a/b"}, "prefix must be"),
+        ({"prefix": "a:b"}, "prefix must be"),
+        ({"prefix": 3}, "prefix must be"),
+        ({"executor": 3}, "executor must have a method submit"),
+        ({"executor": ThreadPoolExecutor(1), "workers": 2}, "goes without workers"),
         ({"fingerprint": 1}, "fingerprint must be a text, got 1"),
         ({"sizes": [1, 2]}, r"sizes must be whole numbers of bytes, 0 or more, shape \[3\], got int64 of shape \[2\]"),
         ({"sizes": [1.0, 2.0, 3.0]}, "sizes must be"),
@@ -334,8 +338,46 @@ def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
             write_shards(some(3), tmp_path / "new", n_shards=2, **options)
     with pytest.raises(ValueError, match="samples is empty"):
         write_shards([], tmp_path / "new", n_shards=1)
+    with pytest.raises(ValueError, match="directory must be a local one, got 's3://bucket/a'"):
+        write_shards(some(3), "s3://bucket/a", n_shards=1)
     assert not (tmp_path / "new").exists()
     assert bounds_of(3, None, samples_per_shard=2, bytes_per_shard=None, n_shards=None) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "samples", [iter(some(3)), lambda: iter(some(3)), dict(some(3)), dict(enumerate(some(3))), None]
+)
+def test_samples_without_positions_are_refused(tmp_path: Path, samples: Any) -> None:
+    with pytest.raises(TypeError, match=r"samples must be something with len\(\) and integer indexing.*: give list\("):
+        write_shards(samples, tmp_path / "new", n_shards=1)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("midway", [False, True])
+def test_an_executor_that_is_shut_down(tmp_path: Path, midway: bool) -> None:
+    executor = ThreadPoolExecutor(1)
+
+    class Samples(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            executor.shutdown(wait=False, cancel_futures=True)
+            return super().__getitem__(number)
+
+    if not midway:
+        executor.shutdown()
+    with pytest.raises(RuntimeError, match=r"after shutdown|executor was shut down.*before all shards were written"):
+        write_shards(lambda: Samples(some(9)), tmp_path, n_shards=3, executor=executor)
+    assert parts(tmp_path) == []
+    assert not (tmp_path / "manifest.json").exists()
+    assert write_shards(some(9), tmp_path, n_shards=3).n_samples == 9
+
+
+@pytest.mark.parametrize("note", [b"\xff\xfe", b"[[1, 2], 3]", b""])
+def test_a_plan_that_is_none(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / "shard.plan.json").write_bytes(note)
+    write_shards(some(4), tmp_path, n_shards=2)
+    (tmp_path / "shard.plan.json").write_bytes(note)
+    with pytest.raises(FileExistsError, match=r"another plan, first shard-000000.tar: none is noted"):
+        write_shards(some(4), tmp_path, n_shards=2)
 
 
 # Once more
@@ -400,7 +442,7 @@ def test_a_directory_with_something_else_is_refused(tmp_path: Path, name: str) -
 def test_shards_of_others_are_not_taken_for_our_own(tmp_path: Path) -> None:
     write_tar(tmp_path / "shard-000000.tar", some(2))
     index_shards(tmp_path)
-    with pytest.raises(FileExistsError, match=r"1 shards of another plan .*none is noted"):
+    with pytest.raises(FileExistsError, match=r"1 shards of another plan.*none is noted"):
         write_shards(some(4), tmp_path, n_shards=2)
 
 
@@ -425,6 +467,74 @@ def test_parts_of_the_living_stay_and_those_of_the_dead_go(tmp_path: Path) -> No
         with pytest.raises(StoppedError):
             part.publish()
     assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+# Several writers
+
+
+def test_writers_of_one_set_write_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Manifest] = []
+
+    def write() -> None:
+        made.append(write_shards(some(300, 5000), tmp_path, n_shards=20, workers=1))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [Manifest.load(tmp_path)] * 4
+    assert verify_shards(tmp_path) == []
+    assert all(fitting_index(path) for path in tars(tmp_path))
+    assert not list(tmp_path.glob(".*"))
+    assert "another process may be writing" in caplog.text
+
+
+def test_writers_of_different_sets_do_not_mix_them(tmp_path: Path) -> None:
+    options = {"delay": 0.002, "workers": 1, "n_shards": 5}
+    with group(tmp_path, **options) as first:
+        begun(tmp_path)
+        other = script(tmp_path, workers=1, n_shards=4)
+        assert (other.returncode, first.wait(timeout=60)) == (1, 0)
+    assert "FileExistsError" in other.stderr.splitlines()[-1]
+    assert len(tars(tmp_path)) == 5
+    assert verify_shards(tmp_path) == []
+
+
+def test_a_lock_of_a_killed_writer_is_no_obstacle(tmp_path: Path) -> None:
+    with group(tmp_path, delay=0.01, workers=1) as process:
+        begun(tmp_path)
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    assert (tmp_path / ".headrace.lock").exists()
+    check_whole(tmp_path)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
+    view = tmp_path / "read-only"
+    view.mkdir()
+
+    def mount(folder: Path) -> Path:
+        for words in (["--bind", str(folder), str(view)], ["-o", "remount,ro,bind", str(view)]):
+            if not shutil.which("mount") or subprocess.run(["mount", *words], check=False).returncode:
+                pytest.skip("nothing can be mounted here")
+        return view
+
+    yield mount
+    if view.is_mount():
+        subprocess.run(["umount", str(view)], check=True)
+
+
+def test_what_is_complete_need_not_be_writable(tmp_path: Path, read_only: Callable[[Path], Path]) -> None:
+    manifest = write_shards(some(20), tmp_path / "out", n_shards=2, workers=1)
+    view = read_only(tmp_path / "out")
+    assert write_shards(some(20), view, n_shards=2, workers=1) == manifest
+    tars(tmp_path / "out")[1].unlink()
+    with pytest.raises(OSError, match=r"Read-only file system: the shard was not written.*shard-000001") as caught:
+        write_shards(some(20), view, n_shards=2, workers=1)
+    assert caught.value.errno == errno.EROFS
 
 
 # Trouble in processes of their own

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+import struct
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from headrace.webdatamodule.commands.index import sentence, summary
 from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_json, emit_lines
 from headrace.webdatamodule.commands.sources.choosing import KINDS, open_source
 from headrace.webdatamodule.commands.sources.source import Source
-from headrace.webdatamodule.commands.working import add_workers, pool, positive
-from headrace.webdatamodule.commands.writing import bounds_by_bytes, bounds_by_count, write_source
-from headrace.webdatamodule.shards.writer import shard_bounds
+from headrace.webdatamodule.commands.working import add_workers, positive
+from headrace.webdatamodule.shards.writing.write import write_shards
 
 HELP = "pack files, pickles, FASTA or an LMDB into shards"
 DESCRIPTION = (
@@ -22,7 +26,7 @@ DESCRIPTION = (
     " are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by key. A FASTA"
     " record is a sample whose key is its number, with the members 'id.txt' (the line behind '>') and 'seq.txt' (the"
     " letters). An entry of an LMDB is a sample with one member. OUT may not hold other tar files;"
-    " packing the same again changes nothing."
+    " packing the same again changes nothing, and completes a run that was stopped."
 )
 _MOST = 256 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -35,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", type=a_path, metavar="OUT", help="directory of the shards; made if need be")
     add("--from", dest="kind", choices=KINDS, help="what the sources are (default: by their names)")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--samples-per-shard", type=positive, metavar="N", help="samples in a shard, at most")
+    most = "samples in a shard, at most; shards are equal up to one sample"
+    size.add_argument("--samples-per-shard", type=positive, metavar="N", help=most)
     most = "bytes of a shard, at most; 512M is allowed (default 256M)"
     size.add_argument("--bytes-per-shard", type=nbytes, metavar="N", help=most)
     size.add_argument("--n-shards", type=positive, metavar="N", help="number of shards, equal up to one sample")
@@ -49,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Pack, and print what was written."""
     apart(options.sources, options.out)
-    with tempfile.TemporaryDirectory(prefix="headrace-shards-") as scratch, pool(options.workers) as executor:
+    with tempfile.TemporaryDirectory(prefix="headrace-shards-") as scratch:
         source = open_source(
             options.sources,
             Path(scratch),
@@ -58,8 +63,14 @@ def run(options: argparse.Namespace) -> int:
             member=options.member,
             keys=options.keys,
         )
-        bounds = bounds_of(source, options)
-        manifest = write_source(source, options.out, bounds, prefix=options.prefix, executor=executor)
+        manifest = write_shards(
+            source,
+            options.out,
+            **shard_size(source, options),
+            workers=options.workers or 1,
+            prefix=options.prefix,
+            fingerprint=fingerprint(source.stamps()),
+        )
     if options.json:
         emit_json(summary(options.out, manifest))
     else:
@@ -67,24 +78,33 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def bounds_of(source: Source, options: argparse.Namespace) -> list[int]:
-    """Which samples go to which shard.
+def shard_size(source: Source, options: argparse.Namespace) -> dict[str, Any]:
+    """How large the shards are to be, in the words of `write_shards`.
 
     Args:
         source: The samples.
         options: As parsed; at most one of three sizes is given.
-
-    Returns:
-        Where each shard begins, and the end.
-
-    Raises:
-        ValueError: There are more shards than samples.
     """
     if options.n_shards is not None:
-        return shard_bounds(len(source), options.n_shards)
+        return {"n_shards": options.n_shards}
     if options.samples_per_shard is not None:
-        return bounds_by_count(len(source), options.samples_per_shard)
-    return bounds_by_bytes(source.sizes(), options.bytes_per_shard or _MOST)
+        return {"samples_per_shard": options.samples_per_shard}
+    return {"bytes_per_shard": options.bytes_per_shard or _MOST, "sizes": source.sizes()}
+
+
+def fingerprint(stamps: Iterable[tuple[int, int]]) -> str:
+    """16 hexadecimal digits that change with the files that are packed.
+
+    Args:
+        stamps: Bytes of each, and the time of its last change.
+
+    >>> fingerprint([(1, 2)]) == fingerprint([(1, 3)])
+    False
+    """
+    digest = xxhash.xxh3_64()
+    for one in stamps:
+        digest.update(struct.pack("<qq", *one))
+    return digest.hexdigest()
 
 
 def nbytes(word: str) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
-_Result = TypeVar("_Result")
+from headrace.webdatamodule.shards.writing import processes
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
@@ -49,20 +46,5 @@ def pool(workers: int | None) -> Iterator[Executor | None]:
     if workers is None or workers == 1:
         yield None
         return
-    # Started afresh: a fork could inherit locked locks.
-    executor = _Pool(workers, mp_context=multiprocessing.get_context("spawn"))
-    try:
+    with processes.pool(workers) as executor:
         yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-class _Pool(ProcessPoolExecutor):
-    def submit(self, function: Callable[..., _Result], /, *words: Any, **options: Any) -> Future[_Result]:
-        # Processes start in here, and inherit that Ctrl-C is held back: it reaches all processes of a terminal, and
-        # only the first one is to decide what becomes of the work.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(function, *words, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,5 +1,6 @@
 """Shards: reading, writing, indexing and decoding tar files. Importing this loads neither torch nor lightning."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from headrace.webdatamodule.shards.columns import add_column, open_column
@@ -27,6 +28,8 @@ from headrace.webdatamodule.shards.writer import write_tars
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote import Remote
+    from headrace.webdatamodule.shards.writing.running import InProcessWarning
+    from headrace.webdatamodule.shards.writing.write import write_shards
 
 __all__ = [
     "DamagedIndexError",
@@ -34,6 +37,7 @@ __all__ = [
     "DecodeError",
     "Fault",
     "GroupingError",
+    "InProcessWarning",
     "IndexedShards",
     "Manifest",
     "ManifestError",
@@ -53,14 +57,20 @@ __all__ = [
     "open_column",
     "restricted_loads",
     "verify_shards",
+    "write_shards",
     "write_tars",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Who reads local shards does not wait for what remote ones need.
-    if name == "Remote":
-        from headrace.webdatamodule.shards.remote import Remote
+# Who only reads local shards does not wait for what writing and remote ones need.
+_LATER = {
+    "InProcessWarning": "headrace.webdatamodule.shards.writing.running",
+    "Remote": "headrace.webdatamodule.shards.remote",
+    "write_shards": "headrace.webdatamodule.shards.writing.write",
+}
 
-        return Remote
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,23 +1,49 @@
 """Files of a directory, one or more per sample, to shards: copied, never unpickled."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import errno
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tarfile import TarError
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.tar import check_key, members, publish, stage_tar
-from headrace.webdatamodule.shards.writer import (
-    find_shards,
-    progress,
-    refuse_leftovers,
-    shard_bounds,
-    shard_paths,
-)
+from headrace.webdatamodule.shards.indexing import index_shard
+from headrace.webdatamodule.shards.tar import check_key, members
+from headrace.webdatamodule.shards.writer import find_shards, refuse_leftovers, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.finishing import only_manifest
+from headrace.webdatamodule.shards.writing.locking import alone
+from headrace.webdatamodule.shards.writing.parts import remove_abandoned
+from headrace.webdatamodule.shards.writing.running import run
+from headrace.webdatamodule.shards.writing.task import Pair, ShardTask
 
 Files = dict[str, Path]
 Plan = dict[Path, list[tuple[str, Files]]]
 
 _MOST_BYTES = 256 * 2**20  # of a shard, when the number of shards is left to us
+_THREADS = 8  # they wait for the disk more than they work
+
+
+@dataclass(frozen=True)
+class FileSamples:
+    """Samples whose files are read when they are asked for.
+
+    Args:
+        samples: Pairs of a key and {suffix: path}.
+    """
+
+    samples: Sequence[tuple[str, Files]]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, position: int) -> Pair:
+        key, files = self.samples[position]
+        return key, {suffix: path.read_bytes() for suffix, path in files.items()}
 
 
 def pack_files(
@@ -32,7 +58,10 @@ def pack_files(
     """Pack `{source}/{name}.{suffix}` into shards, and keep shards that are up to date.
 
     The bytes go into the shards as they are: nothing is unpickled while writing. A shard is kept when
-    it holds the planned members, all of their sizes, and is at least as new as every file of it.
+    it holds the planned members, all of their sizes, and is at least as new as every file of it; after
+    a run that was killed, the next one writes the rest. Each shard gets its name when it is on the disk,
+    whole, and an index beside it, also one that was kept without. The manifest comes last; see
+    `only_manifest` for directories that hold other tar files too.
 
     Args:
         source: Directory of the files.
@@ -49,7 +78,9 @@ def pack_files(
     Raises:
         FileNotFoundError: Files are missing; raised before anything is written.
         FileExistsError: Shards of the same prefix that hold other samples lie there.
-        ShardError: Two names get the same key, or a key cannot be stored.
+        ShardError: Two names get the same key, a key cannot be stored, or a file cannot be read any more.
+        OSError: The disk is full or the like; it names the shard.
+        ManifestError: Shards were renewed to which columns of a manifest belong.
     """
     samples = find_files(source, names, suffixes)
     sizes = [sum(path.stat().st_size for path in files.values()) for _, files in samples]
@@ -57,8 +88,14 @@ def pack_files(
     bounds = shard_bounds(len(samples), count)
     paths = shard_paths(directory, prefix, count)
     plan = {path: samples[a:b] for path, a, b in zip(paths, bounds, bounds[1:], strict=False)}
-    refuse_strangers(directory, prefix, plan)
-    write_plan({path: part for path, part in plan.items() if not up_to_date(path, part)}, directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with alone(directory):
+        refuse_strangers(directory, prefix, plan)
+        remove_abandoned(directory, prefix)
+        old = {path: part for path, part in plan.items() if not up_to_date(path, part)}
+        write_plan(old, prefix)
+        with _readable_only() if not old else nullcontext():
+            only_manifest(directory, [index_shard(path) for path in paths])
     return paths
 
 
@@ -133,29 +170,38 @@ def up_to_date(path: Path, samples: Sequence[tuple[str, Files]]) -> bool:
     return all(file.stat().st_mtime_ns <= written for _, file in _wanted(samples))
 
 
-def write_plan(plan: Plan, directory: Path) -> None:
-    """Write shards; all get their names at the end.
+def write_plan(plan: Plan, prefix: str) -> None:
+    """Write shards and their indexes, in threads where the files have to be waited for.
 
     Args:
         plan: {shard: its samples}.
-        directory: Where they lie; made if need be.
+        prefix: Begin of the shards' names.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    staged: dict[Path, Path] = {}
+    token, first, tasks = secrets.token_hex(4), 0, []
+    for path, samples in plan.items():
+        tasks.append(ShardTask(path, FileSamples(samples), 0, len(samples), first, token))
+        first += len(samples)
+    begin, worked = time.monotonic(), time.thread_time()
+    run(tasks[:1], None, 1, prefix)
+    waited = time.thread_time() - worked < (time.monotonic() - begin) / 2
+    if not waited:
+        run(tasks[1:], None, 1, prefix)
+        return
+    # No processes: scripts that train are seldom written so that these can start.
+    with ThreadPoolExecutor(_THREADS) as threads:
+        run(tasks[1:], threads, None, prefix)
+
+
+@contextmanager
+def _readable_only() -> Iterator[None]:
+    # Shards that are there can be read without an index, as they were before there was one.
     try:
-        with progress(sum(map(len, plan.values())), directory) as bar:
-            for path, samples in plan.items():
-                staged[path] = stage_tar(path, _read(samples))
-                bar.update(len(samples))
-        publish(staged)
-    finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
-
-
-def _read(samples: Sequence[tuple[str, Files]]) -> Iterator[tuple[str, Mapping[str, bytes]]]:
-    for key, files in samples:
-        yield key, {suffix: path.read_bytes() for suffix, path in files.items()}
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        message = f"the shards are up to date, but without index or manifest, which cannot be written: {error}"
+        warnings.warn(message, UserWarning, stacklevel=5)
 
 
 def _wanted(samples: Sequence[tuple[str, Files]]) -> list[tuple[str, Path]]:

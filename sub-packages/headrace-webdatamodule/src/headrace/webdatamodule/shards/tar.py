@@ -67,7 +67,7 @@ def publish(staged: Mapping[Path, Path]) -> None:
     for path, temporary in staged.items():
         temporary.replace(path)
     for directory in {path.parent for path in staged}:
-        _sync_directory(directory)
+        sync_directory(directory)
 
 
 def _write(stream: BinaryIO, samples: Iterable[Sample], *, shard: str) -> None:
@@ -144,7 +144,12 @@ def _header(name: str, size: int, *, shard: str, sample: str) -> tarfile.TarInfo
     return header
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Bring the names of a directory's files to the disk.
+
+    Args:
+        directory: Where files were renamed.
+    """
     if os.name == "posix":  # elsewhere a directory cannot be opened
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -8,6 +8,7 @@ from typing import Never
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.manifest import is_plain_name
 from headrace.webdatamodule.shards.tar import Sample, publish, stage_tar
 
 
@@ -97,9 +98,9 @@ def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
         `{directory}/{prefix}-{number, six digits}.tar`.
 
     Raises:
-        ValueError: The prefix is empty, hidden, or leads to another directory.
+        ValueError: The prefix is empty, hidden, or leads elsewhere.
     """
-    if not prefix or prefix.startswith(".") or "/" in prefix or "\\" in prefix or "\0" in prefix:
+    if not is_plain_name(prefix) or prefix.startswith("."):
         raise ValueError(f"prefix must be the begin of a plain file name, got {prefix!r}")
     return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
 

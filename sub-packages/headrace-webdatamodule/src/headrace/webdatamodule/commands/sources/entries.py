@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.commands.sources.source import Sample, Source, stored
+from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
+from headrace.webdatamodule.shards.writing.sizing import stored_bytes
 
 ENDINGS = (".lmdb", ".mdb")
 
@@ -40,7 +41,8 @@ class Entries(Source):
             found = list(pairs) if wanted is None else [(key, self._length(reading, key)) for key in wanted]
         if not found:
             raise ValueError(f"{self._path}: the LMDB holds no entries")
-        self._keys, self._sizes = [key for key, _ in found], np.array([stored(size) for _, size in found], np.int64)
+        self._keys = [key for key, _ in found]
+        self._sizes = np.array([stored_bytes(size) for _, size in found], np.int64)
 
     def _length(self, reading: Any, key: bytes) -> int:
         value = reading.get(key)
@@ -62,6 +64,11 @@ class Entries(Source):
     def keys(self) -> Iterable[str]:
         """As of `Source`."""
         return map(_sample_key, self._keys)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """As of `Source`."""
+        path = Path(self._path)
+        return [stamp(path / "data.mdb" if path.is_dir() else path)]
 
     def part(self, start: int, stop: int) -> Source:
         """As of `Source`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.commands.sources.source import Sample, Source
+from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
 from headrace.webdatamodule.shards.headers import BLOCK
 
 PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
@@ -65,6 +65,10 @@ class Fasta(Source):
     def keys(self) -> Iterable[str]:
         """As of `Source`."""
         return map(self._key, range(len(self)))
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """As of `Source`."""
+        return [stamp(self._path)]
 
     def part(self, start: int, stop: int) -> Source:
         """As of `Source`."""
@@ -126,4 +130,5 @@ def plain(path: Path, scratch: Path) -> Path:
             shutil.copyfileobj(packed, unpacked, 1 << 20)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: the file is cut or damaged: {error}") from error
+    shutil.copystat(path, target)  # it is as old as what it was made of
     return target

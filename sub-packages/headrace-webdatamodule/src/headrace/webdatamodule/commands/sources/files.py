@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.commands.output import warn
-from headrace.webdatamodule.commands.sources.source import Sample, Source, stored
+from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
 from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.writing.sizing import stored_bytes
 
 Members = dict[str, str]
 
@@ -37,13 +38,17 @@ class Files(Source):
         """As of `Source`."""
         return (key for key, _ in self._samples)
 
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """As of `Source`."""
+        return (stamp(path) for _, members in self._samples for path in members.values())
+
     def part(self, start: int, stop: int) -> Source:
         """As of `Source`."""
         return Files(self._samples[start:stop])
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """As of `Source`."""
-        files = ([stored(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
+        files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
         return np.array([sum(sizes) for sizes in files], np.int64)
 
 

@@ -6,12 +6,11 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
-
-from headrace.webdatamodule.shards.headers import BLOCK
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -39,6 +38,10 @@ class Source(Sequence[Sample]):
         """Bytes of each sample in a tar file, headers and padding included, shape [n_samples]; at most."""
 
     @abstractmethod
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """Bytes of each file that is read, and the time of its last change, in nanoseconds."""
+
+    @abstractmethod
     def part(self, start: int, stop: int) -> Source:
         """Some samples in a row, small enough to be sent to a worker process.
 
@@ -48,16 +51,14 @@ class Source(Sequence[Sample]):
         """
 
 
-def stored(nbytes: int) -> int:
-    """Bytes that a member takes in a tar file.
+def stamp(path: str | Path) -> tuple[int, int]:
+    """Bytes of a file, and the time of its last change, in nanoseconds.
 
     Args:
-        nbytes: Of its data.
-
-    >>> stored(0), stored(1), stored(512)
-    (512, 1024, 1024)
+        path: The file.
     """
-    return nbytes + -nbytes % BLOCK + BLOCK
+    state = Path(path).stat()
+    return state.st_size, state.st_mtime_ns
 
 
 class Chain(Source):
@@ -81,6 +82,10 @@ class Chain(Source):
     def keys(self) -> Iterable[str]:
         """As of `Source`."""
         return chain.from_iterable(source.keys() for source in self._sources)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """As of `Source`."""
+        return chain.from_iterable(source.stamps() for source in self._sources)
 
     def part(self, start: int, stop: int) -> Source:
         """As of `Source`."""

@@ -12,8 +12,11 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.checksums import checksum64
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, is_plain_name
+from headrace.webdatamodule.shards.indexing import Indexed
+from headrace.webdatamodule.shards.manifest import NAME, ColumnEntry, Manifest, is_plain_name
+from headrace.webdatamodule.shards.tar import sync_directory
 from headrace.webdatamodule.shards.whole import write_whole
+from headrace.webdatamodule.shards.writing.parts import write_locked
 from headrace.webdatamodule.shards.writing.task import Written
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -39,7 +42,7 @@ def check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Array
     return arrays
 
 
-def save_manifest(directory: Path, written: Sequence[Written], columns: Arrays) -> Manifest:
+def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
     """Write the columns, then the manifest.
 
     Args:
@@ -58,8 +61,45 @@ def save_manifest(directory: Path, written: Sequence[Written], columns: Arrays) 
     manifest = Manifest(manifest.shards, manifest.members, _earlier(directory, manifest, set(columns)))
     for name, array in columns.items():
         manifest = manifest.with_column(_save_column(directory, name, array))
-    manifest.save(directory)
+    path, data = directory / NAME, manifest.to_json().encode()
+    if not path.is_file() or path.read_bytes() != data:  # a directory that is complete need not be writable
+        write_locked(path, data)
     return manifest
+
+
+def only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
+    """Write the manifest of a set that may have to share its directory.
+
+    A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
+    training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
+    alone is removed, and one of all tar files, which somebody asked for, stays.
+
+    Args:
+        directory: Where the shards lie.
+        done: What is known of each.
+
+    Returns:
+        The manifest; None when there are other tar files.
+
+    Raises:
+        ManifestError: The columns of an earlier manifest would be lost.
+    """
+    tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
+    if tars == {one.entry.name for one in done}:
+        return save_manifest(directory, done, {})
+    try:
+        before = Manifest.load(directory)
+    except ManifestError:
+        return None
+    if {entry.name for entry in before.shards} == tars:
+        return None
+    if before.columns:
+        columns = ", ".join(column.name for column in before.columns)
+        message = f"{str(directory)!r} holds tar files beside those of its manifest, which has columns: {columns}"
+        raise ManifestError(f"{message}. Choose another directory for one of the sets, or remove manifest.json")
+    (directory / NAME).unlink(missing_ok=True)
+    sync_directory(directory)
+    return None
 
 
 def _save_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnEntry:

@@ -6,12 +6,11 @@ import contextlib
 import os
 import re
 import secrets
-import sys
 from pathlib import Path
 from typing import BinaryIO, Self
 
-if sys.platform != "win32":
-    import fcntl
+from headrace.webdatamodule.shards.tar import sync_directory
+from headrace.webdatamodule.shards.writing.locking import lock
 
 
 class StoppedError(Exception):
@@ -106,30 +105,34 @@ def remove_abandoned(directory: Path, prefix: str) -> None:
     """
     for path in _parts(directory, prefix, "[0-9a-f]+"):
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as stream:
-            if _lock(stream):
+            if lock(stream):
                 path.unlink()
 
 
+def write_locked(path: Path, data: bytes) -> None:
+    """Write a small file to the disk, whole; what a killed writer leaves of it is found by `remove_abandoned`.
+
+    Args:
+        path: Its final name; the directory exists.
+        data: Its bytes.
+    """
+    with Part(path, "0") as part:
+        part.write(data)
+        part.sync()
+        part.publish()
+    sync_directory(path.parent)
+
+
 def _parts(directory: Path, prefix: str, run: str) -> list[Path]:
-    name = re.compile(rf"\.{re.escape(prefix)}-[0-9]+\.tar(\.hri)?\.{run}-[0-9a-f]+\.part")
+    of_set = rf"{re.escape(prefix)}(-[0-9]+\.tar(\.hri)?|\.plan\.json)"
+    name = re.compile(rf"\.({of_set}|manifest\.json)\.{run}-[0-9a-f]+\.part")
     return [path for path in directory.iterdir() if name.fullmatch(path.name)]
 
 
 def _locked(path: Path) -> BinaryIO:
     while True:
         stream = path.open("w+b")
-        _lock(stream)
+        lock(stream)
         if os.fstat(stream.fileno()).st_nlink:
             return stream
         stream.close()  # taken for abandoned between these lines
-
-
-def _lock(stream: BinaryIO) -> bool:
-    # Where there are no locks, nothing is ever taken for abandoned.
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -13,8 +13,8 @@ import xxhash
 
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.index import SUFFIX
-from headrace.webdatamodule.shards.whole import write_whole
 from headrace.webdatamodule.shards.writer import shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.parts import write_locked
 from headrace.webdatamodule.shards.writing.ustar import RECORD
 
 VERSION = 1
@@ -66,17 +66,24 @@ class Plan:
         names = {path.name for path in shard_paths(directory, self.prefix, self.shards)}
         _refuse_others(directory, names)
         note = directory / f"{self.prefix}.plan.json"
-        before = note.read_text() if note.exists() else ""
-        if before == self.to_json():
+        before = note.read_bytes() if note.exists() else b""
+        if before == self.to_json().encode():
             return
         there = sorted(name for name in names if (directory / name).exists())
         if there:
-            told = " ".join(before.split()) or "none is noted"
-            message = (
-                f"{directory} holds {len(there)} shards of another plan (first: {there[0]}; {note.name}: {told:.300})"
-            )
-            raise FileExistsError(f"{message}: remove them, or choose another directory or prefix")
-        write_whole(note, self.to_json().encode())
+            message = f"{directory} holds {len(there)} shards of another plan, first {there[0]}: {self._unlike(before)}"
+            raise FileExistsError(f"{message}. Remove them, or choose another directory")
+        write_locked(note, self.to_json().encode())
+
+    def _unlike(self, before: bytes) -> str:
+        try:
+            noted = json.loads(before or b"{}")
+        except ValueError:
+            noted = None
+        if not noted or not isinstance(noted, dict):
+            return "none is noted"
+        unlike = {name: value for name, value in asdict(self).items() if noted.get(name) != value}
+        return ", ".join(f"{name} is {value!r} now, was {noted.get(name)!r}" for name, value in unlike.items())
 
 
 def _refuse_others(directory: Path, names: set[str]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from headrace.webdatamodule.shards.building import Arrays, _ragged, narrow
+from headrace.webdatamodule.shards.building import Arrays, narrow, ragged
 from headrace.webdatamodule.shards.checksums import FRAME_GAPS, spot_ranges, spots
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.grouping import _RESERVED, Samples
+from headrace.webdatamodule.shards.grouping import RESERVED, Samples
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.keys import describe_keys
 from headrace.webdatamodule.shards.packing import pack
@@ -128,7 +128,7 @@ class Recording:
             "sizes": narrow(np.array(samples.sizes, np.uint64)),
             "checksums": np.array(self._checksums, np.uint32),
             "frames": np.array(self._frames, np.uint64),
-            **_ragged(samples),
+            **ragged(samples),
             **key_arrays,
         }
         description = {
@@ -152,7 +152,7 @@ class Recording:
     def _new_layout(self, key: str, sample: Mapping[str, bytes]) -> Layout:
         names = [name for name, _ in member_names(key, sample, shard=self.shard)]
         for suffix, name in zip(sample, names, strict=True):
-            if suffix.lower() in _RESERVED:
+            if suffix.lower() in RESERVED:
                 message = "the member has a key that readers use for themselves: rename it"
                 raise ShardError(message, shard=self.shard, sample=key, member=name)
         endings = [_encoded(f".{suffix}", self.shard, key) for suffix in sample]

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import os
 import pickle
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed, wait
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any
 
 from headrace.webdatamodule.shards.writer import progress
 from headrace.webdatamodule.shards.writing.parts import remove_run
+from headrace.webdatamodule.shards.writing.processes import cpus, pool
 from headrace.webdatamodule.shards.writing.task import ShardTask, Written
 
-_Result = TypeVar("_Result")
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
 # Seconds to try without processes of our own, and what is left to do that is worth starting them.
 _TRIAL, _WORTH = 2.0, 10.0
@@ -56,15 +53,23 @@ def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | No
         return []
     if executor is not None:
         return _run_there(tasks, executor, prefix)
-    count = _cpus() if workers is None else workers
+    count = cpus() if workers is None else workers
     if count < 2 or multiprocessing.current_process().daemon:  # a daemon may not have children
         return _run_here(tasks, math.inf)
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(f"a process that was started to write shards runs the main module again: {_MAIN}")
     # To start processes takes seconds, which a small set is not worth.
     done = _run_here(tasks, _WORTH) if workers is None else []
     left = tasks[len(done) :]
     return done + _run_in_pool(left, min(len(left), count), prefix) if left else done
+
+
+def refuse_inherited() -> None:
+    """Refuse to write in a process that only runs the main module because it was started to write: both would wait.
+
+    Raises:
+        RuntimeError: It is one.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"a process that was started to write shards runs the main module again: {_MAIN}")
 
 
 def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
@@ -89,7 +94,7 @@ def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
 
 
 def _run_in_pool(tasks: Sequence[ShardTask], workers: int, prefix: str) -> list[Written]:
-    with _pool(workers) as own:
+    with pool(workers) as own:
         if workers > 1 and _sendable(tasks[0], own):
             return _run_there(tasks, own, prefix)
     return _run_here(tasks, math.inf)
@@ -97,14 +102,22 @@ def _run_in_pool(tasks: Sequence[ShardTask], workers: int, prefix: str) -> list[
 
 def _run_there(tasks: Sequence[ShardTask], executor: Executor, prefix: str) -> list[Written]:
     futures: dict[Future[Written], ShardTask] = {}
+    # Not `as_completed`: it waits for ever for what an executor cancels while it is shut down.
+    ended: SimpleQueue[Future[Written]] = SimpleQueue()
     try:
         for task in tasks:
-            futures[executor.submit(task)] = task
+            future = executor.submit(task)
+            futures[future] = task
+            future.add_done_callback(ended.put)
         with progress(sum(map(len, tasks)), tasks[0].path.parent) as bar:
-            for future in as_completed(futures):
+            for _ in tasks:
+                future = ended.get()
                 future.result()
                 bar.update(len(futures[future]))
         return [future.result() for future in futures]
+    except CancelledError as error:
+        message = "the executor was shut down, or a task cancelled, before all shards were written"
+        raise RuntimeError(f"{message}: call again with one that works") from error
     except BrokenProcessPool as error:
         message = f"a process that wrote shards ended: it was killed, had no memory left, or could not start; {_MAIN}"
         raise BrokenProcessPool(message) from error
@@ -115,26 +128,12 @@ def _run_there(tasks: Sequence[ShardTask], executor: Executor, prefix: str) -> l
 def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str) -> None:
     for future in futures:
         future.cancel()
-    left = set(futures)
+    left = {future for future in futures if not future.done()}
     while left:
         # A task stops when its part is gone. One that was queued in a process may begin only now: look again.
         remove_run(directory, prefix, run)
-        left = wait(left, timeout=0.1).not_done
+        left = {future for future in wait(left, timeout=0.1).not_done if not future.done()}
     remove_run(directory, prefix, run)
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[Executor]:
-    # Started afresh: a fork could inherit locked locks. Processes start when the first task comes.
-    executor = _Pool(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sendable(task: ShardTask, executor: Executor) -> bool:
@@ -161,26 +160,3 @@ def _refused(error: Exception) -> bool:
 
 def _receive(data: bytes) -> None:
     pickle.loads(data)  # noqa: S301 - made a moment ago by this program
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        # When the first process is killed, nobody tells its workers.
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-class _Pool(ProcessPoolExecutor):
-    def submit(self, function: Callable[..., _Result], /, *words: Any, **options: Any) -> Future[_Result]:
-        # Processes start in here, and inherit that Ctrl-C is held back: it reaches all processes of a terminal, and
-        # only the first one is to decide what becomes of the work.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(function, *words, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -16,7 +16,7 @@ import xxhash
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import ShardEntry
-from headrace.webdatamodule.shards.tar import _sync_directory
+from headrace.webdatamodule.shards.tar import sync_directory
 from headrace.webdatamodule.shards.writing.parts import Part
 from headrace.webdatamodule.shards.writing.recording import Recording
 
@@ -105,7 +105,7 @@ class ShardTask:
                     index.publish()
             else:
                 tar.publish()
-        _sync_directory(self.path.parent)
+        sync_directory(self.path.parent)
         return result(ShardIndex(data, shard=str(self.path)), recording.samples.keys)
 
     def _fill(self, tar: Part, recording: Recording, shown: Shown) -> None:
@@ -176,4 +176,4 @@ def _named(error: OSError, path: Path) -> OSError:
     if error.errno is None:
         return error
     reason = error.strerror or errno.errorcode.get(error.errno, "")
-    return OSError(error.errno, f"{reason}: the shard was not written, and nothing is left of it", str(path))
+    return OSError(error.errno, f"{reason}: the shard was not written", str(path))

@@ -18,9 +18,10 @@ from headrace.webdatamodule.shards.tar import check_key
 from headrace.webdatamodule.shards.writer import shard_paths
 from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
 from headrace.webdatamodule.shards.writing.keeping import kept, repeated
+from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.parts import remove_abandoned
 from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of
-from headrace.webdatamodule.shards.writing.running import run
+from headrace.webdatamodule.shards.writing.running import refuse_inherited, run
 from headrace.webdatamodule.shards.writing.sizing import given_sizes, measure
 from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, key_hashes, opened
 
@@ -46,7 +47,7 @@ def write_shards(
 
     After a run that was killed, the same call keeps the shards that are whole and writes the rest. The first, the
     middle and the last sample of each are compared then; name the version of your data with `fingerprint`, so that
-    shards of another version are never kept.
+    shards of another version are never kept. A second process that writes to the directory meanwhile waits.
 
     Args:
         samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
@@ -70,11 +71,13 @@ def write_shards(
         The manifest.
 
     Raises:
+        TypeError: The samples have no length or no positions.
         ValueError: A number, the prefix, sizes or columns are not allowed.
         FileExistsError: The directory holds other shards, or shards with other samples.
         ShardError: A sample cannot be had or stored, or a key occurs twice; it names the shard and the sample.
         OSError: The disk is full or the like; it names the shard.
         BrokenProcessPool: A process was killed, or could not start.
+        RuntimeError: The executor was shut down, or a script that starts processes is not guarded.
 
     Warns:
         InProcessWarning: The samples cannot be pickled, and so one process writes all.
@@ -89,7 +92,12 @@ def write_shards(
         raise ValueError(f"workers must be None or a whole number of 1 or more, got {workers!r}")
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
-    everything, folder = opened(samples), Path(directory)
+    if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
+        raise ValueError(f"executor must have a method submit, and goes without workers, got {executor!r}, {workers!r}")
+    if "://" in str(directory):
+        raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
+    refuse_inherited()
+    everything, folder = check_samples(samples), Path(directory)
     count = len(everything)
     stored = None if sizes is None else given_sizes(sizes, count)
     arrays = check_columns(columns or {}, count)
@@ -103,21 +111,42 @@ def write_shards(
     hashes = None if keys is None else check_keys(keys, count)
     tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
     folder.mkdir(parents=True, exist_ok=True)
-    Plan.of(prefix, bounds, fingerprint).prepare(folder)
-    remove_abandoned(folder, prefix)
-    parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
-    found = [kept(task, part) for task, part in zip(tasks, parts, strict=True)]
-    todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
-    new = iter(run(todo, executor, workers, prefix))
-    written = [next(new) if one is None else one for one in found]
-    again = repeated(written, folder)
-    if again:
-        key, first, second = again
-        message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
-        raise ShardError(
-            f"{message} and write them again; there is no manifest", shard=str(folder / second), sample=key
-        )
-    return save_manifest(folder, written, arrays)
+    with alone(folder):
+        Plan.of(prefix, bounds, fingerprint).prepare(folder)
+        remove_abandoned(folder, prefix)
+        parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
+        found = [kept(task, part) for task, part in zip(tasks, parts, strict=True)]
+        todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
+        new = iter(run(todo, executor, workers, prefix))
+        written = [next(new) if one is None else one for one in found]
+        again = repeated(written, folder)
+        if again:
+            key, first, second = again
+            message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
+            raise ShardError(
+                f"{message} and write them again; there is no manifest", shard=str(folder / second), sample=key
+            )
+        return save_manifest(folder, written, arrays)
+
+
+def check_samples(samples: Any) -> MapStyle:
+    """Refuse what cannot be asked for single samples.
+
+    Args:
+        samples: As of `write_shards`.
+
+    Returns:
+        The samples themselves, where a function gives them.
+
+    Raises:
+        TypeError: They have no length or no positions.
+    """
+    made = opened(samples) if callable(samples) else samples
+    if isinstance(made, Mapping) or not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+        allowed = "something with len() and integer indexing, or a function without arguments that gives that"
+        cure = "list(samples.items())" if isinstance(made, Mapping) else "list(samples)"
+        raise TypeError(f"samples must be {allowed}, got {type(made).__name__}: give {cure}, or a class that has both")
+    return made
 
 
 def tasks_of(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
@@ -157,6 +186,8 @@ def check_keys(keys: Iterable[str], n_samples: int) -> npt.NDArray[np.uint64]:
     if len(listed) != n_samples:
         raise ValueError(f"samples.keys() gives {len(listed)} keys of {n_samples} samples: give one for each")
     for key in listed:
+        if not isinstance(key, str):
+            raise ShardError(f"a sample key must be a text, got {key!r:.80}", sample=repr(key))
         check_key(key)
         if key in seen:
             raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", sample=key)
