@@ -343,6 +343,7 @@ def test_small_files_are_asked_for_again(site: Site, cache: Path | None, name: s
         ("cut", "Payload"),
         ("short", "bytes came, not"),
         ("no ranges", "does not read ranges"),
+        ("wrong range", "other bytes came"),
         ("404", "FileNotFoundError"),
     ],
 )
@@ -365,9 +366,9 @@ def test_bytes_of_another_range_are_not_taken(site: Site) -> None:
     dataset = site.dataset()
     dataset[0]
     site.faults.kind, site.faults.times = "wrong range", 10**6
-    with pytest.raises(DamagedShardError) as caught:
+    with pytest.raises(ShardError, match="other bytes came") as caught:
         dataset[2]
-    assert (caught.value.sample, caught.value.offset is not None) == ("s002", True)
+    assert caught.value.offset is not None
 
 
 def test_a_server_that_does_not_answer_is_given_up(site: Site) -> None:

@@ -1,55 +1,123 @@
-"""How many bytes a member may become: checked before they are allocated."""
+"""How many bytes decoding a member may take: checked before they are allocated."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import zipfile
+from typing import BinaryIO
+
+import numpy as np
 
 from headrace.webdatamodule.shards.errors import DecodeError
 
 MAX_BYTES = 1 << 31
 # Deflate packs at most 258 bytes into two bits.
 _MOST_PER_BYTE = 1032
+# What Python makes of an entry of 46 bytes in a zip file's directory takes some 1,500 bytes.
+_PER_DIRECTORY_BYTE, _SMALL_DIRECTORY = 40, 1 << 20
 
 
-def check_cap(nbytes: int, cap: int, what: str = "the member unpacks to") -> None:
-    """Refuse what is too large.
-
-    Args:
-        nbytes: Bytes that are about to be allocated.
-        cap: The most that is allowed.
-        what: Begin of the error's sentence.
-
-    Raises:
-        DecodeError: When it is more; it names both numbers.
-
-    >>> check_cap(10, 10)
-    """
-    if nbytes > cap:
-        cure = "raise max_bytes if that is meant to be"
-        raise DecodeError(f"{what} {nbytes} bytes or more, which is more than max_bytes={cap}; {cure}")
-
-
-def check_zip(archive: zipfile.ZipFile, cap: int) -> None:
-    """Refuse a zip file that unpacks to too much, or whose packing says nothing about how much that is.
+class Room:
+    """What one member may still take.
 
     Args:
-        archive: The zip file, opened.
-        cap: The most bytes that all of it may unpack to.
+        max_bytes: The most bytes for all that is held at once.
+
+    Attributes:
+        max_bytes: The same.
+        used: What is taken.
+
+    >>> room = Room(10)
+    >>> room.take(8, "the member has")
+    >>> room.left
+    2
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.used = max_bytes, 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that are free."""
+        return self.max_bytes - self.used
+
+    def take(self, nbytes: int, what: str = "the member unpacks to") -> None:
+        """Count bytes that are about to be allocated.
+
+        Args:
+            nbytes: How many.
+            what: Begin of the error's sentence.
+
+        Raises:
+            DecodeError: They are more than are left; it names the numbers.
+        """
+        if nbytes > self.left:
+            beside = f" (beside {self.used} that are in use)" if self.used else ""
+            message = f"{what} {shown(nbytes)} bytes or more{beside}, which is more than max_bytes={self.max_bytes}"
+            raise DecodeError(f"{message}; raise max_bytes if that is meant to be")
+        self.used += nbytes
+
+
+def room_of(max_bytes: int | Room) -> Room:
+    """Make a room of a number of bytes, or leave it as it is.
+
+    Args:
+        max_bytes: The number, or the room.
+    """
+    return max_bytes if isinstance(max_bytes, Room) else Room(max_bytes)
+
+
+def shown(number: int) -> str:
+    """A number in digits, or about how large it is.
+
+    >>> shown(12), shown(10**400)
+    ('12', '2**1328')
+    """
+    return str(number) if number.bit_length() < 100 else f"2**{number.bit_length() - 1}"
+
+
+def open_zip(data: bytes, room: Room) -> zipfile.ZipFile:
+    """Open a zip file, unless it unpacks to too much, or its packing says nothing about how much that is.
+
+    Args:
+        data: The zip file.
+        room: For all that is in it.
+
+    Returns:
+        The zip file, opened.
 
     Raises:
-        DecodeError: It is larger, or packed by another method than deflate: the unpacker of those does not stop at
-            the size that the file promises.
+        DecodeError: It is larger, its directory is, or it is packed by another method than deflate: the unpacker of
+            those does not stop at the size that the file promises.
     """
+    file = _Guarded(data, max(_SMALL_DIRECTORY, room.left // _PER_DIRECTORY_BYTE))
+    archive = zipfile.ZipFile(file)
+    file.most = -1
     entries = archive.infolist()
-    check_cap(sum(entry.file_size for entry in entries), cap)
+    room.take(sum(entry.file_size for entry in entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DecodeError(f"{entry.filename!r} is packed by method {entry.compress_type}; store or deflate it")
+            name = entry.filename[:200]
+            raise DecodeError(f"{name!r} is packed by method {entry.compress_type}; store or deflate it")
+    return archive
 
 
-def gunzip(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
+class _Guarded(io.BytesIO):
+    """Bytes of which a zip file's directory reads only some."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        super().__init__(data)
+        self.most = most
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and 0 <= self.most < size:
+            message = f"the directory of the zip file has {size} bytes, more than the {self.most} that max_bytes allows"
+            raise DecodeError(f"{message}; raise max_bytes if that is meant to be")
+        return super().read(size)
+
+
+def gunzip(data: bytes, max_bytes: int | Room = MAX_BYTES) -> bytes:
     """Decompress, but not without end.
 
     Args:
@@ -65,9 +133,30 @@ def gunzip(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     >>> gunzip(gzip.compress(b"abc"))
     b'abc'
     """
+    room = room_of(max_bytes)
     # The reader allocates what it is asked for, however little comes.
-    most = min(max_bytes, len(data) * _MOST_PER_BYTE)
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+    most = min(room.left, len(data) * _MOST_PER_BYTE)
+    stream: BinaryIO = io.BytesIO(data)
+    with gzip.GzipFile(fileobj=stream) as file:
         plain = file.read(most + 1)
-    check_cap(len(plain), most)
+    room.take(len(plain))
     return plain
+
+
+def text_bytes(data: bytes) -> int:
+    r"""Bytes that are allocated to make text of UTF-8, at the most: each character takes what the widest one does.
+
+    Args:
+        data: The text in UTF-8.
+
+    >>> text_bytes(b"abcd"), text_bytes("abc\N{GRINNING FACE}".encode())
+    (4, 23)
+    """
+    if data.isascii():
+        return len(data)
+    characters, top = 0, 0
+    for begin in range(0, len(data), 1 << 20):
+        part = np.frombuffer(data, np.uint8, min(1 << 20, len(data) - begin), begin)
+        characters += int(np.count_nonzero((part & 0xC0) != 0x80))
+        top = max(top, int(part.max()))
+    return len(data) + characters * (4 if top >= 0xF0 else 2 if top >= 0xC4 else 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.webdatamodule.shards.allowed import AllowedClass, AllowedClassError
 from headrace.webdatamodule.shards.arrays import Arrays, load_npy, load_npz, load_safetensors
-from headrace.webdatamodule.shards.capped import MAX_BYTES, check_cap, gunzip
+from headrace.webdatamodule.shards.capped import MAX_BYTES, Room, gunzip, text_bytes
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.images import SUFFIXES, load_image
 from headrace.webdatamodule.shards.torch_bytes import load_torch_zip
@@ -22,50 +22,70 @@ from headrace.webdatamodule.shards.unpickle import restricted_loads
 # Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
-_Decoder = Callable[[bytes, Collection[AllowedClass], int], Any]
+_Decoder = Callable[[bytes, Collection[AllowedClass], Room], Any]
+# Longer texts are no integers that Python reads.
+_DIGITS = 1 << 16
+# What a character of JSON makes at the most: a list or a dict with room for some items; a number or a short text and
+# its place; a key, in the dict and among those that the parser remembers. More of them are in texts than in none.
+_JSON = ((b"[", 96), (b"{", 240), (b",", 64), (b":", 280))
+_MOST_JSON = 128
+_REASON = 500
 
 
-def _text(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> str:
+def _text(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> str:
+    if 5 * len(data) > room.left:
+        room.take(text_bytes(data), "the text takes")
     return data.decode("utf-8")
 
 
-def _json(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> Any:
+def _json(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Any:
+    if _MOST_JSON * len(data) > room.left:
+        room.take(_json_bytes(data), "the objects of this JSON take")
     return json.loads(data)
 
 
-def _integer(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> int:
+def _json_bytes(data: bytes) -> int:
+    wide = json.detect_encoding(data) not in ("utf-8", "utf-8-sig")
+    text = 4 * len(data) if wide else text_bytes(data)
+    inside = 4 * len(data) if b"\\u" in data else text  # an escape makes all of its text wide
+    return text + inside + sum(data.count(mark) * cost for mark, cost in _JSON)
+
+
+def _integer(data: bytes, _allowed: Collection[AllowedClass], _room: Room) -> int:
+    if len(data) > _DIGITS:
+        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_DIGITS}, and Python reads 4300 digits")
     return int(data)
 
 
-def _pickle(data: bytes, allowed: Collection[AllowedClass], _cap: int) -> Any:
-    return restricted_loads(data, allowed)
+def _pickle(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
+    return restricted_loads(data, allowed, room)
 
 
-def _torch(data: bytes, allowed: Collection[AllowedClass], cap: int) -> Any:
+def _torch(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
     if data[:4] == b"PK\x03\x04":
-        return load_torch_zip(data, allowed, cap)
+        return load_torch_zip(data, allowed, room)
     if data.startswith(_LEGACY_TORCH):
         raise DecodeError(
             "torch.save wrote this in its old format, which is not read; load it with torch where you trust "
             "it and save it again with torch.save of version 1.6 or later"
         )
-    return restricted_loads(data, allowed)
+    return restricted_loads(data, allowed, room)
 
 
-def _npy(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> np.ndarray[Any, Any]:
-    return load_npy(data, cap)
+def _npy(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
+    return load_npy(data, room)
 
 
-def _npz(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> Arrays:
-    return load_npz(data, cap)
+def _npz(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
+    return load_npz(data, room)
 
 
-def _safetensors(data: bytes, _allowed: Collection[AllowedClass], _cap: int) -> Arrays:
-    return load_safetensors(data)
+def _safetensors(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
+    return load_safetensors(data, room)
 
 
-def _image(data: bytes, _allowed: Collection[AllowedClass], cap: int) -> np.ndarray[Any, Any]:
-    return load_image(data, cap)
+def _image(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
+    return load_image(data, room)
 
 
 _DECODERS: dict[str, _Decoder] = {
@@ -103,7 +123,9 @@ def decode_member(
         key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
-        max_bytes: Most bytes that a member may have, and what it is unpacked or decoded to. Default 2 GiB.
+        max_bytes: Most bytes that may be held at once: the member's own, what they are unpacked to, and what is made
+            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Of
+            JSON and pickles with millions of small objects, these are counted by what they take at the most.
 
     Returns:
         The object.
@@ -124,12 +146,14 @@ def decode_member(
     if decoder is None:
         return data
     try:
-        check_cap(len(data), max_bytes, "the member has")
-        return decoder(gunzip(data, max_bytes) if last == "gz" else data, allowed_classes, max_bytes)
+        room = Room(max_bytes)
+        room.take(len(data), "the member has")
+        return decoder(gunzip(data, room) if last == "gz" else data, allowed_classes, room)
     except ShardError as error:
         error.member = key
         raise
     except AllowedClassError:
         raise
     except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
-        raise DecodeError(f"these bytes are no {last}: {type(error).__name__}: {error}", member=key) from error
+        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_REASON]}"
+        raise DecodeError(message, member=key) from error

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from headrace.webdatamodule.shards.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.open_shard import OpenShard
@@ -25,6 +26,7 @@ class Finishing:
         decode: As for `IndexedShards`.
         transform: The same.
         allowed_classes: The same.
+        max_bytes: The same.
 
     Raises:
         ValueError: One of them is not allowed.
@@ -36,9 +38,10 @@ class Finishing:
         decode: Decode,
         transform: Transform | None,
         allowed_classes: Collection[AllowedClass],
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._transform = transform
-        self._decoders = decoders(tuple(members), decode, allowed_classes)
+        self._decoders = decoders(tuple(members), decode, allowed_classes, max_bytes)
         self.idle = transform is None and not self._decoders
 
     def __call__(self, sample: Sample, shard: OpenShard, number: int) -> Any:
@@ -55,19 +58,27 @@ class Finishing:
         Raises:
             DecodeError: A member cannot be decoded; it names the place.
         """
-        for member, decoder in self._decoders.items():
-            if member in sample:
-                sample[member] = _decoded(decoder, sample[member], shard, number, member)
+        # A sample may have few of many members.
+        few = len(sample) < len(self._decoders)
+        for member in [*sample] if few else self._decoders:
+            if member in sample and member in self._decoders:
+                sample[member] = _decoded(self._decoders[member], sample[member], shard, number, member)
         return sample if self._transform is None else _transformed(self._transform, sample, shard)
 
 
-def decoders(members: Collection[str], decode: Decode, allowed_classes: Collection[AllowedClass]) -> dict[str, Decoder]:
+def decoders(
+    members: Collection[str],
+    decode: Decode,
+    allowed_classes: Collection[AllowedClass],
+    max_bytes: int = MAX_BYTES,
+) -> dict[str, Decoder]:
     """What decodes each member; nothing for those that stay bytes.
 
     Args:
         members: The member keys that occur.
         decode: As for `IndexedShards`.
         allowed_classes: The same.
+        max_bytes: The same.
 
     Raises:
         ValueError: `decode` names other members, or is something else; `allowed_classes` would not be used, or
@@ -80,7 +91,8 @@ def decoders(members: Collection[str], decode: Decode, allowed_classes: Collecti
         )
     Allowed(allowed_classes)
     by_default: dict[str, Decoder] = {
-        member: partial(decode_member, member, allowed_classes=tuple(allowed_classes)) for member in members
+        member: partial(decode_member, member, allowed_classes=tuple(allowed_classes), max_bytes=max_bytes)
+        for member in members
     }
     if decode is None or decode is decode_member:
         return by_default if usual else {}

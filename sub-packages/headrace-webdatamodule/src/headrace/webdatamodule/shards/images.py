@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.capped import MAX_BYTES, check_cap
+from headrace.webdatamodule.shards.capped import MAX_BYTES, Room, room_of
 from headrace.webdatamodule.shards.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -18,15 +18,21 @@ SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
 # Formats that run other programs, such as EPS, stay out.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
 _MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
+_PIXEL = {"1": 1, "L": 1, "P": 1}
+_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_SCANS = 100  # a progressive JPEG has about ten
+_STRIP = 1 << 20  # pixels
 _OWN = "give a decoder of your own for it"
 
 
-def load_image(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[np.uint8]:
+def load_image(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[np.uint8]:
     """Decode an image.
 
     Args:
         data: An image in one of the formats PNG, JPEG, WebP, BMP or PPM, whatever its name says.
-        max_bytes: Most bytes that the array may have; checked before anything is decoded.
+        max_bytes: Most bytes that the array and Pillow's own pixels may take together; checked before anything is
+            decoded.
 
     Returns:
         The pixels as they are stored (a camera's "turn me" is not followed), shape [height, width, channels]:
@@ -34,7 +40,8 @@ def load_image(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[np.uint8]
         YCbCr become red, green and blue.
 
     Raises:
-        DecodeError: Pillow is not installed; the image is too large, has more than 8 bits a channel or several frames.
+        DecodeError: Pillow is not installed; the image is too large, has more than 8 bits a channel, several frames
+            or more than 100 scans.
         Exception: Whatever Pillow raises for bytes that are no image.
     """
     try:
@@ -44,10 +51,30 @@ def load_image(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[np.uint8]
         raise DecodeError(f"this member needs the library Pillow: {cure}, or decode it yourself") from error
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         mode = _mode(image)
-        check_cap(image.width * image.height * len(mode), max_bytes, "the image has")
+        _check_size(image, len(mode), room_of(max_bytes))
+        _check_scans(data, image.format)
         image.load()
-        pixels: npt.NDArray[np.uint8] = np.array(image if image.mode == mode else image.convert(mode))
-    return pixels.reshape(*pixels.shape[:2], len(mode))
+        pixels: npt.NDArray[np.uint8] = np.empty((image.height, image.width, len(mode)), np.uint8)
+        step = max(1, _STRIP // image.width)
+        for top in range(0, image.height, step):  # Pillow copies what it hands over, twice
+            strip = image.crop((0, top, image.width, min(top + step, image.height)))
+            part = np.asarray(strip if strip.mode == mode else strip.convert(mode))
+            pixels[top : top + step] = part.reshape(-1, image.width, len(mode))
+    return pixels
+
+
+def _check_size(image: ImageFile, channels: int, room: Room) -> None:
+    count = image.width * image.height
+    room.take(count * channels, "the image has")
+    # A run in a BMP file may lead 255 rows past the end.
+    stored = count + (256 * image.width if image.format == "BMP" else 0)
+    room.take(stored * (_PIXEL.get(image.mode, 4) + _CODEC[str(image.format)]), "to decode the image takes")
+
+
+def _check_scans(data: bytes, kind: str | None) -> None:
+    scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
+    if scans > _SCANS:  # each of them goes over all pixels
+        raise DecodeError(f"the image has {scans} scans, and may have {_SCANS}: write it again, or {_OWN}")
 
 
 def _mode(image: ImageFile) -> str:

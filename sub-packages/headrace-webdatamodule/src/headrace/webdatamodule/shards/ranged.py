@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.coalescing import Pieces, coalesce
+from headrace.webdatamodule.shards.capped import MAX_BYTES
+from headrace.webdatamodule.shards.coalescing import Offsets, Pieces, coalesce
 from headrace.webdatamodule.shards.errors import DamagedShardError
 from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
 from headrace.webdatamodule.shards.mapped import Mapped
@@ -44,6 +45,7 @@ class RangedShard(OpenShard):
         keys: Which members to read, in lower case; all when None.
         verify: Whether to check the checksum of each member that is read.
         gap: Bytes between two members that may be read in vain.
+        max_bytes: Most bytes that a member may have.
 
     Raises:
         ShardError: The shard cannot be read.
@@ -51,14 +53,22 @@ class RangedShard(OpenShard):
     """
 
     def __init__(
-        self, index: ShardIndex, transport: Transport, keys: Sequence[str] | None, *, verify: bool, gap: int
+        self,
+        index: ShardIndex,
+        transport: Transport,
+        keys: Sequence[str] | None,
+        *,
+        verify: bool,
+        gap: int,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
-        super().__init__(index, Fetched(Pieces([], [])), keys, verify=verify)
-        self._transport, self._keys, self._gap = transport, keys, gap
+        super().__init__(index, Fetched(Pieces([], [])), keys, verify=verify, max_bytes=max_bytes)
+        self._transport, self._gap = transport, gap
         check_far(index, transport)
 
     def some(self, samples: Sequence[int], into: list[Sample]) -> None:
         """As of `OpenShard`; what was damaged on the way is read once more."""
+        self._check_sizes(samples)
         before = len(into)
         try:
             self._over(self._fetch(samples)).some(samples, into)
@@ -68,7 +78,8 @@ class RangedShard(OpenShard):
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
         """As of `OpenShard`; while a few samples are looked at, the next ones come."""
-        spans = windows(self._bytes(range(start, stop)), _WINDOW)
+        small = self._small_until(start, stop)
+        spans = windows(self._bytes(range(start, small)), _WINDOW)
         parts = [range(start + begin, start + end) for begin, end in spans]
         with ThreadPoolExecutor(1) as pool:
             coming = [pool.submit(self._fetch, part) for part in parts[:1]]
@@ -76,13 +87,17 @@ class RangedShard(OpenShard):
                 pieces = coming.pop().result()
                 coming.extend(pool.submit(self._fetch, later) for later in parts[number + 1 : number + 2])
                 yield from self._window(part, pieces)
+        self._check_sizes(range(small, stop)[:1])
 
-    def check_all(self) -> None:
-        """As of `OpenShard`; all of the shard is read."""
+    def _whole(self) -> OpenShard:
         whole = copy.copy(self)
-        whole._keys, whole._verify = None, True
-        for _ in whole.between(0, self.index.n_samples):
-            pass
+        super(RangedShard, whole).__init__(
+            self.index, self._mapped, None, verify=True, max_bytes=self.index.shard_bytes
+        )
+        return whole
+
+    def _piece(self, begin: int, end: int) -> bytes:
+        return self._transport.ranges(self.index.shard, [(begin, end)])[0]
 
     def _window(self, part: range, pieces: Pieces) -> Iterator[list[Sample]]:
         at = part.start
@@ -95,22 +110,30 @@ class RangedShard(OpenShard):
             yield from self._over(self._fetch(again)).between(again.start, again.stop)
 
     def _over(self, pieces: Pieces) -> OpenShard:
-        return OpenShard(self.index, Fetched(pieces), self._keys, verify=self._verify)
+        near = object.__new__(OpenShard)  # plans of many layouts are not made anew for each batch
+        vars(near).update(vars(self), _mapped=Fetched(pieces))
+        return near
 
-    def _positions(self, samples: Sequence[int]) -> list[npt.NDArray[np.int64]]:
-        keys = self.index.member_keys if self._keys is None else self._keys
-        return [self.index.positions(key, samples) for key in keys]
+    def _positions(self, samples: Sequence[int]) -> list[tuple[Offsets, Offsets]]:
+        # Pairs of where samples of one layout stand in `samples`, shape [n], and their positions, shape [n, members].
+        starts = np.fromiter(self.index.starts_of(samples), np.int64, len(samples))
+        several = len(self._plans) > 1
+        layouts = np.fromiter(self.index.layouts_of(samples), np.int64, starts.size) if several else starts * 0
+        order = np.argsort(layouts, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(layouts[order])) + 1) if order.size else []
+        plans = [self._plans[int(layouts[group[0]])] or () for group in groups]
+        columns = [np.array([column for _, column in members], np.int64) for members in plans]
+        return [(group, starts[group, None] + column) for group, column in zip(groups, columns, strict=True)]
 
     def _bytes(self, samples: range) -> npt.NDArray[np.int64]:
         made = np.zeros(len(samples), np.int64)
-        for positions in self._positions(samples):
-            has = positions >= 0
-            made[has] += self.index.sizes[positions[has]].astype(np.int64)
+        for group, positions in self._positions(samples):
+            made[group] = self.index.sizes[positions].astype(np.int64).sum(1)
         return made
 
     def _fetch(self, samples: Sequence[int]) -> Pieces:
-        positions = np.concatenate([np.empty(0, np.int64), *self._positions(samples)])
-        wanted = positions[positions >= 0]
+        found = [positions.ravel() for _, positions in self._positions(samples)]
+        wanted = np.concatenate([np.empty(0, np.int64), *found])
         begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
         return self._read(begins, begins + self.index.sizes[wanted].astype(np.int64))
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.allowed import AllowedClass
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.finishing import Decode, Finishing, Transform
@@ -47,6 +48,8 @@ class IndexedShards:
         check: When to compare checksums: of each member on every "read" of it, of a whole shard on "open", or "none".
         allowed_classes: What pickles may use; see `decode_member`.
         max_open: How many shards to hold open in a process; by the limit of file descriptors when None.
+        max_bytes: Most bytes that one member may have, and that the default decoding of one may take, what it is
+            unpacked to included. Default 2 GiB.
 
     Raises:
         FileNotFoundError: There is nothing at the path.
@@ -74,15 +77,18 @@ class IndexedShards:
         allowed_classes: Collection[AllowedClass] = (),
         *,
         max_open: int | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         if check not in _CHECKS:
             raise ValueError(f"check must be one of {', '.join(map(repr, _CHECKS))}, got {check!r}")
         if max_open is not None and max_open < 1:
             raise ValueError(f"max_open must be 1 or more, got {max_open}: at least one shard has to be open")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be 1 or more, got {max_bytes}: say how large a member may become")
         self._shards = find_shards(directory_or_manifest_or_list)
         self._members = None if keys is None else _chosen(keys, self._shards.members)
-        self._finish = Finishing(self.member_keys, decode, transform, allowed_classes)
-        self._check, self._max_open = check, max_open
+        self._finish = Finishing(self.member_keys, decode, transform, allowed_classes, max_bytes)
+        self._check, self._max_open, self._max_bytes = check, max_open, max_bytes
         self._begin()
 
     def _begin(self) -> None:
@@ -207,6 +213,17 @@ class IndexedShards:
         shard, number = self._find(index)
         return self._opened(shard).index.key(number)
 
+    def shard_of(self, index: int) -> str:
+        """Where the shard of a sample lies.
+
+        Args:
+            index: The sample's position; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        return self._shards.path(self._find(index)[0])
+
     def find(self, key: str) -> int:
         """The position of the first sample with a key.
 
@@ -278,7 +295,8 @@ class IndexedShards:
 
     def _open(self, number: int) -> OpenShard:
         index = self._shards.open_index(number, check=self._check != "none")
-        shard = self._shards.open_shard(index, self._members, verify=self._check == "read")
+        verify = self._check == "read"
+        shard = self._shards.open_shard(index, self._members, verify=verify, max_bytes=self._max_bytes)
         if self._check == "open":
             shard.check_all()
         return shard

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.arrays import load_npy
 from headrace.webdatamodule.shards.cache import Cache
 from headrace.webdatamodule.shards.cached import cached_index, cached_shard
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.checksums import checksum64
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.manifest import MOST_BYTES, NAME, Manifest
 from headrace.webdatamodule.shards.open_shard import OpenShard
 from headrace.webdatamodule.shards.ranged import RangedShard
 from headrace.webdatamodule.shards.retrying import Patience
@@ -26,6 +27,8 @@ from headrace.webdatamodule.shards.shard_set import ShardSet, is_url, of_heads, 
 from headrace.webdatamodule.shards.transport import Transport
 
 _THREADS = 16
+# A column may have more bytes than these, and those for each sample, only where somebody means harm.
+_COLUMN, _WIDEST = 1 << 20, 1 << 12
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
@@ -104,12 +107,15 @@ class RemoteSet(ShardSet):
             return cached_index(remote.cache, remote.transport, url, self.checksums[number])
         return ShardIndex(remote.transport.whole(f"{url}{SUFFIX}"), shard=url)
 
-    def open_shard(self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool) -> OpenShard:
+    def open_shard(
+        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+    ) -> OpenShard:
         """As of `ShardSet`: the shard in the cache, or one that is read in pieces."""
         remote = self.remote
         if remote.cache is not None:
-            return OpenShard(index, cached_shard(remote.cache, remote.transport, index), keys, verify=verify)
-        return RangedShard(index, remote.transport, keys, verify=verify, gap=remote.gap)
+            kept = cached_shard(remote.cache, remote.transport, index)
+            return OpenShard(index, kept, keys, verify=verify, max_bytes=max_bytes)
+        return RangedShard(index, remote.transport, keys, verify=verify, gap=remote.gap, max_bytes=max_bytes)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """As of `ShardSet`: the column is fetched and checked."""
@@ -122,7 +128,7 @@ class RemoteSet(ShardSet):
         if not entries:
             raise ManifestError(f"there is no column {name!r}, only {sorted(self.columns)}; make it with add_column")
         url = _inside(self.folder, entries[0].file)
-        data = self.remote.transport.whole(url)
+        data = self.remote.transport.whole(url, _COLUMN + _WIDEST * sum(self.samples))
         if f"{checksum64(data):016x}" != entries[0].checksum:
             raise ManifestError(f"the column {name!r} at {url!r} is damaged: its checksum does not fit")
         return load_npy(data, len(data))
@@ -182,7 +188,7 @@ def _inside(folder: str, name: str) -> str:
 def _manifest(folder: str, transport: Transport) -> Manifest:
     url = f"{folder}/{NAME}"
     try:
-        return Manifest.from_json(transport.whole(url))
+        return Manifest.from_json(transport.whole(url, MOST_BYTES))
     except ManifestError as error:
         error.message = f"{url}: {error.message}"
         raise

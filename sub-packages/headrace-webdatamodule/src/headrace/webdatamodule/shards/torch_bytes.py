@@ -8,12 +8,14 @@ import zlib
 from collections.abc import Collection
 from typing import Any
 
-from headrace.webdatamodule.shards.capped import check_zip
+from headrace.webdatamodule.shards.capped import MAX_BYTES, Room, open_zip, room_of
 from headrace.webdatamodule.shards.errors import DecodeError
+from headrace.webdatamodule.shards.pickle_memory import Lines
 from headrace.webdatamodule.shards.pickle_torch import make_storage, storage_type
 from headrace.webdatamodule.shards.tokens import Token, need
 from headrace.webdatamodule.shards.unpickle import Allowed, RestrictedUnpickler, checked_load
 
+_HEAD = 1 << 14  # the five pickles have some 200 bytes
 MAGIC = 0x1950A86A20F9469CFC6C
 ITEM = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "": 1}
 ITEM |= {"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
@@ -56,7 +58,7 @@ def storage_from_bytes(data: bytes) -> Any:
     Raises:
         UnsafePickleError: When the bytes are anything but one storage.
     """
-    file = io.BytesIO(data)
+    file = io.BytesIO(data[:_HEAD])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
     need(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
     found = _StorageUnpickler(file).load()
@@ -66,15 +68,17 @@ def storage_from_bytes(data: bytes) -> Any:
         "a tensor's bytes hold no storage",
     )
     dtype, _, nbytes = found
-    numel = int.from_bytes(file.read(8), "little")
-    rest = memoryview(data)[file.tell() :]
+    begin = file.tell() + 8
+    numel, rest = int.from_bytes(data[begin - 8 : begin], "little"), memoryview(data)[begin:]
     need(numel * ITEM[dtype] == nbytes == len(rest), "a storage of {} bytes that holds {}", nbytes, len(rest))
     return make_storage(rest, dtype, "little" if machine.get("little_endian", True) else "big")
 
 
 class _ZipUnpickler(RestrictedUnpickler):
-    def __init__(self, data: bytes, allowed: Allowed, nbytes: int, archive: zipfile.ZipFile, folder: str) -> None:
-        super().__init__(io.BytesIO(data), allowed, nbytes)
+    def __init__(
+        self, data: bytes, allowed: Allowed, nbytes: int, archive: zipfile.ZipFile, folder: str, room: Room
+    ) -> None:
+        super().__init__(Lines(data, room), allowed, nbytes, room)
         self._archive, self._folder = archive, folder
         self._storages: dict[str, tuple[tuple[str, str, int], Any]] = {}
         names = archive.namelist()
@@ -91,7 +95,7 @@ class _ZipUnpickler(RestrictedUnpickler):
         return storage
 
 
-def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes: int = 1 << 34) -> Any:
+def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes: int | Room = MAX_BYTES) -> Any:
     """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU.
 
     Args:
@@ -107,16 +111,17 @@ def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes
         UnsafePickleError: When it holds anything else.
     """
     try:
-        return _load_zip(data, Allowed(allowed_classes), max_bytes)
+        return _load_zip(data, Allowed(allowed_classes), room_of(max_bytes))
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:
         raise DecodeError(f"this is no whole file of torch.save: {type(error).__name__}: {error}") from error
 
 
-def _load_zip(data: bytes, allowed: Allowed, max_bytes: int) -> Any:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        check_zip(archive, max_bytes)
+def _load_zip(data: bytes, allowed: Allowed, room: Room) -> Any:
+    with open_zip(data, room) as archive:
+        # A storage's bytes are unpacked, and then copied into it.
+        room.take(max((entry.file_size for entry in archive.infolist()), default=0))
         pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1:
             raise DecodeError("a zip file without the one data.pkl that torch.save writes")
         folder = pickles[0].removesuffix("data.pkl")
-        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, len(data), archive, folder))
+        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, len(data), archive, folder, room))

@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
+from headrace.webdatamodule.shards.bounded import WholeFileError, fetch, is_http
 from headrace.webdatamodule.shards.coalescing import Span
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.retrying import Patience, passes, persist
 
 Got = TypeVar("Got")
+_MOST, _REASON = 1 << 30, 500
 
 
 class ShortReadError(OSError):
     """Fewer bytes came than were asked for."""
-
-
-class WholeFileError(ValueError):
-    """More bytes came than were asked for: the server does not know ranges."""
 
 
 class Transport:
@@ -43,16 +41,20 @@ class Transport:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": None, "_process": -1}
 
-    def whole(self, url: str) -> bytes:
+    def whole(self, url: str, most: int = _MOST) -> bytes:
         """All bytes of a file.
 
         Args:
             url: Where it lies.
+            most: How many they may be.
 
         Raises:
-            ShardError: It cannot be read.
+            ShardError: It cannot be read, or is larger.
         """
-        return self._one(url, lambda system, limit: bytes(system.cat_file(_path(system, url), **limit)))
+        data = self._one(url, lambda system, limit: self._all(system, url, most, limit))
+        if len(data) > most:
+            raise ShardError(f"the file has more than {most} bytes, which no such file should have", shard=url)
+        return data
 
     def size(self, url: str) -> int:
         """The bytes of a file.
@@ -94,10 +96,23 @@ class Transport:
             system = self._system()
             path = _path(system, url)
             begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-            got = system.cat_ranges([path] * len(spans), begins, ends, on_error="return", **self._limit(system))
+            if is_http(system):
+                got = fetch(system, path, spans, 0, self._timeout)
+            else:
+                options = self._limit(system)
+                got = system.cat_ranges([path] * len(spans), begins, ends, on_error="return", **options)
         except Exception as error:  # each file system raises its own
             return [error] * len(spans)
         return [_measured(one, *span) for one, span in zip(got, spans, strict=True)]
+
+    def _all(self, system: Any, url: str, most: int, limit: dict[str, float]) -> bytes:
+        path = _path(system, url)
+        if not is_http(system):
+            return bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+        (got,) = fetch(system, path, [None], most, self._timeout)
+        if isinstance(got, BaseException):
+            raise got
+        return bytes(got)
 
     def _one(self, url: str, read: Callable[[Any, dict[str, float]], Got]) -> Got:
         def ask(_: Sequence[None]) -> list[Got | BaseException]:
@@ -115,9 +130,9 @@ class Transport:
     def _failed(self, what: str, error: BaseException, url: str, offset: int | None) -> ShardError:
         if isinstance(error, ShardError):
             return error
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {str(error)[:_REASON]}"  # some quote all that came
         if error.__cause__ is not None:
-            reason += f" ({type(error.__cause__).__name__}: {error.__cause__})"
+            reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
         tries = f"after {self._patience.tries} tries" if passes(error) else "which another try would not change"
         return ShardError(f"{what}, {tries}: {reason}", shard=url, offset=offset)
 

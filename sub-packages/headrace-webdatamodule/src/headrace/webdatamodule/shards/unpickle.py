@@ -13,15 +13,17 @@ import collections
 import copyreg
 import io
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
 
 from headrace.webdatamodule.shards import pickle_builtins, pickle_numpy, pickle_torch
 from headrace.webdatamodule.shards.allowed import Allowed, AllowedClass
+from headrace.webdatamodule.shards.capped import MAX_BYTES, Room, room_of
 from headrace.webdatamodule.shards.copies import Budget, copied
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
+from headrace.webdatamodule.shards.pickle_memory import Lines, call_cost, counted, is_tight
 from headrace.webdatamodule.shards.tokens import Memo, Seed, Token, as_tuple, check_values, need, short
 
 __all__ = ["Allowed", "AllowedClass", "RestrictedUnpickler", "checked_load", "restricted_loads"]
@@ -41,6 +43,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         file: Where the pickle is read from.
         allowed: The classes and functions that the user trusts.
         nbytes: Length of the data, of which a multiple may be copied; None for that of the file.
+        room: For all that is made; without end when None.
     """
 
     # The base class sets these; its stub does not name them.
@@ -52,9 +55,20 @@ class RestrictedUnpickler(pickle._Unpickler):
     read: Callable[[int], bytes]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: io.BytesIO, allowed: Allowed | None = None, nbytes: int | None = None) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        allowed: Allowed | None = None,
+        nbytes: int | None = None,
+        room: Room | None = None,
+    ) -> None:
         super().__init__(file)
         self.memo = Memo()
+        self._room: Room | None = None
+        if room is not None and is_tight(_length(file), room):
+            self._room = room
+            room.take(_length(file), "the bytes and texts of this pickle take")
+            vars(self)["dispatch"] = counted(type(self).dispatch, room)
         self._allowed = allowed or Allowed(())
         self._budget = Budget(_length(file) if nbytes is None else nbytes)
         self._seeds: list[Seed] = []
@@ -93,6 +107,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _call(self, func: Any, args: Any, kwargs: Any, new: bool) -> Any:
         need(isinstance(args, tuple | list) and isinstance(kwargs, dict), "a call without a tuple of arguments")
+        self._take([*args, *kwargs.values()])
         if not (isinstance(func, Token) and func.takes_names):
             check_values([args])
         if isinstance(func, Token):
@@ -107,6 +122,10 @@ class RestrictedUnpickler(pickle._Unpickler):
             return pickle_builtins.CALLS[func](*args, **kwargs)
         need(self._allowed.holds(func), "the pickle calls {}", func)
         return func.__new__(func, *args, **kwargs) if new else func(*args, **kwargs)
+
+    def _take(self, values: Iterable[Any]) -> None:
+        if self._room is not None:
+            self._room.take(call_cost(values), "what the calls of this pickle make takes")
 
     def _kept(self, made: Any) -> Any:
         if isinstance(made, Seed):
@@ -160,6 +179,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _finish(self, seed: Seed, state: Any) -> None:
         self._budget.take(copied(state) if isinstance(state, tuple) else 0)
+        self._take(state if isinstance(state, tuple) else ())
         self.stack[-1] = made = seed.finish(state)
         seed.done = True
         if isinstance(made, np.ndarray) and made.dtype.hasobject:
@@ -255,7 +275,10 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def load_bytearray8(self) -> None:
         """Make a bytearray; the base class would allocate the promised size before it reads."""
-        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+        nbytes = int.from_bytes(self.read(8), "little")
+        if self._room is not None:
+            self._room.take(nbytes, "a bytearray of this pickle takes")
+        self.append(bytearray(self.read(nbytes)))
 
     def load_buffer(self) -> None:
         """Refuse: buffers beside the pickle are never given."""
@@ -323,12 +346,14 @@ def checked_load(unpickler: RestrictedUnpickler) -> Any:
     except ShardError:
         raise
     except Exception as error:
-        raise DecodeError(f"the pickle cannot be read: {type(error).__name__}: {error}") from error
+        raise DecodeError(f"the pickle cannot be read: {type(error).__name__}: {str(error)[:500]}") from error
     check_values([made])
     return made
 
 
-def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = ()) -> Any:
+def restricted_loads(
+    data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int | Room = MAX_BYTES
+) -> Any:
     """Unpickle data without running code that the pickle chooses.
 
     Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
@@ -341,13 +366,14 @@ def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = ()
         data: The bytes of one pickle, of any protocol.
         allowed_classes: Classes or functions that the pickle may use besides: the objects themselves, or
             their names as "module.QualifiedName". They are trusted with any argument.
+        max_bytes: Most bytes that the objects may take; what the classes of the line above make is not known.
 
     Returns:
         The object.
 
     Raises:
         UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
-        DecodeError: When the bytes are no whole pickle, or there are more bytes behind it.
+        DecodeError: When the bytes are no whole pickle, the objects take too much, or there are more bytes behind it.
         TypeError: When data is not bytes.
         ValueError: When an entry of allowed_classes is no class, function or name.
 
@@ -365,8 +391,9 @@ is not on the list of safe names. If you trust whoever wrote it, pass allowed_cl
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, got {type(data).__name__}")
-    file = io.BytesIO(data)
-    made = checked_load(RestrictedUnpickler(file, Allowed(allowed_classes)))
+    room = room_of(max_bytes)
+    file = Lines(data, room)
+    made = checked_load(RestrictedUnpickler(file, Allowed(allowed_classes), room=room))
     rest = len(data) - file.tell()
     if rest:
         raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
