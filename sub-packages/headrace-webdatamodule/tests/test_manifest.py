@@ -25,7 +25,7 @@ SHARDS = st.lists(st.builds(ShardEntry, NAMES, COUNTS, COUNTS, HEX, COUNTS), uni
 COLUMNS = st.lists(
     st.builds(ColumnEntry, st.text(min_size=1), st.just("<f8"), NAMES, HEX), unique_by=lambda c: c.name, max_size=2
 )
-MANIFESTS = st.builds(Manifest, SHARDS.map(tuple), st.lists(st.text()).map(tuple), COLUMNS.map(tuple))
+MANIFESTS = st.builds(Manifest, SHARDS.map(tuple), st.lists(st.text(), unique=True).map(tuple), COLUMNS.map(tuple))
 COLUMN = ColumnEntry("n", "<f8", "n.npy", "0" * 16)
 ONE = Manifest(
     (ShardEntry("a.tar", 2048, 3, "0123456789abcdef"),), ("txt",), (ColumnEntry("n", "<f8", "n.npy", "0" * 16),)
@@ -151,7 +151,7 @@ def test_a_killed_writer_leaves_a_whole_manifest(folder: Path) -> None:
 # --- columns
 
 
-def test_a_column_comes_back_mapped(folder: Path) -> None:
+def test_a_column_comes_back(folder: Path) -> None:
     tokens = np.arange(10, dtype=np.int32) ** 2
     rows = np.random.default_rng(0).normal(size=(10, 3))
     add_column(folder, "tokens", tokens)
@@ -159,10 +159,17 @@ def test_a_column_comes_back_mapped(folder: Path) -> None:
     assert manifest == Manifest.load(folder)
     assert [(column.name, column.dtype) for column in manifest.columns] == [("tokens", "<i4"), ("rows", "<f8")]
     found = open_column(folder, manifest, "tokens")
-    assert isinstance(found, np.memmap)
     assert not found.flags.writeable
     np.testing.assert_array_equal(found, tokens)
     np.testing.assert_array_equal(open_column(folder, manifest, "rows"), rows)
+
+
+@pytest.mark.parametrize(("rows", "mapped"), [(1 << 10, False), (1 << 18, True)])
+def test_small_columns_are_read_and_large_ones_mapped(folder: Path, rows: int, mapped: bool) -> None:
+    values = np.arange(10 * rows).reshape(10, rows)
+    found = open_column(folder, add_column(folder, "n", values), "n")
+    assert (isinstance(found, np.memmap), found.flags.writeable) == (mapped, False)
+    np.testing.assert_array_equal(found, values)
 
 
 def test_a_replaced_column_leaves_the_old_manifest_readable_until_the_end(folder: Path) -> None:

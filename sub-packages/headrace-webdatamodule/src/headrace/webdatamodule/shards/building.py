@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from itertools import accumulate
 from typing import Any
@@ -10,22 +9,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.checksums import checksum32, frames, gaps, spot_ranges, spots
+from headrace.webdatamodule.shards.checksums import member_sums, spot_ranges, spots
+from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.grouping import Samples, group
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.keys import describe_keys
 from headrace.webdatamodule.shards.packing import pack
+from headrace.webdatamodule.shards.plain_files import Bytes, FileBytes
 from headrace.webdatamodule.shards.walking import walk
 
 _NAMED = 16
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def build_index(data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> bytes:
+def build_index(data: Bytes, *, shard: str = "") -> bytes:
     """Read a whole shard, check its structure and make its index.
 
     Args:
-        data: The bytes of a tar file, or a memory map.
+        data: The bytes of a tar file, a memory map, or an open file.
         shard: Path or URL, named in errors.
 
     Returns:
@@ -35,12 +36,17 @@ def build_index(data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> byt
         DamagedShardError: The file is no whole tar file.
         RefusedMemberError: A member is no plain file.
         GroupingError: The members do not form samples.
+        ShardError: The names of members do not fit into an index.
     """
-    view = memoryview(data)
-    return pack_index(view, group(walk(view, shard=shard), shard=shard))
+    view = data if isinstance(data, FileBytes) else memoryview(data)
+    try:
+        return pack_index(view, group(walk(view, shard=shard), shard=shard))
+    except ShardError as error:
+        error.shard = error.shard or shard or None
+        raise
 
 
-def pack_index(view: memoryview, samples: Samples) -> bytes:
+def pack_index(view: Bytes, samples: Samples) -> bytes:
     """Make an index of samples that are known already.
 
     Args:
@@ -51,14 +57,13 @@ def pack_index(view: memoryview, samples: Samples) -> bytes:
         The bytes of an index file.
     """
     keys, key_arrays = describe_keys(samples.keys)
-    members = zip(samples.offsets, samples.sizes, strict=True)
-    checksums = [checksum32(view[offset : offset + size]) for offset, size in members]
+    checksums, frames = member_sums(view, samples.offsets, samples.sizes)
     arrays: Arrays = {
         "blocks": narrow(np.array(samples.offsets, np.uint64) // BLOCK),
         "sizes": narrow(np.array(samples.sizes, np.uint64)),
         "checksums": np.array(checksums, np.uint32),
-        "frames": frames(view, gaps(samples.offsets, samples.sizes, len(view))),
-        **_ragged(samples),
+        "frames": frames,
+        **ragged(samples),
         **key_arrays,
     }
     ranges = spot_ranges(len(view), samples.end)
@@ -84,7 +89,12 @@ def narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
     return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
 
 
-def _ragged(samples: Samples) -> Arrays:
+def ragged(samples: Samples) -> Arrays:
+    """The arrays that only an index of samples with unlike members has.
+
+    Args:
+        samples: All of a shard.
+    """
     layouts = list(samples.layouts)
     arrays: Arrays = {}
     if len(layouts) > 1:

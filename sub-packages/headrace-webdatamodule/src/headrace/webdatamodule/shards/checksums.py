@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from headrace.webdatamodule.shards.plain_files import PIECE, Bytes
+
 FRAME_GAPS = 64
 _SPOT = 4096
 
@@ -45,6 +47,41 @@ def checksum64(*pieces: bytes | memoryview) -> int:
     return state.intdigest()
 
 
+def checksum_between(data: Bytes, begin: int, end: int) -> int:
+    """XXH3 in 64 bits of a part of a file, which may be larger than the memory.
+
+    Args:
+        data: The bytes of the file.
+        begin: Where the part begins.
+        end: Where it ends.
+
+    Returns:
+        0 to 2**64 - 1.
+    """
+    if end - begin <= PIECE:
+        return xxhash.xxh3_64_intdigest(data[begin:end])
+    return checksum_spans(data, [(begin, end)])
+
+
+def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
+    """XXH3 in 64 bits of some parts of a file, as if they were one.
+
+    Args:
+        data: The bytes of the file.
+        spans: Pairs of begin and end.
+
+    Returns:
+        0 to 2**64 - 1.
+
+    >>> checksum_spans(b"abcd", [(0, 1), (2, 4)]) == checksum64(b"acd")
+    True
+    """
+    state = xxhash.xxh3_64()
+    for begin, end in spans:
+        _update(state, data, begin, end)
+    return state.intdigest()
+
+
 def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
     """What lies between the data of members: headers, padding, skipped members, and the end of the file.
 
@@ -63,18 +100,38 @@ def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[i
     return list(zip(begins, [*offsets, end], strict=True))
 
 
-def frames(data: memoryview, between: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint64]:
-    """Checksums over all that is not data of a member, one for 64 gaps, so that damage is narrowed down.
+def member_sums(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], npt.NDArray[np.uint64]]:
+    """Checksums over the data of members, and over all that is not: one for 64 gaps, so that damage is narrowed down.
+
+    The file is read once, from its begin to its end.
 
     Args:
         data: The bytes of a tar file.
-        between: As of `gaps`.
+        offsets: Where the data of each member begin, in bytes, increasing.
+        sizes: Bytes of data of each member.
 
     Returns:
-        One 64-bit checksum for each 64 gaps, shape [ceil(len(between) / 64)].
+        The `checksum32` of each member, and a 64-bit checksum for each 64 of the spans that `gaps` gives, shape
+        [len(offsets) // 64 + 1].
     """
-    groups = (between[first : first + FRAME_GAPS] for first in range(0, len(between), FRAME_GAPS))
-    return np.array([checksum64(*(data[a:b] for a, b in group)) for group in groups], np.uint64)
+    sums, frames, end, state = list[int](), list[int](), 0, xxhash.xxh3_64()
+    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True), start=1):
+        _update(state, data, end, offset)
+        if not number % FRAME_GAPS:
+            frames.append(state.intdigest())
+            state.reset()
+        end = offset + size
+        sums.append(checksum_between(data, offset, end) & 0xFFFFFFFF)
+    _update(state, data, end, len(data))
+    return sums, np.array([*frames, state.intdigest()], np.uint64)
+
+
+def _update(state: xxhash.xxh3_64, data: Bytes, begin: int, end: int) -> None:
+    if end - begin <= PIECE:
+        state.update(data[begin:end])
+        return
+    for first in range(begin, end, PIECE):
+        state.update(data[first : min(first + PIECE, end)])
 
 
 def spot_ranges(shard_bytes: int, end: int) -> list[tuple[int, int]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule.shards.arrays import load_npy
 from headrace.webdatamodule.shards.checksums import checksum64
 from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, is_plain_name
+from headrace.webdatamodule.shards.plain_files import open_plain
 from headrace.webdatamodule.shards.whole import write_whole
+
+_READ = 1 << 20  # bytes; more are mapped
 
 
 def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
@@ -53,6 +58,16 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
     return made
 
 
+def _opened(path: Path) -> npt.NDArray[Any]:
+    with os.fdopen(open_plain(path, ManifestError), "rb") as file:
+        if os.fstat(file.fileno()).st_size > _READ:
+            return np.lib.format.open_memmap(path, mode="r")
+        data = file.read()
+    array = load_npy(data, len(data))
+    array.flags.writeable = False
+    return array
+
+
 def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDArray[Any]:
     """Map a column.
 
@@ -62,7 +77,8 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         name: Name of the column.
 
     Returns:
-        The array, read-only, shape [n_samples, ...].
+        The array, read-only, shape [n_samples, ...]. A large one is a map, shared by all processes: to cut its file
+        while it is used, instead of replacing it, kills whoever looks at it.
 
     Raises:
         ManifestError: There is no such column, or its file is another one.
@@ -72,7 +88,7 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         raise ManifestError(f"there is no column {name!r}, only {sorted(columns)}; make it with add_column")
     entry = columns[name]
     try:
-        array: npt.NDArray[Any] = np.lib.format.open_memmap(Path(directory) / entry.file, mode="r")
+        array = _opened(Path(directory) / entry.file)
     except Exception as error:  # numpy raises half a dozen kinds for damaged headers
         raise ManifestError(f"the column {name!r} cannot be read from {entry.file}: {error}") from error
     if array.dtype.str != entry.dtype or array.shape[:1] != (manifest.n_samples,):

@@ -15,10 +15,12 @@ from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, 
 from headrace.webdatamodule.shards.grouping import skip_reason
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import index_shard
+from headrace.webdatamodule.shards.plain_files import read_plain
 from headrace.webdatamodule.shards.walking import Member
 from headrace.webdatamodule.shards.whole import write_whole
 
 VERSION = "v1.2"
+_MOST_BYTES = 1 << 28
 _SPACE = frozenset(" \t\n\v\f\r")
 
 
@@ -93,7 +95,7 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
     """
     path = dali_path(shard) if listing is None else Path(listing)
     try:
-        told = parse_dali(path.read_bytes().decode("utf-8", "surrogateescape"))
+        told = parse_dali(read_plain(path, DamagedIndexError, most=_MOST_BYTES).decode("utf-8", "surrogateescape"))
     except ShardError as error:
         error.message, error.shard = f"{path}: {error.message}", str(shard)
         raise
@@ -128,7 +130,7 @@ def parse_dali(text: str) -> list[list[Component]]:
     if words[0] != VERSION:
         raise DamagedIndexError(f"the index is of version {words[0][:24]!r}; only {VERSION} is read")
     if lines[-1:] != [""] or words[1:] != [str(len(lines) - 1)]:
-        promised = " ".join(words[1:])
+        promised = " ".join(words[1:])[:60]
         raise DamagedIndexError(f"the index is cut: it promises {promised!r} samples, and has {len(lines) - 1} lines")
     return [list(_components(line, number)) for number, line in enumerate(lines[:-1], start=2)]
 

@@ -13,9 +13,10 @@ from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexEr
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import index_shard, map_file
+from headrace.webdatamodule.shards.plain_files import read_plain
 from headrace.webdatamodule.shards.walking import Member, walk
 
-_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+_MOST_BYTES = 1 << 30
 _META = re.compile(r"__[^/]*__($|/)")
 
 
@@ -46,7 +47,7 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
         ShardError: The shard is damaged, or cannot be indexed.
     """
     path = energon_path(shard) if listing is None else Path(listing)
-    told = parse_energon(path.read_bytes(), name=str(path))
+    told = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_BYTES), name=str(path))
     members = list(walk(map_file(Path(shard)), shard=str(shard)))
     real = np.array(sample_offsets(members), np.int64)
     if not np.array_equal(told, real):
@@ -97,10 +98,29 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
     starts, last, end = [], None, 0
     for member in members:
         end = member.offset + member.size + -member.size % BLOCK
-        found = _NAME.match(member.name)
-        if member.kind != "file" or found is None or _META.match(member.name):
+        key = sample_key(member.name)
+        if member.kind != "file" or key is None or _META.match(member.name):
             continue
-        if found[1] != last:
+        if key != last:
             starts.append(member.start)
-            last = found[1]
+            last = key
     return [*starts, end]
+
+
+def sample_key(name: str) -> str | None:
+    r"""The sample that a member belongs to by Energon's rule, `((?:.*/|)[^.]+)[.]([^/]*)$`, in linear time.
+
+    Args:
+        name: Path of the member.
+
+    Returns:
+        What stands before the dot; None when the rule does not fit.
+
+    >>> [sample_key(name) for name in ("a.d/b.x.y", "a/.x", "a.d/.x", "a/b")]
+    ['a.d/b', 'a/', None, None]
+    """
+    dot = name.find(".", name.rfind("/") + 1)
+    begin = name.rfind(".", 0, max(dot, 0)) + 1
+    newline = name.find("\n")
+    slash = name.find("/", begin, dot - 1 if newline < 0 else max(0, min(dot - 1, newline)))
+    return name[:dot] if dot > 0 and (begin == 0 or slash >= 0) else None

@@ -11,7 +11,7 @@ from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.walking import Member
 
 _META = re.compile(r"__[^/]*__($|/)")
-_RESERVED = frozenset(("__key__", "__url__", "__local_path__"))
+RESERVED = frozenset(("__key__", "__url__", "__local_path__"))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _check_layout(samples: Samples, layout: tuple[str, ...], shard: str) -> None
         message = ""
         if suffix.lower() in folded:
             message = "the sample has two members of this key, case aside: rename or remove one"
-        elif suffix.lower() in _RESERVED:
+        elif suffix.lower() in RESERVED:
             message = "the member has a key that readers use for themselves: rename it"
         if message:
             key = samples.keys[-1]

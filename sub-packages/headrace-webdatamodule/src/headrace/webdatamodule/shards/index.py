@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
-import sys
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from headrace.webdatamodule.shards.checksums import checksum64, spot_ranges, spo
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.keys import Keys, read_keys
 from headrace.webdatamodule.shards.packing import unpack
+from headrace.webdatamodule.shards.plain_files import open_plain
+from headrace.webdatamodule.shards.ranges import check_arrays, check_counts, check_layouts, check_samples
 
 Integers = npt.NDArray[Any]
 BLOCK = 512
 SUFFIX = ".hri"
-# Before 3.13, a map keeps a file descriptor.
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+# To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
+_READ = 1 << 18
 
 
 def index_path(shard: str | Path) -> Path:
@@ -37,8 +40,8 @@ class ShardIndex:
     """The index of one shard, read where it lies.
 
     Samples are numbered in the order of the tar file. The members of all samples stand in flat arrays, those of
-    sample `i` at the positions `starts` to `stops` that `span(i)` gives, in the order of `layout(i)`. Opening reads
-    the head only, for any number of samples.
+    sample `i` at the positions `starts` to `stops` that `span(i)` gives, in the order of `layout(i)`. Opening looks
+    at all numbers: what it lets pass leads nowhere outside of the shard, also when someone meant it to.
 
     Args:
         data: The bytes of an index file, or a memory map of them.
@@ -66,42 +69,43 @@ class ShardIndex:
 
     def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> None:
         self.shard = shard
-        self._data, self._mapped = memoryview(data), False
+        self._data, self._from_file = memoryview(data), False
         try:
             description, arrays, self.checksum, self._body, self._body_checksum = unpack(self._data)
             self._read(description, arrays)
         except ShardError as error:
             error.shard = shard
             raise
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             message = f"the index does not fit together ({type(error).__name__}: {error}): index the shard again"
             raise DamagedIndexError(message, shard=shard) from error
 
     @classmethod
-    def open(cls, shard: str | Path) -> ShardIndex:
-        """Map the index that lies beside a shard.
+    def open(cls, shard: str | Path, *, mapped: bool = True) -> ShardIndex:
+        """Open the index that lies beside a shard.
 
         Args:
             shard: Path of the tar file.
+            mapped: Whether a large one may be mapped: shared by all processes, but to be seen to with `check_size`.
 
         Raises:
             FileNotFoundError: There is no index.
             DamagedIndexError: It is no index, or was cut or changed.
         """
-        with index_path(shard).open("rb") as file:
-            try:
-                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_UNTRACKED)
-            except ValueError:  # an empty file cannot be mapped
-                data = b""
+        with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if mapped and size > _READ:
+                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            else:
+                data = file.readall()
         made = cls(data, shard=str(shard))
-        made._mapped = True
+        made._from_file = True
         return made
 
     def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
-        counts: list[int] = [description[key] for key in ("samples", "shard_bytes", "end", "spots")]
-        if any(type(count) is not int or count < 0 for count in (*counts, *description["skipped"].values())):
-            raise ValueError("counts that are none")
-        self.n_samples, self.shard_bytes, self._end, self._spots = counts
+        self.n_samples, self.shard_bytes, self._end, self._spots = check_counts(description)
+        check_arrays(arrays, self.shard_bytes, self._end)
+        check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
         self.skipped: dict[str, int] = description["skipped"]
         self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
         self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
@@ -111,21 +115,16 @@ class ShardIndex:
         self.n_members: int = self.blocks.size
         self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
         self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
+        check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
         self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
-        _need_lengths(self.n_members, self.sizes, self.checksums)
-        _need_lengths(self.n_samples, self._layout_of, self._starts)
-        if self._layout_of is None and len(self.layouts) > 1:
-            raise ValueError("several layouts, but none for each sample")
-        if self._starts is None and {len(layout) for layout in self.layouts} - {self._width}:
-            raise ValueError("samples of different lengths, but no begins")
-        if self._starts is None and self._width * self.n_samples != self.n_members:
-            raise ValueError("the members are no multiple of the samples")
+        if self.keys.common_bytes * self.n_samples > self.shard_bytes:
+            raise ValueError("keys that are longer than the shard")
 
     def __len__(self) -> int:
         return self.n_samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = b"" if self._mapped else bytes(self._data)
+        data = b"" if self._from_file else bytes(self._data)
         return _again, (type(self), data, self.shard, self.checksum)
 
     @property
@@ -143,6 +142,21 @@ class ShardIndex:
         """The member keys that occur, in lower case, sorted."""
         return tuple(sorted({key for layout in self.layouts for key in layout}))
 
+    @cached_property
+    def _columns(self) -> dict[str, list[tuple[int, int]]]:
+        """For each member key the numbers of layouts that have it, and where."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, layout in enumerate(self.layouts):
+            for place, member in enumerate(layout):
+                found.setdefault(member, []).append((number, place))
+        return found
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Where each member's blocks end, in bytes, shape [n_members]."""
+        ends = self.offsets + self.sizes.astype(np.int64)
+        return ends + -ends % BLOCK
+
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
         """Where each member's data begin, in bytes, shape [n_members]; made anew at each call."""
@@ -157,6 +171,7 @@ class ShardIndex:
         Returns:
             Begin and end.
         """
+        self.check_size()
         start = self._width * sample if self._starts is None else int(self._starts[sample])
         return start, start + len(self.layout(sample))
 
@@ -166,6 +181,7 @@ class ShardIndex:
         Args:
             sample: 0 to `n_samples - 1`.
         """
+        self.check_size()
         return self.layouts[0 if self._layout_of is None else int(self._layout_of[sample])]
 
     @property
@@ -173,12 +189,31 @@ class ShardIndex:
         """The number of each sample's layout in `layouts`, shape [n_samples]."""
         return np.zeros(self.n_samples, np.uint16) if self._layout_of is None else self._layout_of
 
+    def starts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """Where the members of some samples begin in the flat arrays, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        return map(self._width.__mul__ if self._starts is None else self._starts.data.__getitem__, samples)
+
+    def layouts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """The numbers in `layouts` of some samples' layouts, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        if self._layout_of is None:
+            return repeat(0, len(samples))
+        return map(self._layout_of.data.__getitem__, samples)
+
     def key(self, sample: int) -> str:
         """The key of a sample.
 
         Args:
             sample: 0 to `n_samples - 1`.
         """
+        self.check_size()
         return self.keys[sample]
 
     def find(self, key: str) -> int:
@@ -190,6 +225,7 @@ class ShardIndex:
         Raises:
             KeyError: No sample has it.
         """
+        self.check_size()
         return self.keys.find(key)
 
     def positions(self, member: str, samples: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
@@ -202,10 +238,13 @@ class ShardIndex:
         Returns:
             Positions, shape [n]; -1 where a sample does not have the member.
         """
+        self.check_size()
         chosen = np.arange(self.n_samples) if samples is None else np.asarray(samples, np.int64)
-        columns = np.array([layout.index(member) if member in layout else -1 for layout in self.layouts], np.int64)
         if not chosen.size:
             return np.empty(0, np.int64)
+        columns = np.full(len(self.layouts), -1)
+        for layout, place in self._columns.get(member, ()):
+            columns[layout] = place
         column = columns[0] if self._layout_of is None else columns[self._layout_of[chosen]]
         starts = chosen * self._width if self._starts is None else self._starts[chosen].astype(np.int64)
         return np.where(column >= 0, starts + column, -1)
@@ -219,6 +258,7 @@ class ShardIndex:
         Returns:
             The number of the sample, and the member's name in the tar file.
         """
+        self.check_size()
         if self._starts is None:
             sample = position // self._width
         else:
@@ -249,19 +289,29 @@ class ShardIndex:
         cure = "it was replaced, cut or damaged; restore it or index it again"
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
 
+    def check_size(self) -> None:
+        """See whether the file was cut since it was mapped: to look behind its end would kill the process.
+
+        What is cut between this and the look itself, some microseconds later, is not seen; a cut needs someone who
+        writes into the file, as replacing it under its name leaves the map as it was.
+
+        Raises:
+            DamagedIndexError: It was.
+        """
+        data = self._data.obj
+        if isinstance(data, mmap.mmap) and data.size() < len(self._data):
+            message = f"the index had {len(self._data)} bytes when it was opened, and has {data.size()} now"
+            raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
+
     def check_self(self) -> None:
         """Read all of the index, and check it against its checksum.
 
         Raises:
             DamagedIndexError: It was changed.
         """
+        self.check_size()
         if checksum64(self._body) != self._body_checksum:
             raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
-
-
-def _need_lengths(length: int, *arrays: Integers | None) -> None:
-    if any(array is not None and array.size != length for array in arrays):
-        raise ValueError("arrays of different lengths")
 
 
 def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> ShardIndex:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
@@ -15,6 +14,7 @@ from headrace.webdatamodule.shards.building import build_index
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ManifestError, StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, ShardEntry
+from headrace.webdatamodule.shards.plain_files import FileBytes
 from headrace.webdatamodule.shards.whole import write_whole
 
 _Result = TypeVar("_Result")
@@ -102,7 +102,7 @@ def fitting_index(path: Path) -> ShardIndex | None:
     try:
         if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
             return None
-        index = ShardIndex.open(path)
+        index = ShardIndex.open(path, mapped=False)
         index.check_self()
         shard = map_file(path)
         index.check_shard(len(shard), lambda begin, end: shard[begin:end])
@@ -111,19 +111,19 @@ def fitting_index(path: Path) -> ShardIndex | None:
     return index
 
 
-def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped.
+def map_file(path: Path) -> FileBytes:
+    """The bytes of a file by their places; each is read when it is asked for, so that the file may be cut meanwhile.
 
     Args:
         path: The file.
 
     Raises:
-        DamagedShardError: It is empty.
+        DamagedShardError: It is empty, or no plain file.
     """
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            raise DamagedShardError("the shard is empty: it has 0 bytes", shard=str(path), offset=0)
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    file = FileBytes(path)
+    if not len(file):
+        raise DamagedShardError("the shard is empty: it has 0 bytes", shard=str(path), offset=0)
+    return file
 
 
 def spread(

@@ -7,15 +7,16 @@ from itertools import zip_longest
 
 import numpy as np
 
-from headrace.webdatamodule.shards.checksums import FRAME_GAPS, checksum32, checksum64, gaps
+from headrace.webdatamodule.shards.checksums import FRAME_GAPS, checksum_between, checksum_spans, gaps
 from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 from headrace.webdatamodule.shards.grouping import Samples, group
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.plain_files import Bytes
 from headrace.webdatamodule.shards.walking import walk
 
 
-def differences(view: memoryview, index: ShardIndex) -> Iterator[ShardError]:
+def differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
     """Compare each byte of a shard with its index.
 
     Args:
@@ -45,15 +46,14 @@ def place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
     Returns:
         The sample's key and the member's name; None and None behind the last member.
     """
-    ends = index.offsets + index.sizes
-    position = int(np.searchsorted(ends + -ends % BLOCK, offset, "right"))
+    position = int(np.searchsorted(index.ends, offset, "right"))
     if position == index.n_members:
         return None, None
     sample, member = index.locate(position)
     return index.key(sample), member
 
 
-def structure_fault(view: memoryview, index: ShardIndex) -> ShardError | None:
+def structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
     """The first fault of a tar file's structure, or the first member that is another one than in the index.
 
     Args:
@@ -93,14 +93,14 @@ def _of_samples(samples: Samples) -> Iterator[tuple[str, int, int]]:
     return zip(names, samples.offsets, samples.sizes, strict=True)
 
 
-def _data_faults(view: memoryview, index: ShardIndex) -> Iterator[ShardError]:
+def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
     offsets, sizes, checksums = index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist()
     for position, (offset, size, checksum) in enumerate(zip(offsets, sizes, checksums, strict=True)):
         if offset + size > len(view):
             message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
             yield _at(index, position, message)
             return
-        if checksum32(view[offset : offset + size]) != checksum:
+        if checksum_between(view, offset, offset + size) & 0xFFFFFFFF != checksum:
             yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
 
 
@@ -110,12 +110,12 @@ def _at(index: ShardIndex, position: int, message: str) -> ShardError:
     return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=offset)
 
 
-def _frame_faults(view: memoryview, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:
+def _frame_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:
     between = gaps(index.offsets.tolist(), index.sizes.tolist(), index.shard_bytes)
     for number, checksum in enumerate(index.frames.tolist()):
         parts = between[number * FRAME_GAPS : (number + 1) * FRAME_GAPS]
         begin, end = parts[0][0], parts[-1][1]
-        if end > len(view) or checksum64(*(view[a:b] for a, b in parts)) == checksum:
+        if end > len(view) or checksum_spans(view, parts) == checksum:
             continue
         padding = [fault for part in parts for fault in _padding_faults(view, index, *part)]
         yield from padding
@@ -125,7 +125,7 @@ def _frame_faults(view: memoryview, index: ShardIndex, *, known: int | None) -> 
             yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=begin)
 
 
-def _padding_faults(view: memoryview, index: ShardIndex, begin: int, end: int) -> Iterator[ShardError]:
+def _padding_faults(view: Bytes, index: ShardIndex, begin: int, end: int) -> Iterator[ShardError]:
     # Writers fill up with zeros; what is not zero there is the damage itself.
     padding = bytes(view[begin : min(begin + -begin % BLOCK, end)])
     if padding.strip(b"\0"):

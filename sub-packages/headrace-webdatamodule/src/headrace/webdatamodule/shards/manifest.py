@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ManifestError
+from headrace.webdatamodule.shards.grouping import RESERVED
+from headrace.webdatamodule.shards.keys import is_utf8
+from headrace.webdatamodule.shards.plain_files import read_plain
 from headrace.webdatamodule.shards.whole import write_whole
 
 NAME = "manifest.json"
 VERSION = 1
+MOST_BYTES = 1 << 26  # some 400,000 shards
+_LARGEST = (1 << 63) - 1
+_LONGEST = 255  # bytes of a name, on all usual file systems
 _Entry = TypeVar("_Entry", "ShardEntry", "ColumnEntry")
 
 
@@ -39,9 +45,10 @@ class ShardEntry:
     skipped: int = 0
 
     def __post_init__(self) -> None:
-        _need(is_plain_name(self.name), f"the shard name {self.name!r} leads elsewhere, or is no file name")
+        _need(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
         counts = (self.nbytes, self.samples, self.skipped)
-        _need(all(type(count) is int and count >= 0 for count in counts), f"the counts of {self.name!r} are none")
+        fit = all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
+        _need(fit, f"the counts of {self.name!r} are none")
         _need(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
 
 
@@ -91,7 +98,10 @@ class Manifest:
     def __post_init__(self) -> None:
         for what, names in (("shard", [s.name for s in self.shards]), ("column", [c.name for c in self.columns])):
             _need(len(set(names)) == len(names), f"a {what} is listed twice")
-        _need(all(isinstance(member, str) for member in self.members), "a member key is no text")
+        _need(all(map(is_utf8, self.members)), "a member key is no text")
+        _need(len(set(self.members)) == len(self.members), "a member key is listed twice")
+        _need(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
+        _need(self.n_samples <= _LARGEST, "there are too many samples")
 
     @property
     def n_samples(self) -> int:
@@ -127,13 +137,18 @@ class Manifest:
         Raises:
             ManifestError: It is something else, of another version, or does not fit its fingerprint.
         """
+        if len(text) > MOST_BYTES:
+            raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_BYTES} allowed")
         try:
-            table = json.loads(text)
+            table = json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+        except ManifestError:
+            raise
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
         _need(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
-        _need(version == VERSION, f"the manifest has version {version!r}, this release reads version {VERSION}")
+        is_ours = type(version) is int and version == VERSION
+        _need(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
         members = tuple(_list(table, "members"))
         made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
         _need(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
@@ -151,10 +166,12 @@ class Manifest:
         """
         path = Path(directory) / NAME
         try:
-            return cls.from_json(path.read_bytes())
+            return cls.from_json(read_manifest(directory))
         except FileNotFoundError as error:
             message = f"there is no {NAME} in {str(directory)!r}: call index_shards on that directory first"
             raise ManifestError(message) from error
+        except OSError as error:
+            raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
         except ManifestError as error:
             error.message = f"{path}: {error.message}"
             raise
@@ -168,21 +185,46 @@ class Manifest:
         write_whole(Path(directory) / NAME, self.to_json().encode())
 
 
+def read_manifest(directory: str | Path) -> bytes:
+    """The bytes of a directory's manifest.
+
+    Args:
+        directory: Where the shards lie.
+
+    Raises:
+        ManifestError: It is no plain file, or too large for a manifest.
+        OSError: It cannot be read.
+    """
+    return read_plain(Path(directory) / NAME, ManifestError, most=MOST_BYTES)
+
+
 def is_plain_name(name: object) -> bool:
     r"""Whether a name is one of a file that lies in the directory itself, on each system.
 
     >>> [is_plain_name(name) for name in ("a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3)]
     [True, False, False, False, False, False, False, False]
     """
-    return isinstance(name, str) and bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
+    if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _LONGEST:
+        return False
+    return bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
+    return is_utf8(value) and value != ""
 
 
 def _is_hex(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value))
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    _need(len(table) == len(pairs), "a name occurs twice in one object")
+    return table
+
+
+def _no_constant(name: str) -> Never:
+    raise ManifestError(f"the manifest says {name}, which is no number: index the directory again")
 
 
 def _list(table: Mapping[str, Any], key: str) -> list[Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 from headrace.webdatamodule.shards.errors import StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.plain_files import open_plain
 
 
 class Mapped:
@@ -19,19 +21,23 @@ class Mapped:
 
     Raises:
         OSError: The file cannot be opened.
+        DamagedShardError: It is a directory, a FIFO or a device.
         StaleIndexError: It is another one than was indexed.
     """
 
     def __init__(self, index: ShardIndex) -> None:
         self.path, self.nbytes = index.shard, index.shard_bytes
         self.data: bytes | mmap.mmap = b""
-        with open(self.path, "rb") as file:  # noqa: PTH123 - the path is a text already
+        with os.fdopen(open_plain(self.path), "rb", buffering=0) as file:
             if file.seek(0, 2):  # an empty file cannot be mapped
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
 
     def check_size(self) -> None:
         """See whether the file was cut since: to read behind its end would kill the process.
+
+        This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
+        who writes into the file itself, as replacing it under its name leaves the map as it was.
 
         Raises:
             StaleIndexError: It was.

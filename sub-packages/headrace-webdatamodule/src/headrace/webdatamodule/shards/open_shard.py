@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.naming import namer
-from headrace.webdatamodule.shards.rows import MASK, Plan, Rows, Sample, place, plan, refuse
+from headrace.webdatamodule.shards.oversize import oversized, refuse_size
+from headrace.webdatamodule.shards.rows import MASK, Rows, Sample, place, plan, refuse
 
 _FEW = 64
+_PIECE = 16 << 20  # of a large member whose checksum alone is wanted
 
 
 class OpenShard:
@@ -25,10 +27,20 @@ class OpenShard:
         mapped: The shard's bytes.
         keys: Which members to read, in lower case; all when None.
         verify: Whether to check the checksum of each member that is read.
+        max_bytes: Most bytes that a member may have; a larger one is refused before it is read.
     """
 
-    def __init__(self, index: ShardIndex, mapped: Mapped, keys: Sequence[str] | None, *, verify: bool) -> None:
-        self.index = index
+    def __init__(
+        self,
+        index: ShardIndex,
+        mapped: Mapped,
+        keys: Sequence[str] | None,
+        *,
+        verify: bool,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.index, self._max_bytes = index, max_bytes
+        self._too_large = oversized(index, keys, max_bytes)
         self._mapped, self._verify = mapped, verify
         self._plans = [plan(layout, keys) for layout in index.layouts]
         self._names = namer(index.keys)
@@ -46,8 +58,11 @@ class OpenShard:
             into: Gets for each one its key under "__key__", and its members' bytes under their keys.
 
         Raises:
+            DecodeError: A member is too large.
             ShardError: The bytes are not those that were indexed, or a sample lacks a member.
         """
+        self._check_sizes(samples)
+        self.index.check_size()
         self._mapped.check_size()
         if self._rows is None:
             self._different(samples, into)
@@ -67,10 +82,12 @@ class OpenShard:
         Raises:
             ShardError: As of `some`.
         """
+        end = self._small_until(start, stop)
         if self._rows is None:
-            yield from self._few_by_few(start, stop)
+            yield from self._few_by_few(start, end)
         else:
-            yield from self._rows.read(self._mapped, start, stop)
+            yield from self._rows.read(self._mapped, start, end)
+        self._check_sizes(range(end, stop)[:1])
 
     def check_all(self) -> None:
         """Check the checksum of each member of the shard.
@@ -78,8 +95,14 @@ class OpenShard:
         Raises:
             ShardError: The bytes are not those that were indexed.
         """
-        for _ in OpenShard(self.index, self._mapped, None, verify=True).between(0, self.index.n_samples):
-            pass
+        large = list(oversized(self.index, None, _PIECE))
+        whole = self._whole()
+        for start, stop in zip([0, *(sample + 1 for sample in large)], [*large, self.index.n_samples], strict=True):
+            for _ in whole.between(start, stop):
+                pass
+        for sample in large:
+            for at in range(*self.index.span(sample)):
+                self._check_one(at)
 
     def place(self, sample: int, member: str) -> dict[str, Any]:
         """Where a member stands, in the words of a ShardError.
@@ -89,6 +112,30 @@ class OpenShard:
             member: The member's key, in lower case.
         """
         return place(self.index, self.index.span(sample)[0] + self.index.layout(sample).index(member))
+
+    def _whole(self) -> OpenShard:
+        return OpenShard(self.index, self._mapped, None, verify=True, max_bytes=self.index.shard_bytes)
+
+    def _piece(self, begin: int, end: int) -> bytes:
+        self._mapped.check_size()
+        return self._mapped.data[begin:end]
+
+    def _check_one(self, at: int) -> None:
+        digest, begin = xxh3_64(), self._blocks[at] * BLOCK
+        end = begin + self._sizes[at]
+        for first in range(begin, end, _PIECE):
+            digest.update(self._piece(first, min(first + _PIECE, end)))
+        if digest.intdigest() & MASK != self._checksums[at]:
+            refuse(self.index, at)
+
+    def _check_sizes(self, samples: Sequence[int]) -> None:
+        if self._too_large:
+            for sample in samples:
+                if sample in self._too_large:
+                    refuse_size(self.index, self._too_large[sample], self._max_bytes)
+
+    def _small_until(self, start: int, stop: int) -> int:
+        return min((sample for sample in self._too_large if start <= sample < stop), default=stop)
 
     def _few_by_few(self, start: int, stop: int) -> Iterator[list[Sample]]:
         for begin in range(start, stop, _FEW):
@@ -102,7 +149,8 @@ class OpenShard:
 
     def _different(self, samples: Sequence[int], into: list[Sample]) -> None:
         data, blocks, sizes, checksums = self._mapped.data, self._blocks, self._sizes, self._checksums
-        rows = zip(self._names(samples), self._starts(samples), self._plans_of(samples), strict=False)
+        plans = map(self._plans.__getitem__, self.index.layouts_of(samples))
+        rows = zip(self._names(samples), self.index.starts_of(samples), plans, strict=False)
         for key, start, members in rows:
             sample: Sample = {"__key__": key}
             if members is None:
@@ -114,16 +162,6 @@ class OpenShard:
                 if self._verify and xxh3_64_intdigest(read) & MASK != checksums[at]:
                     refuse(self.index, at)
             into.append(sample)
-
-    def _starts(self, samples: Sequence[int]) -> Iterable[int]:
-        if self.index._starts is None:
-            return map(self.index._width.__mul__, samples)
-        return map(self.index._starts.data.__getitem__, samples)
-
-    def _plans_of(self, samples: Sequence[int]) -> Iterable[Plan | None]:
-        if self.index._layout_of is None:
-            return repeat(self._plans[0])
-        return map(self._plans.__getitem__, map(self.index._layout_of.data.__getitem__, samples))
 
     def _lacking(self, at: int) -> NoReturn:
         sample, _ = self.index.locate(at)

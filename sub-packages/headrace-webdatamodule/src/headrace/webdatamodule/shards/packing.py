@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.checksums import checksum64
-from headrace.webdatamodule.shards.errors import DamagedIndexError
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError
 
 MAGIC = b"\x89HRI\r\n\x1a\n"
 VERSION = 1
 _HEAD = struct.Struct("<8sIIQQ")
+MOST_DESCRIBED = 1 << 24  # bytes; a hundred thousand samples of which no two have the same members need some MiB
 _TYPES = ("|u1", "<u2", "<u4", "<u8")
 
 
@@ -58,6 +59,9 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
     Returns:
         The bytes; the same for the same content.
 
+    Raises:
+        ShardError: The description is longer than 16 MiB.
+
     >>> unpack(memoryview(pack({"a": 1}, {"x": np.arange(3, dtype=np.uint16)}))).arrays["x"].tolist()
     [0, 1, 2]
     """
@@ -65,6 +69,9 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
     listed = [[name, array.dtype.str, array.size] for name, array in plain.items()]
     text = json.dumps({**description, "arrays": listed}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MOST_DESCRIBED:
+        message = f"the names of members take {len(text)} bytes in the index, more than the {MOST_DESCRIBED} allowed"
+        raise ShardError(f"{message}: name members alike in all samples, or make smaller shards")
     body = b"".join(array.tobytes() + bytes(-array.nbytes % 8) for array in plain.values())
     return _head(text, checksum64(body)) + text + body
 
@@ -86,6 +93,9 @@ def unpack(data: memoryview) -> Unpacked:
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
     if version != VERSION:
         raise DamagedIndexError(f"the index has version {version}, this release reads version {VERSION}")
+    if length > MOST_DESCRIBED:
+        message = f"the index has a description of {length} bytes, more than the {MOST_DESCRIBED} allowed"
+        raise DamagedIndexError(f"{message}: index the shard again")
     text = bytes(data[_HEAD.size : _HEAD.size + length])
     head = _head(text, body_checksum)
     if len(text) < length or head != bytes(data[: _HEAD.size]):

@@ -77,6 +77,7 @@ class Rows:
             A few samples at once; when there is an error, those that come before it first.
         """
         for begin in range(start, stop, _SAMPLES):
+            self._index.check_size()
             where = self._where(begin, min(begin + _SAMPLES, stop))
             begins = self._index.blocks[where].astype(np.int64) * BLOCK
             ends = begins + self._index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
@@ -136,7 +137,8 @@ def plan(layout: Sequence[str], keys: Sequence[str] | None) -> Plan | None:
     wanted = layout if keys is None else keys
     if not set(wanted) <= set(layout):
         return None
-    return tuple((key, layout.index(key)) for key in wanted)
+    columns = {key: column for column, key in enumerate(layout)}  # not layout.index, for layouts of many members
+    return tuple((key, columns[key]) for key in wanted)
 
 
 def checksums32(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:

@@ -14,6 +14,7 @@ from urllib.request import url2pathname
 import numpy.typing as npt
 import xxhash
 
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.columns import open_column
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
@@ -79,9 +80,11 @@ class ShardSet:
         """Map the index of a shard, whichever it is."""
         return open_index(self.path(number))
 
-    def open_shard(self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool) -> OpenShard:
+    def open_shard(
+        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+    ) -> OpenShard:
         """Map a shard; the arguments are those of `OpenShard`."""
-        return OpenShard(index, Mapped(index), keys, verify=verify)
+        return OpenShard(index, Mapped(index), keys, verify=verify, max_bytes=max_bytes)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Map a column of the manifest.

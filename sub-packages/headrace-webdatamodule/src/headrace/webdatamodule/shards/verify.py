@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.checksums import checksum64
+from headrace.webdatamodule.shards.checksums import checksum_between
+from headrace.webdatamodule.shards.columns import open_column
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -20,7 +22,8 @@ from headrace.webdatamodule.shards.errors import (
 from headrace.webdatamodule.shards.index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.indexing import map_file, spread
 from headrace.webdatamodule.shards.locating import differences
-from headrace.webdatamodule.shards.manifest import NAME, Manifest, ShardEntry
+from headrace.webdatamodule.shards.manifest import NAME, Manifest, ShardEntry, read_manifest
+from headrace.webdatamodule.shards.plain_files import FileBytes
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     if not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is no directory")
     tars = {path.name for path in folder.glob("*.tar") if not path.name.startswith(".")}
+    manifest = None
     try:
         manifest = Manifest.load(folder)
     except ManifestError as error:
@@ -81,10 +85,24 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
         entries = {entry.name: entry for entry in manifest.shards}
     paths = [folder / name for name in entries]
     found = spread(partial(verify_shard, entries=entries), paths, executor, what="verifying")
-    return faults + [fault for one in found for fault in one]
+    if manifest is not None:
+        faults += _member_faults(folder, manifest, found)
+    return faults + [fault for one in found for fault in one.faults]
 
 
-def verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> list[Fault]:
+class Verified(NamedTuple):
+    """What came of verifying one shard.
+
+    Args:
+        faults: All that is wrong.
+        members: The member keys that occur; None when that cannot be told.
+    """
+
+    faults: list[Fault]
+    members: tuple[str, ...] | None
+
+
+def verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> Verified:
     """Compare each byte of a shard with its index, and the index with the manifest.
 
     Args:
@@ -92,12 +110,23 @@ def verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> list[F
         entries: What the manifest says, by the names of the shards.
 
     Returns:
-        The faults.
+        The faults, and the member keys.
     """
-    return [Fault.of(error) for error in _shard_errors(path, entries[path.name])]
+    faults, members = list[Fault](), None
+    try:
+        for found in _shard_errors(path, entries[path.name]):
+            if isinstance(found, ShardError):
+                faults.append(Fault.of(found))
+            else:
+                members = found.member_keys
+    except ShardError as error:  # the shard was cut while it was read
+        faults.append(Fault.of(error))
+    except OSError as error:
+        faults.append(Fault(f"the shard or its index cannot be read: {error}", str(path)))
+    return Verified(faults, members)
 
 
-def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError]:
+def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
     try:
         view = map_file(path)
     except FileNotFoundError:
@@ -107,7 +136,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError]:
         yield error
         return
     try:
-        index = ShardIndex.open(path)
+        index = ShardIndex.open(path, mapped=False)
         index.check_self()
     except FileNotFoundError:
         yield DamagedIndexError("the index is missing: index the shard", shard=str(path))
@@ -118,12 +147,23 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError]:
             message = "the index is another one than the manifest's: index the directory again"
             yield StaleIndexError(message, shard=str(path))
         if not _same(view, index):
-            yield from differences(view, index)
+            yield from _differences(view, index)
+        yield index
         return
     yield from _unindexed(view, path, entry)
 
 
-def _same(view: memoryview, index: ShardIndex) -> bool:
+def _differences(view: FileBytes, index: ShardIndex) -> Iterator[ShardError]:
+    found = False
+    for error in differences(view, index):
+        found = True
+        yield error
+    if not found:
+        message = "the index is another one than indexing gives, though all members are where it says: index the shard"
+        yield StaleIndexError(f"{message} again", shard=index.shard)
+
+
+def _same(view: FileBytes, index: ShardIndex) -> bool:
     # The quick way through a whole shard: its index is a function of its bytes.
     try:
         return ShardIndex(build_index(view)).checksum == index.checksum
@@ -131,7 +171,7 @@ def _same(view: memoryview, index: ShardIndex) -> bool:
         return False
 
 
-def _unindexed(view: memoryview, path: Path, entry: ShardEntry | None) -> Iterator[ShardError]:
+def _unindexed(view: FileBytes, path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
     # Without an index, the manifest still tells whether the shard is the one that was indexed.
     try:
         again = ShardIndex(build_index(view, shard=str(path)))
@@ -140,6 +180,7 @@ def _unindexed(view: memoryview, path: Path, entry: ShardEntry | None) -> Iterat
         return
     if entry is not None and not _is_of(again, entry):
         yield DamagedShardError("the shard is another one than the manifest's", shard=str(path))
+    yield again
 
 
 def _is_of(index: ShardIndex, entry: ShardEntry) -> bool:
@@ -148,14 +189,36 @@ def _is_of(index: ShardIndex, entry: ShardEntry) -> bool:
 
 
 def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
-    if (folder / NAME).read_bytes() != manifest.to_json().encode():
+    if read_manifest(folder) != manifest.to_json().encode():
         yield Fault(f"{folder / NAME}: the text was changed, though not what it says")
     for column in manifest.columns:
         path = folder / column.file
         if not path.is_file():
             yield Fault(f"{path}: the file of the column {column.name!r} is missing")
-        elif f"{checksum64(path.read_bytes()):016x}" != column.checksum:
+        elif f"{_checksum(path):016x}" != column.checksum:
             yield Fault(f"{path}: the column {column.name!r} is damaged: its checksum does not fit")
+        else:
+            yield from _column_faults(folder, manifest, column.name)
+
+
+def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Fault]:
+    try:
+        open_column(folder, manifest, name)
+    except ManifestError as error:
+        yield Fault(f"{folder / NAME}: {error.message}")
+
+
+def _member_faults(folder: Path, manifest: Manifest, found: Sequence[Verified]) -> Iterator[Fault]:
+    # A shard of unknown members may have any: then only those are wrong that the manifest lacks.
+    known = [one.members for one in found if one.members is not None]
+    real, told = sorted(set().union(*known)), sorted(manifest.members)
+    if not set(real) <= set(told) or (len(known) == len(found) and real != told):
+        yield Fault(f"{folder / NAME}: the manifest names the members {told}, but the shards have {real}")
+
+
+def _checksum(path: Path) -> int:
+    data = FileBytes(path)
+    return checksum_between(data, 0, len(data))
 
 
 def _strangers(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fault]:

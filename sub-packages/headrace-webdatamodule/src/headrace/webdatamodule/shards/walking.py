@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from headrace.webdatamodule.shards import headers, pax
 from headrace.webdatamodule.shards.errors import DamagedShardError, RefusedMemberError, ShardError
+from headrace.webdatamodule.shards.extended import Extended, settle
 from headrace.webdatamodule.shards.headers import BLOCK, Header
+from headrace.webdatamodule.shards.plain_files import Bytes, FileBytes
 
 _ZEROS = bytes(BLOCK)
 _CHUNK = 1 << 20
+MOST_HEADERS = 16
 MOST_EXTENDED = 1 << 20  # bytes of a long name or of extended records; file systems end at some thousand
 
 
@@ -33,11 +35,11 @@ class Member(NamedTuple):
     kind: str
 
 
-def walk(data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> Iterator[Member]:
+def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
     """Find the members of a tar file in USTAR, GNU, PAX or V7 format.
 
     Args:
-        data: The bytes of the file, or a memory map.
+        data: The bytes of the file, a memory map, or an open file.
         shard: Path or URL, named in errors.
 
     Yields:
@@ -47,7 +49,7 @@ def walk(data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> Iterator[M
         DamagedShardError: The file is empty, cut, changed, no tar file, or has something behind its end.
         RefusedMemberError: A member is a link, a device, sparse, or of an unknown kind.
     """
-    view, at = memoryview(data), 0
+    view, at = data if isinstance(data, FileBytes) else memoryview(data), 0
     walker = _Walker(view)
     try:
         while (member := walker.member(at)) is not None:
@@ -71,20 +73,24 @@ def padded(size: int) -> int:
 class _Walker:
     """Remembers where it stands, for errors, and what global headers said."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: Bytes) -> None:
         self.view = view
         self.at = 0
         self.name: str | None = None
-        self.inherited: dict[str, str] = {}
+        self.inherited: dict[str, str] = {}  # of all global headers
+        self.latest: dict[str, str] = {}  # of the last one
 
     def member(self, start: int) -> Member | None:
         """The member whose headers begin here; None at the end of the archive, which is checked."""
         self.at, self.name = start, None
-        own: dict[str, str] = {}
+        own: list[Extended] = []
         while (header := self._header(extended=self.at > start)) is not None:
             if header.kind not in headers.EXTENSIONS:
-                return self._finished(header, {**self.inherited, **own}, start)
-            own |= self._extension(header)
+                said = settle(self.inherited, self.latest, own) if own or self.inherited else self.inherited
+                return self._finished(header, said, start)
+            own += self._extension(header)
+            if len(own) > MOST_HEADERS:
+                raise RefusedMemberError(f"there are more than {MOST_HEADERS} extended headers before one member")
             self.at += BLOCK + padded(header.size)
         return None
 
@@ -97,17 +103,17 @@ class _Walker:
         check_end(self.view, self.at)
         return None
 
-    def _extension(self, header: Header) -> dict[str, str]:
+    def _extension(self, header: Header) -> list[Extended]:
         data = self._data(header)
         if header.kind == headers.LONG_NAME:
-            return {"path": headers.text(data)}
+            return [Extended({"path": headers.text(data)}, None)]
         if header.kind == headers.LONG_LINK:
-            return {}
+            return []
         records = pax.parse_pax(data)
         if header.kind == headers.GLOBAL:
-            self.inherited |= records
-            return {}
-        return records
+            self.inherited, self.latest = {**self.inherited, **records}, records
+            return []
+        return [Extended(records, self.inherited)]
 
     def _data(self, header: Header) -> bytes:
         self._check_room(header.size)
@@ -117,7 +123,7 @@ class _Walker:
             )
         return bytes(self.view[self.at + BLOCK : self.at + BLOCK + header.size])
 
-    def _finished(self, header: Header, records: dict[str, str], start: int) -> Member:
+    def _finished(self, header: Header, records: Mapping[str, str], start: int) -> Member:
         self.name = name = records.get("path", "").rstrip("/") or header.name  # as tarfile does
         if not name or "\0" in name:
             raise DamagedShardError(f"the member has no usable name, but {name!r}")
@@ -125,7 +131,7 @@ class _Walker:
         if header.kind not in headers.FILES:
             kind = "directory" if header.kind == headers.DIRECTORY else "label"
             return Member(name, self.at + BLOCK, 0, start, kind)
-        size = pax.pax_size(records, header.size)
+        size = pax.pax_size(records, header.size) if records else header.size
         self._check_room(size)
         return Member(name, self.at + BLOCK, size, start, "file")
 
@@ -135,7 +141,7 @@ class _Walker:
             raise DamagedShardError(f"the header promises {size} bytes of data, but {left} follow: the shard is cut")
 
 
-def check_end(view: memoryview, at: int) -> None:
+def check_end(view: Bytes, at: int) -> None:
     """Check that an archive ends here: two blocks of zeros, and nothing but zeros behind them.
 
     Args:

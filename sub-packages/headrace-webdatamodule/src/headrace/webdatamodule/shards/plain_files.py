@@ -1,0 +1,132 @@
+"""Plain files, opened so that nothing else can make a reader wait or die, and read piece by piece."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import TypeAlias
+
+from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
+
+PIECE = 1 << 20  # bytes that are looked at in one go
+_NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileBytes:
+    """The bytes of a file by their places, each read when it is asked for.
+
+    Unlike a map, which kills the process when the file is cut meanwhile, this ends in an error. What is asked for
+    in rising order comes from a buffer. Begin and end of a slice have to be given.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DamagedShardError: It is something else than a file.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._descriptor = -1
+        self._path, self._descriptor = str(path), open_plain(path)
+        self._size = os.fstat(self._descriptor).st_size
+        self._begin, self._end, self._buffer = 0, 0, b""
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        begin, end = where.start, where.stop
+        if self._begin <= begin and end <= self._end:
+            return self._buffer[begin - self._begin : end - self._begin]
+        begin, end, _ = where.indices(self._size)
+        if end - begin > _AHEAD // 2:
+            return self._read(begin, end - begin)
+        near = self._begin <= begin <= self._end + _NEAR
+        self._buffer = self._read(begin, min(_AHEAD if near else max(_NEAR, end - begin), self._size - begin))
+        self._begin, self._end = begin, begin + len(self._buffer)
+        return self._buffer[: max(0, end - begin)]
+
+    def _read(self, begin: int, size: int) -> bytes:
+        os.lseek(self._descriptor, begin, os.SEEK_SET)
+        pieces, left = list[bytes](), max(0, size)
+        while left:
+            piece = os.read(self._descriptor, left)
+            if not piece:
+                message = f"the shard was cut while it was read: it had {self._size} bytes"
+                raise DamagedShardError(f"{message}; restore it", shard=self._path, offset=begin + size - left)
+            pieces.append(piece)
+            left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+Bytes: TypeAlias = bytes | mmap.mmap | memoryview | FileBytes
+
+
+def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) -> int:
+    """Open a file to read it; never wait for a FIFO, and never take a device for a file.
+
+    Args:
+        path: The file.
+        error: What to raise when it is something else.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        ShardError: Of the type `error`: it is a directory, a FIFO, a socket or a device.
+        OSError: It cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as problem:
+        _refuse_kind(path, os.stat(path).st_mode, error)  # noqa: PTH116 - a socket, or a directory on Windows
+        raise problem from None
+    try:
+        _refuse_kind(path, os.fstat(descriptor).st_mode, error)
+    except ShardError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes:
+    """Read all of a small file.
+
+    Args:
+        path: The file.
+        error: What to raise when it is something else, or too long.
+        most: Bytes that it may have.
+
+    Raises:
+        ShardError: Of the type `error`: it is no file, or longer.
+        OSError: It cannot be opened or read.
+    """
+    with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise error(f"{path} has {size} bytes, more than the {most} that such a file may have")
+        pieces = list[bytes]()
+        while sum(map(len, pieces)) <= size and (piece := file.read(size + 1)):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
