@@ -1,5 +1,6 @@
 """Tar shards as a Lightning data module: safe, whole and exact."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.webdatamodule.shards import (
@@ -31,22 +32,37 @@ from headrace.webdatamodule.shards import (
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
-    from headrace.webdatamodule.shards import Remote
+    from headrace.webdatamodule.indexed.agreement import DifferentPlanError
+    from headrace.webdatamodule.indexed.protocols import Batching, Ordering
+    from headrace.webdatamodule.indexed.sizes import SizesInMemoryWarning
+    from headrace.webdatamodule.indexed.tally import LoaderReport
+    from headrace.webdatamodule.indexed_module import IndexedWebDataModule
+    from headrace.webdatamodule.loader import DamagedSampleWarning, ResumableLoader
+    from headrace.webdatamodule.shards import InProcessWarning, Remote, write_shards
 
 __all__ = [
+    "Batching",
     "DamagedIndexError",
+    "DamagedSampleWarning",
     "DamagedShardError",
     "DecodeError",
+    "DifferentPlanError",
     "Fault",
     "GroupingError",
+    "InProcessWarning",
     "IndexedShards",
+    "IndexedWebDataModule",
+    "LoaderReport",
     "Manifest",
     "ManifestError",
+    "Ordering",
     "PickledDataWDS",
     "RefusedMemberError",
     "Remote",
+    "ResumableLoader",
     "ShardError",
     "ShardIndex",
+    "SizesInMemoryWarning",
     "SkippedMembersWarning",
     "Split",
     "StaleIndexError",
@@ -61,22 +77,33 @@ __all__ = [
     "open_column",
     "restricted_loads",
     "verify_shards",
+    "write_shards",
     "write_tars",
 ]
 
-_NEED_LIGHTNING = ("PickledDataWDS", "Split", "WebDataModule")
+_HOME = "headrace.webdatamodule"
+# Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
+_LATER = {
+    "Batching": "indexed.protocols",
+    "DamagedSampleWarning": "loader",
+    "DifferentPlanError": "indexed.agreement",
+    "InProcessWarning": "shards",
+    "IndexedWebDataModule": "indexed_module",
+    "LoaderReport": "indexed.tally",
+    "Ordering": "indexed.protocols",
+    "PickledDataWDS": "datamodule",
+    "Remote": "shards",
+    "ResumableLoader": "loader",
+    "SizesInMemoryWarning": "indexed.sizes",
+    "Split": "datamodule",
+    "WebDataModule": "datamodule",
+    "write_shards": "shards",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Who only reads or writes shards waits for neither torch nor lightning.
-    if name in _NEED_LIGHTNING:
-        from headrace.webdatamodule import datamodule
-
-        return getattr(datamodule, name)
-    if name == "Remote":
-        from headrace.webdatamodule import shards
-
-        return shards.Remote
+    if name in _LATER:
+        return getattr(import_module(f"{_HOME}.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -94,3 +94,39 @@ def suffix_keys(given: Any) -> tuple[str, ...]:
     if not keys or not all(keys):
         raise ValueError(f"suffix_keys_wds must name at least one member key, got {given!r}")
     return keys
+
+
+def check_mixes(directories: Mapping[Split, Any], mixes: Mapping[Split, Any]) -> dict[Split, Any]:
+    """Check that splits of several directories, and no others, have a function that mixes them.
+
+    Args:
+        directories: A directory, or several by name, for each split.
+        mixes: What was given as `mix`.
+
+    Returns:
+        The functions.
+
+    Raises:
+        TypeError: No functions, or names that are no text.
+        ValueError: A function too few or too many, or no directory.
+    """
+    for split, places in directories.items():
+        if isinstance(places, Mapping):
+            _check_names(split, places)
+            if split not in mixes:
+                what = "a callable from {name: iterable} to one iterable"
+                raise ValueError(f"dirs_tars_wds[{split}] names {len(places)} sources: add mix={{{split}: {what}}}")
+    for split, mix in mixes.items():
+        if not isinstance(directories.get(split), Mapping):
+            raise ValueError(f"mix has {split}, but dirs_tars_wds[{split}] is not a mapping {{name: directory}}")
+        if not callable(mix):
+            raise TypeError(f"mix[{split}] must be a callable from {{name: iterable}} to one iterable, got {mix!r}")
+    return dict(mixes)
+
+
+def _check_names(split: Split, places: Mapping[Any, Any]) -> None:
+    if not places:
+        raise ValueError(f"dirs_tars_wds[{split}] is empty: name at least one source")
+    for name in places:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"dirs_tars_wds[{split}]: the names of sources must be text, got {name!r}")

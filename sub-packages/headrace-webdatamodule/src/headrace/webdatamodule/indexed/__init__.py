@@ -1,0 +1,1 @@
+"""What `IndexedWebDataModule` is made of; no Lightning in here."""

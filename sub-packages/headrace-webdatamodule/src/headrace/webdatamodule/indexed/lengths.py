@@ -1,0 +1,78 @@
+"""Tells a trainer what it cannot know of the epoch that is about to begin.
+
+Lightning 2.6 asks a loader for its length once, before the first epoch, and cuts or misjudges the later ones by it:
+where batches are filled by size, their number is another one when the order is another one. A checkpoint that was
+saved as an epoch ended or began counts the batches of the old epoch as some of the new one when it is resumed. And one
+that was saved after `max_steps` ended the run counts the epoch as done, whatever was left of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def limited(length: int, limit: float) -> int:
+    """The batches that `limit_train_batches` leaves.
+
+    >>> limited(10, 1.0), limited(10, 4), limited(10, 0.25)
+    (10, 4, 2)
+    """
+    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+
+
+def follow(trainer: Any, length: int) -> None:
+    """Let the training loop expect `length` batches, as if it had asked now.
+
+    Args:
+        trainer: A `lightning.Trainer` that fits with one loader; others are left alone.
+        length: Batches of the epoch on this rank.
+    """
+    loop = trainer.fit_loop
+    loaders = getattr(loop, "_combined_loader", None)
+    if loaders is None or len(loaders.flattened) != 1 or loop.max_batches == 0:
+        return
+    count = limited(length, trainer.limit_train_batches)
+    loop.max_batches = count
+    loaders.limits = [count]
+    if loaders._iterator is not None:
+        loaders._iterator.limits = [count]
+    if loop._data_fetcher is not None:
+        loop._data_fetcher.length = count
+    interval = trainer.val_check_interval
+    if isinstance(interval, float) and trainer.val_check_batch not in (None, float("inf")):
+        trainer.val_check_batch = max(1, int(count * interval))
+
+
+def begin_afresh(trainer: Any) -> None:
+    """Let a training loop that is being resumed know that it stands at the beginning of an epoch.
+
+    Args:
+        trainer: A `lightning.Trainer` that fits.
+    """
+    loop = trainer.fit_loop
+    inner = loop.epoch_loop
+    if not inner.restarting:
+        return
+    if getattr(loop, "restarted_on_epoch_end", False):
+        loop.epoch_progress.increment_completed()
+    if getattr(inner, "restarted_on_train_batch_end", False) and not inner._should_accumulate():
+        inner._batches_that_stepped += 1  # as the loop would have done itself
+    if not getattr(loop, "restarted_on_epoch_start", False) and hasattr(loop, "reset_restart_stage"):
+        loop.reset_restart_stage()  # so that the hooks of the epoch's start are called
+    inner.restarting = False
+
+
+def take_back(trainer: Any) -> None:
+    """Let a training loop that is being resumed know that the epoch before the one it is about to begin is not done.
+
+    Args:
+        trainer: A `lightning.Trainer` that fits.
+    """
+    loop = trainer.fit_loop
+    inner, now, total = loop.epoch_loop, loop.epoch_progress.current, loop.epoch_progress.total
+    done, begun = now.processed - 1, now.processed
+    for name, count in (("ready", begun), ("started", begun), ("processed", done), ("completed", done)):
+        setattr(total, name, getattr(total, name) + count - getattr(now, name))
+        setattr(now, name, count)
+    loop._restarting = inner.restarting = True
+    loop._restart_stage, inner._restart_stage = "restarted_mid_epoch", "restarted_on_last"

@@ -1,0 +1,95 @@
+"""Names what a function would say, so that it is asked again when that may be something else."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
+    """Names the column that keeps what a function says; another one when its code changes.
+
+    Its code is that of the function, of functions of the same module that it names, their constants, defaults and
+    what they close over. What it calls elsewhere does not count.
+
+    Args:
+        function: Of a sample.
+        reading: What else decides what it gets, such as a decoder.
+
+    >>> column_name(len) == column_name(len) != column_name(sum)
+    True
+    """
+    called = getattr(function, "__name__", type(function).__name__)
+    plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
+    seen: set[int] = set()
+    told = b"|".join(_told(thing, seen) for thing in (function, *reading))
+    return f"sizes-{plain}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
+
+
+def _told(thing: Any, seen: set[int]) -> bytes:
+    if isinstance(thing, _PLAIN):
+        return f"{type(thing).__name__} {thing!r}".encode("utf-8", "surrogatepass")
+    if id(thing) in seen:
+        return b"again"
+    seen.add(id(thing))
+    if isinstance(thing, types.BuiltinFunctionType | type):
+        return f"{thing.__module__}.{thing.__qualname__}".encode()
+    if isinstance(thing, set | frozenset):  # whose order is another one in each process
+        return b"set " + b"|".join(sorted(_told(one, set()) for one in thing))
+    parts = _parts(thing)
+    if parts is not None:
+        return b"(" + b"|".join(_told(part, seen) for part in parts) + b")"
+    return _pickled(thing, seen)
+
+
+def _parts(thing: Any) -> tuple[Any, ...] | None:
+    """What a thing is made of; None when it is told as a whole."""
+    if isinstance(thing, partial):
+        return thing.func, thing.args, thing.keywords
+    if isinstance(thing, types.MethodType):
+        return thing.__func__, thing.__self__
+    if isinstance(thing, types.FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        return thing.__code__, thing.__defaults__, thing.__kwdefaults__, tuple(cells), _named(thing)
+    if isinstance(thing, types.CodeType):
+        return thing.co_code, thing.co_names, thing.co_consts
+    if isinstance(thing, dict):
+        return tuple(part for pair in thing.items() for part in pair)
+    return tuple(thing) if type(thing) in (tuple, list) else None
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _named(function: types.FunctionType) -> tuple[Any, ...]:
+    """What a function finds by name in its module: plain values, and functions that are written there."""
+    found = [function.__globals__.get(name) for name in function.__code__.co_names]
+    own = function.__module__
+    return tuple(
+        one
+        for one in found
+        if isinstance(one, _PLAIN) or (isinstance(one, types.FunctionType) and one.__module__ == own)
+    )
+
+
+def _pickled(thing: Any, seen: set[int]) -> bytes:
+    kind = type(thing)
+    call = kind.__dict__.get("__call__")
+    code = _told(call, seen) if isinstance(call, types.FunctionType) else b""
+    if code and isinstance(state := getattr(thing, "__dict__", None), dict):
+        return f"{kind.__module__}.{kind.__qualname__}".encode() + code + _told(state, seen)
+    try:
+        return code + pickle.dumps(thing, protocol=5)
+    except Exception:
+        return f"{kind.__module__}.{kind.__qualname__}".encode() + code

@@ -1,0 +1,380 @@
+"""`IndexedWebDataModule`. Imports lightning, as `datamodule.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any, get_args
+
+import lightning
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+
+from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources, seed_int
+from headrace.webdatamodule.indexed.delivering import Damaged
+from headrace.webdatamodule.indexed.lengths import begin_afresh, follow, limited, take_back
+from headrace.webdatamodule.indexed.outcomes import in_order
+from headrace.webdatamodule.indexed.plain import PlainBatchSampler
+from headrace.webdatamodule.indexed.protocols import Batching, Ordering
+from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes, sizes_of
+from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule.indexed.tally import LoaderReport
+from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule.shards.allowed import AllowedClass
+from headrace.webdatamodule.shards.decode import decode_member
+from headrace.webdatamodule.shards.reader import Check, IndexedShards
+from headrace.webdatamodule.splits import Split
+
+VERSION = 1
+_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
+
+
+class IndexedWebDataModule(lightning.LightningDataModule):
+    """Indexed tar shards as train, val and test loaders of a Lightning trainer: exact, and resumed exactly.
+
+    A sample reaches `transform` and `collate_fn` as a dictionary of its `__key__` and its decoded members. Batches are
+    a function of the shards, the options, the seed and the epoch; every rank gets as many. A checkpoint at any moment
+    holds where the run stood, and goes on there with any number of ranks and workers: no sample is lost, none comes
+    twice. Batches in the training split are shuffled anew in each epoch; those of the others come in one order.
+
+    Every argument may be a mapping from `Split`; one value serves all splits.
+
+    Args:
+        shards: What `index_shards` or `write_shards` left: a directory, its `manifest.json`, a list of tar files, a URL
+            or a `Remote`; or several sources as {name: one of these}.
+        batching: Samples of a batch on each rank; or a callable that makes the batches by size, see `Batching`, such
+            as `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
+        sizes: Of the samples, for a callable `batching`: a column of the manifest, the key of a member, whose bytes
+            count, or a function of the decoded sample. What a function says is evaluated once, and kept as a column.
+        order: A callable that makes the order of the samples, see `Ordering`, such as
+            `functools.partial(WeightedDistributedSampler, weights={name: weight})`.
+        decode: As of `IndexedShards`.
+        transform: Gets each decoded sample, in the worker.
+        collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
+        num_workers: Processes that read ahead; they stay from epoch to epoch.
+        seed: Of the order and the batches, 0 to 2**64 - 1.
+        allowed_classes: What pickles may use; see `decode_member`.
+        keys: Members to read; all when None.
+        check: When to compare checksums; see `IndexedShards`.
+        damaged: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample, warn and
+            count it.
+        prefetch_factor: Batches that each worker reads ahead; 2 when None.
+        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
+        timeout: Seconds to wait for a batch of the workers before it is an error.
+        multiprocessing_context: How workers are started; see torch.
+        report: Whether to log, at the end of each stage, what was delivered: samples of each source, padding, skipped.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument that is not allowed.
+
+    >>> import tempfile
+    >>> from headrace.webdatamodule import index_shards, write_tars
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(10)], folder, n_shards=2)
+    >>> _ = index_shards(folder)
+    >>> module = IndexedWebDataModule(folder, batching=4, seed=1)
+    >>> module.setup("fit")
+    >>> loader = module.train_dataloader()
+    >>> len(loader), sorted(number for batch in loader for number in batch["json"].tolist())
+    (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+
+    def __init__(
+        self,
+        shards: Any,
+        *,
+        batching: int | Batching | Mapping[Split, int | Batching],
+        sizes: SizeOf | Mapping[Split, SizeOf] | None = None,
+        order: Ordering | Mapping[Split, Ordering] | None = None,
+        decode: Any = decode_member,
+        transform: Callable[[Any], Any] | Mapping[Split, Callable[[Any], Any]] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | Mapping[Split, Callable[[list[Any]], Any]] | None = None,
+        num_workers: int | Mapping[Split, int] = 0,
+        seed: int = 0,
+        allowed_classes: Collection[AllowedClass] = (),
+        keys: Sequence[str] | Mapping[Split, Sequence[str]] | None = None,
+        check: Check = "read",
+        damaged: Damaged | Mapping[Split, Damaged] = "raise",
+        prefetch_factor: int | None = None,
+        pin_memory: bool | None = None,
+        timeout: float = 600.0,
+        multiprocessing_context: Any = None,
+        report: bool = False,
+    ) -> None:
+        super().__init__()
+        self._shards, self._batching = PerSplit("shards", shards), PerSplit("batching", batching)
+        self._sizes, self._order = PerSplit("sizes", sizes), PerSplit("order", order)
+        self._decode = PerSplit("decode", decode, decode_member)
+        self._transform, self._collate_fn = PerSplit("transform", transform), PerSplit("collate_fn", collate_fn)
+        self._num_workers, self._damaged = (
+            PerSplit("num_workers", num_workers, 0),
+            PerSplit("damaged", damaged, "raise"),
+        )
+        self._keys, self._check, self._allowed = PerSplit("keys", keys), check, tuple(allowed_classes)
+        self._seed, self._report = seed_int(seed), report
+        self._loading = {
+            "prefetch_factor": prefetch_factor,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self._check_arguments()
+        self._hide_val()
+        self._data: dict[Split, Sources] = {}
+        self._found_sizes: dict[Split, Sizes | None] = {}
+        self._loaders: dict[Split, ResumableLoader] = {}
+        self._predicted: list[Sequence[int]] = []
+        self._saved: dict[str, Any] | None = None  # of the checkpoint to go on from
+        self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "val_dataloader"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._hide_val()
+
+    def _hide_val(self) -> None:
+        """A trainer looks whether there is a method for validation, and warns of one that has nothing to give."""
+        if Split.val not in self._shards:
+            inherited = lightning.LightningDataModule.val_dataloader
+            self.val_dataloader = MethodType(inherited, self)  # type: ignore[method-assign]
+
+    def prepare_data(self) -> None:
+        """Evaluate sizes that a function gives, and keep them beside the shards. One process per node does it."""
+        for split in Split:
+            if split in self._shards and callable(self._sizes[split]) and callable(self._batching[split]):
+                self._size(split)
+
+    def setup(self, stage: str) -> None:
+        """Open the shards that a stage needs. Runs in every process.
+
+        Args:
+            stage: "fit", "validate", "test" or "predict".
+
+        Raises:
+            ValueError: An unknown stage, or a split that it needs is missing.
+            FileNotFoundError: There is nothing at a split's place.
+            ShardError: There is no index or no manifest, or it is damaged.
+        """
+        stage = str(getattr(stage, "value", stage))  # a trainer hands over a member of its own Enum
+        if stage not in _NEEDED:
+            raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
+        needed = _NEEDED[stage]
+        self._need(needed, f"{stage}()")
+        for split in (needed, Split.val) if stage == "fit" else (needed,):
+            if split in self._shards:
+                self._opened(split)
+
+    def train_dataloader(self) -> ResumableLoader:
+        """The loader of the train split. It goes on where the checkpoint that is being resumed stood."""
+        loader = self._loader(Split.train)
+        loader.which_epoch = partial(self._which_epoch, loader)
+        loader.on_epoch = partial(self._follow, loader)
+        loader.steps_done = self._steps_done
+        if self.trainer is not None and self.trainer.training:
+            # Before the trainer decides that its epochs are over.
+            self._which_epoch(loader, self.trainer.fit_loop.epoch_progress.current.processed)
+        return loader
+
+    def val_dataloader(self) -> ResumableLoader:
+        """The loader of the val split; where there is none, fit goes without."""
+        return self._loader(Split.val)
+
+    def test_dataloader(self) -> ResumableLoader:
+        """The loader of the test split."""
+        return self._loader(Split.test)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        """The loader of the test split; `predictions` puts in order what comes of it."""
+        loader = self._loader(Split.test)
+        self._predicted = []
+        loader.on_batch = self._predicted.append
+        return loader
+
+    def predictions(self, outputs: Sequence[Any]) -> list[tuple[str, Any]]:
+        """What `Trainer.predict` returned, sample by sample, in the order of the shards and with their keys.
+
+        Args:
+            outputs: One for each batch: an array, a tensor or a list with one row for each sample, or a dictionary,
+                tuple or named tuple of these.
+
+        Returns:
+            Pairs of a sample's key and its row; of this rank's samples, each once.
+
+        Raises:
+            ValueError: There are not as many outputs as batches, or rows as samples.
+        """
+        sources = self._opened(Split.test)
+        return [(sources.key(index), row) for index, row in in_order(outputs, self._predicted)]
+
+    def report(self) -> dict[Split, LoaderReport]:
+        """What each split's loader has delivered on this rank."""
+        return {split: loader.report() for split, loader in self._loaders.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: where the training split stands, the epoch included."""
+        if Split.train in self._loaders:
+            return {"version": VERSION, "train": self._loaders[Split.train].state_dict()}
+        return self._saved or self._left
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; it is checked as soon as the training split is needed.
+
+        Raises:
+            ValueError: It is of another version; and later, if it is of other shards, sizes, options or another seed.
+        """
+        if state_dict and state_dict.get("version") != VERSION:
+            found = state_dict.get("version")
+            raise ValueError(f"the checkpoint's data state has version {found!r}, this release reads {VERSION}")
+        self._saved = state_dict or None
+        if Split.train in self._loaders and self._saved:
+            self._loaders[Split.train].load_state_dict(self._saved["train"])
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
+        """End the workers of a stage, and log what was delivered if `report` asks for it."""
+        if self._report and not (dist.is_initialized() and dist.get_rank()):
+            for loader in self._loaders.values():
+                rank_zero_info(str(loader.report()))
+        self._end()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the workers, and note what was waited for if one of them was killed."""
+        for loader in self._loaders.values():
+            loader.explain(exception)
+        self._end()
+
+    def _end(self) -> None:
+        self._left = self.state_dict()
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
+        self._saved = None
+
+    def _loader(self, split: Split) -> ResumableLoader:
+        self._need(split, f"{split.name}_dataloader()")
+        if split not in self._loaders:
+            loader = self._loaders[split] = self._made(split)
+            if split is Split.train and self._saved is not None:
+                loader.load_state_dict(self._saved["train"])
+        return self._loaders[split]
+
+    def _made(self, split: Split) -> ResumableLoader:
+        sources, sizes = self._opened(split), self._size(split)
+        world, rank = self._world()
+        make, seed = self._batching[split], self._seed
+        # The order is that of all ranks; the batches are what is dealt to them.
+        order = None if self._order[split] is None else self._order[split](sources, num_replicas=1, rank=0, seed=seed)
+        if isinstance(make, int):
+            make = partial(PlainBatchSampler, batch_size=make, shuffle=split is Split.train)
+            sized: Any = len(sources)
+        else:
+            sized = sizes
+        batches = make(sized, sampler=order, num_replicas=world, rank=rank, seed=seed)
+        pin = self._loading["pin_memory"]
+        return ResumableLoader(
+            sources,
+            batches,
+            collate_fn=self._collate_fn[split],
+            num_workers=self._num_workers[split],
+            damaged=self._damaged[split],
+            sizes=sizes,
+            seed=seed,
+            world=(world, rank),
+            name=split.name,
+            **{**self._loading, "pin_memory": torch.cuda.is_available() if pin is None else pin},
+        )
+
+    def _opened(self, split: Split) -> Sources:
+        if split not in self._data:
+            transform = self._transform[split]
+            self._data[split] = Sources(
+                {name: self._open(split, place, transform) for name, place in self._places(split)}
+            )
+        return self._data[split]
+
+    def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
+        return IndexedShards(place, self._keys[split], self._decode[split], transform, self._check, self._allowed)
+
+    def _places(self, split: Split) -> list[tuple[str, Any]]:
+        return list(named_sources(f"shards[{split}]", self._shards[split], split.name).items())
+
+    def _size(self, split: Split) -> Sizes | None:
+        wanted = self._sizes[split]
+        if wanted is None or not callable(self._batching[split]):
+            return None
+        if split not in self._found_sizes:
+            workers, decode, keys = self._num_workers[split], self._decode[split], self._keys[split]
+            reading = () if decode is decode_member and keys is None else (decode, keys)
+            parts = [
+                sizes_of(self._open(split, place, None), place, wanted, num_workers=workers, name=name, reading=reading)
+                for name, place in self._places(split)
+            ]
+            self._found_sizes[split] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._found_sizes[split]
+
+    def _world(self) -> tuple[int, int]:
+        if self.trainer is not None:
+            return self.trainer.world_size, self.trainer.global_rank
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_world_size(), dist.get_rank()
+        return 1, 0
+
+    def _which_epoch(self, loader: ResumableLoader, asked: int) -> int:
+        """The epoch to deliver when the trainer asks for one: after a resume, what is left of the one before it."""
+        if self.trainer is None or not self.trainer.training or not loader.resumed or asked != loader.epoch + 1:
+            return asked
+        if not 0 < loader.steps < limited(len(loader), self.trainer.limit_train_batches):
+            return asked
+        take_back(self.trainer)
+        return loader.epoch
+
+    def _follow(self, loader: ResumableLoader) -> None:
+        if self.trainer is not None and self.trainer.training:
+            if loader.steps == 0:
+                begin_afresh(self.trainer)
+            follow(self.trainer, len(loader))
+
+    def _steps_done(self) -> int | None:
+        if self.trainer is None or not self.trainer.training:
+            return None
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return int(progress.processed)
+
+    def _need(self, split: Split, what: str) -> None:
+        if split not in self._shards:
+            have = ", ".join(map(str, self._shards.given or ())) or "no split"
+            raise ValueError(f"{what} needs {split}, but shards has {have}: add shards[{split}]")
+
+    def _check_arguments(self) -> None:
+        if self._check not in get_args(Check):
+            allowed = ", ".join(map(repr, get_args(Check)))
+            raise ValueError(f"check must be one of {allowed}, got {self._check!r}")
+        for split in Split:
+            if split not in self._shards:
+                continue
+            self._places(split)
+            batching = self._batching[split]
+            if isinstance(batching, bool) or not (callable(batching) or isinstance(batching, int)):
+                raise TypeError(
+                    f"batching must be the samples of a batch, or a callable that makes batches, got {batching!r} for "
+                    f"{split}"
+                )
+            if isinstance(batching, int) and batching < 1:
+                raise ValueError(f"batching must be 1 or more samples a batch, got {batching} for {split}")
+            if callable(batching) and self._sizes[split] is None:
+                raise ValueError(
+                    f"batching makes batches by size, and {split} has no sizes: pass sizes= a column, a member key, "
+                    "or a function of the sample"
+                )
+            if self._damaged[split] not in ("raise", "skip"):
+                raise ValueError(f"damaged must be 'raise' or 'skip', got {self._damaged[split]!r} for {split}")
+            workers = self._num_workers[split]
+            if not isinstance(workers, int) or workers < 0:
+                raise ValueError(f"num_workers must be 0 or more processes, got {workers!r} for {split}")
+            if self._order[split] is not None and not callable(self._order[split]):
+                raise TypeError(f"order must be a callable that makes an order, got {self._order[split]!r} for {split}")

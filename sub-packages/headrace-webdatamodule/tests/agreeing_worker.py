@@ -1,0 +1,47 @@
+"""One rank of ``test_agreement.py``: loads two epochs, and says how it ended."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from headrace.webdatamodule import DifferentPlanError, IndexedShards, ResumableLoader
+from headrace.webdatamodule.indexed.plain import PlainBatchSampler
+from headrace.webdatamodule.indexed.sources import Sources
+
+
+def keys(samples: list[Any]) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def main(out: Path, folder: str, options: dict[str, Any]) -> int:
+    dist.init_process_group("gloo")
+    world = (dist.get_world_size(), dist.get_rank())
+    sources = Sources({"a": IndexedShards(folder)})
+    seed = options.get("seed", 0)
+    batches = PlainBatchSampler(len(sources), options.get("size", 3), num_replicas=2, rank=world[1], seed=seed)
+    loader = ResumableLoader(
+        sources, batches, collate_fn=keys, world=world, seed=seed, num_workers=options.get("workers", 0)
+    )
+    loader.set_epoch(options.get("epoch", 0))
+    if state := options.get("state"):
+        loader.load_state_dict(state)
+    told: dict[str, Any] = {"came": []}
+    try:
+        for epoch in range(loader.epoch, loader.epoch + 2):
+            loader.set_epoch(epoch)
+            told["came"] += list(loader)
+        code = 0
+    except DifferentPlanError as error:
+        told["said"], code = str(error), 3
+    loader.close()
+    (out / f"{world[1]}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])))

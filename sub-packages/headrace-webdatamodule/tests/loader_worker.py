@@ -1,0 +1,78 @@
+"""A process of its own that loads shards, for tests that kill it or its workers."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.webdatamodule import IndexedShards, ResumableLoader
+from headrace.webdatamodule.indexed.sources import Sources
+
+
+class Trouble:
+    """A transform that comes to grief with one sample, in a worker or not."""
+
+    def __init__(self, what: str, sample: str) -> None:
+        self.what, self.sample = what, sample
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == self.sample:
+            if self.what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.what == "stuck":
+                time.sleep(600)
+            if self.what == "exit":
+                os._exit(3)
+            if self.what == "raise":
+                raise OSError("no such luck")
+        return sample
+
+
+def keys(samples: list[Any]) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def fails(samples: list[Any]) -> Any:
+    if samples[0]["__key__"] == "s08":
+        raise ValueError("cannot be put together")
+    return keys(samples)
+
+
+def main(folder: str, options: dict[str, Any]) -> None:
+    if start := options.get("start"):
+        multiprocessing.set_start_method(start)
+    trouble = Trouble(options.get("what", ""), "s09")
+    sources = Sources({"a": IndexedShards(folder, transform=trouble)})
+    loader = ResumableLoader(
+        sources,
+        [[i, i + 1] for i in range(0, 20, 2)],
+        collate_fn=fails if options.get("what") == "collate" else keys,
+        num_workers=options.get("workers", 2),
+        timeout=options.get("timeout", 60),
+    )
+    told: dict[str, Any] = {"came": []}
+    try:
+        for batch in loader:
+            told["came"].append(batch)
+            pids = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
+            Path(options["pids"]).write_text(json.dumps([os.getpid(), *pids]))
+            if len(told["came"]) == options.get("pause"):
+                print("ready", flush=True)
+                time.sleep(600)
+    except Exception as error:
+        if not hasattr(error, "__notes__"):
+            loader.explain(error)  # that a worker was killed may interrupt the loop between two batches
+        told |= {"kind": type(error).__name__, "said": str(error), "notes": getattr(error, "__notes__", [])}
+        told["again"] = loader.state_dict()["steps"]
+    if not options.get("leave"):
+        loader.close()
+        told["left"] = [child.pid for child in multiprocessing.active_children()]
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

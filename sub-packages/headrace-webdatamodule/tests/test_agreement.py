@@ -1,0 +1,111 @@
+"""Two processes, gloo: ranks that hold different plans all end with an error that names the difference."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.webdatamodule import IndexedShards, ResumableLoader, index_shards, write_tars
+from headrace.webdatamodule.indexed.agreement import agree
+from headrace.webdatamodule.indexed.plain import PlainBatchSampler
+from headrace.webdatamodule.indexed.sources import Sources
+
+COUNT = 20
+
+
+def made(folder: Path, first: int = 0) -> str:
+    write_tars([(f"s{i:02d}", {"json": b"%d" % (i + first)}) for i in range(COUNT)], folder, n_shards=2)
+    index_shards(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return made(tmp_path_factory.mktemp("shards"))
+
+
+def run(out: Path, folders: list[str], options: list[dict[str, Any]], code: int) -> list[dict[str, Any]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    worker = str(Path(__file__).with_name("agreeing_worker.py"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, worker, str(out), folders[rank], json.dumps(options[rank])],
+            env={**os.environ, **meeting, **interface, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]  # far below gloo's own half hour
+    finally:
+        for process in processes:
+            process.kill()  # does nothing to those that have ended
+    assert [process.returncode for process in processes] == [code, code], errors
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def state(folder: str, steps: int) -> dict[str, Any]:
+    """A checkpoint of two ranks."""
+    sources = Sources({"a": IndexedShards(folder)})
+    loader = ResumableLoader(sources, PlainBatchSampler(COUNT, 3, num_replicas=2), world=(2, 0), check_ranks=False)
+    list(islice(loader, steps))
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_plan_passes(folder: str, tmp_path: Path, workers: int) -> None:
+    ranks = run(tmp_path, [folder] * 2, [{"workers": workers}] * 2, 0)
+    for epoch in (slice(0, 4), slice(4, 8)):
+        assert sorted(key for rank in ranks for batch in rank["came"][epoch] for key in batch) == [
+            f"s{i:02d}" for i in range(COUNT)
+        ]
+    assert [len(rank["came"]) for rank in ranks] == [8, 8]
+
+
+def test_one_checkpoint_passes(folder: str, tmp_path: Path) -> None:
+    ranks = run(tmp_path, [folder] * 2, [{"state": state(folder, 2)}] * 2, 0)
+    assert [len(rank["came"]) for rank in ranks] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"seed": 1}, {"seed": 2}, "position"),
+        ({"size": 3}, {"size": 5}, "steps: rank 0 has 4, rank 1 has 2"),
+        ({"size": 6}, {"size": 7}, "order and batches"),
+        ({}, {"epoch": 1}, "epoch: rank 0 has 0, rank 1 has 1"),
+        ({"state": 1}, {"state": 2}, "steps done: rank 0 has 1, rank 1 has 2"),
+        ({"state": 3}, {}, "steps done: rank 0 has 3, rank 1 has 0"),
+    ],
+)
+def test_other_plans_are_an_error_on_every_rank(
+    folder: str, tmp_path: Path, one: dict[str, Any], other: dict[str, Any], told: str
+) -> None:
+    options = [{**own, "state": state(folder, own["state"])} if "state" in own else own for own in (one, other)]
+    ranks = run(tmp_path, [folder] * 2, options, 3)
+    assert ranks[0]["said"] == ranks[1]["said"]
+    assert told in ranks[0]["said"]
+    assert "give every rank the same shards" in ranks[0]["said"]
+    assert [rank["came"] for rank in ranks] == [[], []]
+
+
+def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) -> None:
+    ranks = run(tmp_path, [folder, made(tmp_path / "other", 1)], [{}, {}], 3)
+    for rank in ranks:
+        assert "shards: rank 0 has " in rank["said"]
+        assert rank["came"] == []
+
+
+def test_a_process_alone_agrees_with_itself() -> None:
+    agree({"epoch": 0}, "train")

@@ -1,0 +1,418 @@
+"""`IndexedWebDataModule` inside a real trainer: whole epochs, and exact resume from a checkpoint of any moment."""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+
+from headrace.webdatamodule import IndexedWebDataModule, Split, index_shards, write_tars
+
+Seen = list[tuple[int, tuple[str, ...]]]
+TRAIN, VAL = 20, 7
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    made = []
+    for name, count in (("t", TRAIN), ("v", VAL)):
+        folder = tmp_path_factory.mktemp(name)
+        write_tars([(f"{name}{i:02d}", {"txt": b"x" * (1 + i * 7 % 10)}) for i in range(count)], folder, n_shards=3)
+        index_shards(folder)
+        made.append(folder)
+    return made[0], made[1]
+
+
+class Bare:
+    """Batches by size, another number of them in each epoch; without a state, for one rank."""
+
+    def __init__(self, sizes: Any, /, *, sampler: Any, num_replicas: int, rank: int, seed: int, most: int = 20) -> None:
+        self.sizes, self.seed, self.most, self.epoch = [int(size) for size in sizes], seed, most, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def batches(self) -> list[list[int]]:
+        order = list(range(len(self.sizes)))
+        random.Random(f"{self.seed} {self.epoch}").shuffle(order)
+        made: list[list[int]] = [[]]
+        for index in order:
+            if made[-1] and sum(self.sizes[i] for i in made[-1]) + self.sizes[index] > self.most - 5 * (self.epoch % 3):
+                made.append([])
+            made[-1].append(index)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches())
+
+
+class Stateful(Bare):
+    """The same, with a state."""
+
+    start = position = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.start = self.position = 0
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.batches()) - self.start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, self.start = self.start, 0
+        for number, batch in enumerate(self.batches()[start:], start + 1):
+            self.position = number
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, "fingerprint": f"{self.seed} {self.most}"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["fingerprint"] != self.state_dict()["fingerprint"]:
+            raise ValueError("it was saved with another seed or budget; make the data module with those, or begin anew")
+        self.set_epoch(state["epoch"])
+        self.start = self.position = state["position"]
+
+
+def keys(samples: list[Any]) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+BATCHING: dict[str, dict[str, Any]] = {
+    "plain": {"batching": 3},
+    "uneven": {"batching": {Split.train: Stateful, Split.val: 3, Split.test: 3}, "sizes": "txt"},
+    "bare": {"batching": {Split.train: Bare, Split.val: 3, Split.test: 3}, "sizes": "txt"},
+}
+
+
+def data(folders: tuple[Path, Path], kind: str = "plain", **options: Any) -> IndexedWebDataModule:
+    shards = {Split.train: folders[0], Split.val: folders[1], Split.test: folders[1]}
+    return IndexedWebDataModule(shards, **{"collate_fn": keys, **BATCHING[kind], **options})
+
+
+class Model(lightning.LightningModule):
+    """Notes what it sees, and fails at a step if asked to."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: Seen = []
+        self.lengths: dict[int, float] = {}
+        self.val: list[str] = []
+        self.fail_at = fail_at
+
+    def on_train_epoch_start(self) -> None:
+        self.lengths[self.trainer.current_epoch] = self.trainer.num_training_batches
+
+    def training_step(self, batch: list[str], batch_idx: int) -> torch.Tensor:
+        if len(self.seen) == self.fail_at:
+            raise RuntimeError("no such luck")
+        self.seen.append((self.trainer.current_epoch, tuple(batch)))
+        return torch.Tensor(self.layer(torch.ones(1, 1)).sum())
+
+    def validation_step(self, batch: list[str], batch_idx: int) -> None:
+        self.val += batch
+
+    def test_step(self, batch: list[str], batch_idx: int) -> None:
+        self.val += batch
+
+    def predict_step(self, batch: list[str], batch_idx: int) -> Any:
+        return {"key": batch, "length": torch.tensor([len(key) for key in batch])}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.asked = self.trainer.estimated_stepping_batches
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Save(Callback):
+    """Saves a checkpoint at every hook, with the number of steps that were seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved: list[tuple[str, str, int]] = []
+
+    def save(self, trainer: lightning.Trainer, model: Any, hook: str) -> None:
+        if not trainer.sanity_checking:
+            path = f"{self.folder}/{len(self.saved)}-{hook}.ckpt"
+            trainer.save_checkpoint(path)
+            self.saved.append((path, hook, len(model.seen)))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.save(trainer, pl_module, "start")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.save(trainer, pl_module, "epoch start")
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.save(trainer, pl_module, "batch start")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.save(trainer, pl_module, "batch end")
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.save(trainer, pl_module, "val batch end")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.save(trainer, pl_module, "val end")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.save(trainer, pl_module, "epoch end")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.save(trainer, pl_module, "end")
+
+
+def trainer(*callbacks: Callback, **options: Any) -> lightning.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    chosen = {"max_epochs": 3, **quiet, **options}
+    return lightning.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **chosen)
+
+
+def fit(
+    module: IndexedWebDataModule, *callbacks: Callback, path: Any = None, fail_at: int | None = None, **options: Any
+) -> Model:
+    model = Model(fail_at)
+    trainer(*callbacks, **options).fit(model, datamodule=module, ckpt_path=path, weights_only=False)
+    return model
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "max_steps": {"max_epochs": -1, "max_steps": 17},
+    "accumulate": {"accumulate_grad_batches": 2},
+    "limit": {"limit_train_batches": 4},
+    "half, val twice": {"limit_train_batches": 0.5, "val_check_interval": 0.5},
+    "val often": {"val_check_interval": 2},
+    "reload": {"reload_dataloaders_every_n_epochs": 1},
+    "val by steps": {"check_val_every_n_epoch": None, "val_check_interval": 3},
+    "no val": {"limit_val_batches": 0},
+    "accumulate and limit": {"accumulate_grad_batches": 3, "limit_train_batches": 4},
+}
+BY_DEFAULT = {("plain", "plain"), ("uneven", "plain"), ("uneven", "half, val twice"), ("bare", "accumulate")}
+MATRIX = [
+    pytest.param(kind, name, marks=() if (kind, name) in BY_DEFAULT else pytest.mark.nightly)
+    for kind in BATCHING
+    for name in OPTIONS
+]
+HOOKS = {"start", "epoch start", "batch start", "batch end", "val batch end", "val end", "epoch end", "end"}
+
+
+@pytest.mark.parametrize(("kind", "name"), MATRIX)
+def test_a_checkpoint_of_any_moment_goes_on_exactly(
+    folders: tuple[Path, Path], tmp_path: Path, kind: str, name: str
+) -> None:
+    saving = Save(tmp_path)
+    model = fit(data(folders, kind), saving, **OPTIONS[name])
+    assert {hook for _, hook, _ in saving.saved} >= HOOKS - {"val batch end", "val end"}
+    nightly = (kind, name) not in BY_DEFAULT
+    first_of_each = {(hook, done): path for path, hook, done in saving.saved}
+    chosen = list(first_of_each.items()) if nightly else list(first_of_each.items())[::3]
+    wrong = []
+    for (hook, done), path in chosen:
+        rest = fit(data(folders, kind), path=path, **OPTIONS[name]).seen
+        if rest != model.seen[done:]:
+            wrong.append((hook, done, rest[:2], model.seen[done : done + 2]))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", list(BATCHING))
+def test_epochs_are_whole_and_their_lengths_known(folders: tuple[Path, Path], kind: str, workers: int) -> None:
+    model = fit(data(folders, kind, num_workers=workers), num_sanity_val_steps=0)
+    lengths = Counter(epoch for epoch, _ in model.seen)
+    assert model.lengths == lengths
+    assert len(set(lengths.values())) == (1 if kind == "plain" else 3)
+    for epoch in range(3):
+        assert sorted(key for at, batch in model.seen if at == epoch for key in batch) == [
+            f"t{i:02d}" for i in range(TRAIN)
+        ]
+    assert model.val == [f"v{i:02d}" for i in range(VAL)] * 3
+
+
+def test_workers_go_on_exactly(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    saving = Save(tmp_path)
+    model = fit(data(folders, "uneven", num_workers=2), saving, limit_val_batches=0)
+    for path, _, done in saving.saved[4::9]:
+        assert fit(data(folders, "uneven", num_workers=1), path=path, limit_val_batches=0).seen == model.seen[done:]
+
+
+def test_resumed_again_and_again(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = fit(data(folders, "uneven")).seen
+    seen: Seen = []
+    path = None
+    for stop in (2, 3, len(whole) - 3, -1):
+        options = {"max_epochs": 3, "max_steps": stop}
+        model = Model()
+        running = trainer(**options)
+        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, weights_only=False)
+        seen += model.seen
+        path = str(tmp_path / f"{stop}.ckpt")
+        running.save_checkpoint(path)  # after the end of fit
+    assert seen == whole
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+@pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")  # of OnExceptionCheckpoint
+@pytest.mark.filterwarnings("ignore:.*was called without a model")  # the same
+@pytest.mark.parametrize("kind", list(BATCHING))
+@pytest.mark.parametrize("how", ["exception", "model"])
+def test_the_batch_of_a_step_that_failed_comes_again(
+    folders: tuple[Path, Path], tmp_path: Path, how: str, kind: str
+) -> None:
+    whole = fit(data(folders, kind)).seen
+    saving: Callback = (
+        OnExceptionCheckpoint(tmp_path) if how == "exception" else ModelCheckpoint(tmp_path, save_on_exception=True)
+    )
+    failing = Model(fail_at=9)
+    with pytest.raises(RuntimeError, match="no such luck"):
+        trainer(saving, enable_checkpointing=True).fit(failing, datamodule=data(folders, kind))
+    path = max(tmp_path.glob("*.ckpt"), key=lambda one: ("exception" in one.name, one.stat().st_mtime))
+    assert failing.seen == whole[:9]
+    assert fit(data(folders, kind), path=path).seen == whole[9:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "told"),
+    [
+        ("plain", {"seed": 1}, "seed.*make the data module with that seed, or begin anew"),
+        ("plain", {"batching": 4}, "other samples, sizes, weights, batch size"),
+        ("uneven", {"seed": 1}, "another seed or budget"),
+        ("plain", {"shards": 1}, "other train shards.*resume with the shards it was saved with"),
+        ("plain", {"order": 1}, "other samples, sizes, weights"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused_with_the_cure(
+    folders: tuple[Path, Path], tmp_path: Path, kind: str, change: dict[str, Any], told: str
+) -> None:
+    saving = Save(tmp_path)
+    fit(data(folders, kind), saving, max_steps=3)
+    if "shards" in change:
+        folders, change = (folders[1], folders[0]), {}
+    if "order" in change:
+        change = {"order": {Split.train: lambda dataset, **options: list(range(len(dataset)))}}
+    with pytest.raises(ValueError, match=told):
+        fit(data(folders, kind, **change), path=saving.saved[-1][0])
+
+
+def test_a_checkpoint_of_another_version_is_refused(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match="data state has version 9, this release reads 1"):
+        data(folders).load_state_dict({"version": 9})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fit_validate_test_predict(folders: tuple[Path, Path], workers: int) -> None:
+    module, model = data(folders, num_workers=workers), Model()
+    running = trainer(max_epochs=1, num_sanity_val_steps=0)
+    running.fit(model, datamodule=module)
+    expected = [f"v{i:02d}" for i in range(VAL)]
+    for stage in (running.validate, running.test):
+        model.val.clear()
+        stage(model, datamodule=module, verbose=False)
+        assert model.val == expected
+    for _ in range(2):
+        outputs = running.predict(model, datamodule=module)
+        assert outputs is not None
+        found = module.predictions(outputs)
+        assert [key for key, _ in found] == expected
+        assert all(row["key"] == key and int(row["length"]) == 3 for key, row in found)
+    with pytest.raises(ValueError, match=r"what Trainer\.predict returned last"):
+        module.predictions(list(outputs)[:1])
+
+
+def test_predictions_come_in_order_whatever_the_batches(folders: tuple[Path, Path]) -> None:
+    module = data(folders, batching=Stateful, sizes="txt")
+    outputs = trainer().predict(Model(), datamodule=module)
+    assert outputs is not None
+    assert [key for key, _ in module.predictions(outputs)] == [f"v{i:02d}" for i in range(VAL)]
+
+
+def test_a_report_is_logged_when_asked_for(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).propagate = True
+    with caplog.at_level(logging.INFO):
+        fit(data(folders, "uneven"), max_epochs=1)
+        assert "samples in" not in caplog.text
+        fit(data(folders, "uneven", report=True), max_epochs=1)
+    assert f"train: {TRAIN} samples in" in caplog.text
+    assert "padding:" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_without_a_validation_split(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
+    assert len(fit(module, max_epochs=2).seen) == 8
+    assert len(module.state_dict()) == 2
+
+
+def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
+    module = data(folders)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    first = list(islice(loader, 3))
+    other = data(folders)
+    other.load_state_dict(module.state_dict())
+    other.setup("fit")
+    rest = list(other.train_dataloader())
+    assert sorted(key for batch in first + rest for key in batch) == [f"t{i:02d}" for i in range(TRAIN)]
+    report = other.report()[Split.train]
+    assert report.batches == len(rest)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"batching": 0}, ValueError, "batching must be 1 or more"),
+        ({"batching": True}, TypeError, "batching must be the samples of a batch"),
+        ({"batching": {Split.train: 2}}, TypeError, "got None for Split.val"),
+        ({"batching": Bare}, ValueError, "train has no sizes: pass sizes="),
+        ({"order": 3}, TypeError, "order must be a callable"),
+        ({"seed": -1}, ValueError, "seed must be 0 to"),
+        ({"damaged": "ignore"}, ValueError, "damaged must be"),
+        ({"num_workers": -1}, ValueError, "num_workers"),
+        ({"check": "never"}, ValueError, "check must be"),
+    ],
+)
+def test_arguments_that_are_not_allowed(
+    folders: tuple[Path, Path], options: dict[str, Any], kind: type[Exception], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        data(folders, **options)
+
+
+def test_a_stage_without_its_split_says_so(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({Split.val: folders[1]}, batching=5)
+    with pytest.raises(ValueError, match=r"fit\(\) needs .*train.*add shards"):
+        module.setup("fit")
+    with pytest.raises(ValueError, match="stage must be one of 'fit'"):
+        module.setup("train")
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_a_sizing_function_is_asked_before_the_ranks_begin(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    write_tars([(f"s{i:02d}", {"txt": b"x" * (i % 5 + 1)}) for i in range(10)], folder, n_shards=2)
+    index_shards(folder)
+
+    def length(sample: dict[str, Any]) -> int:
+        CALLS.append(sample["__key__"])
+        return len(sample["txt"])
+
+    CALLS.clear()
+    for _ in range(2):
+        module = IndexedWebDataModule({Split.train: folder}, batching=Stateful, sizes=length, collate_fn=keys)
+        fit(module, max_epochs=1)
+    assert sorted(CALLS) == [f"s{i:02d}" for i in range(10)]
+
+
+CALLS: list[str] = []

@@ -1,0 +1,407 @@
+"""The loader: counts what was delivered, and goes on from there."""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule import IndexedShards, ResumableLoader, index_shards, write_tars
+from headrace.webdatamodule.indexed.plain import PlainBatchSampler
+from headrace.webdatamodule.indexed.sources import Sources
+
+COUNT = 23
+WORKERS = [0, 1, 3]
+# Torch says so on machines of fewer cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Bare:
+    """A batch sampler without a state, whose number of batches differs from epoch to epoch."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.count, self.epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.count // self.size)
+
+    @property
+    def size(self) -> int:
+        return 2 + self.epoch % 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = [(i * 5 + self.epoch) % self.count for i in range(self.count)]
+        return (order[start : start + self.size] for start in range(0, self.count, self.size))
+
+
+class Wrapped:
+    """A batch sampler whose sampler is told the epoch."""
+
+    def __init__(self) -> None:
+        self.sampler = Bare()
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.sampler)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    write_tars([(f"s{i:02d}", {"json": b"%d" % i}) for i in range(COUNT)], folder, n_shards=3)
+    index_shards(folder)
+    return folder
+
+
+def numbers(samples: list[Any]) -> list[int]:
+    return [sample["json"] for sample in samples]
+
+
+def make(folder: Path, batches: Any, **options: Any) -> ResumableLoader:
+    return ResumableLoader(Sources({"a": IndexedShards(folder)}), batches, **{"collate_fn": numbers, **options})
+
+
+def plain(folder: Path, *, size: int = 4, world: tuple[int, int] = (1, 0), **options: Any) -> ResumableLoader:
+    batches = PlainBatchSampler(COUNT, size, num_replicas=world[0], rank=world[1], seed=options.get("seed", 0))
+    return make(folder, batches, world=world, **options)
+
+
+def epoch_of(loader: ResumableLoader, epoch: int) -> list[Any]:
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+KINDS = {
+    "plain": lambda folder, **options: plain(folder, **options),
+    "bare": lambda folder, **options: make(folder, Bare(), **options),
+    "wrapped": lambda folder, **options: make(folder, Wrapped(), **options),
+}
+kinds = pytest.mark.parametrize("kind", list(KINDS))
+
+
+@kinds
+def test_the_length_is_that_of_the_epoch_whatever_was_delivered(folder: Path, kind: str) -> None:
+    loader = KINDS[kind](folder)
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        length = len(loader)
+        for number, _ in enumerate(loader, 1):
+            assert (len(loader), loader.steps, loader.epoch) == (length, number, epoch)
+        assert number == length == len(loader)
+
+
+@kinds
+def test_every_epoch_is_whole_and_the_same_again(folder: Path, kind: str) -> None:
+    loader = KINDS[kind](folder)
+    epochs = [epoch_of(loader, epoch) for epoch in (0, 1, 2)]
+    assert all(sorted(number for batch in batches for number in batch) == list(range(COUNT)) for batches in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert list(loader) == epochs[2]  # once more
+    assert [epoch_of(loader, epoch) for epoch in (0, 1)] == epochs[:2]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@kinds
+def test_it_goes_on_behind_what_was_delivered(folder: Path, kind: str, workers: int) -> None:
+    whole = epoch_of(KINDS[kind](folder), 2)
+    loader = KINDS[kind](folder, num_workers=workers, prefetch_factor=3 if workers else None)
+    other = KINDS[kind](folder, num_workers=1 if workers != 1 else 0)
+    loader.set_epoch(2)
+    batches = iter(loader)
+    for steps in range(len(whole) + 1):
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["steps"]) == (2, steps)
+        if workers == 0 or steps % 4 == 1 or steps == len(whole):
+            other.load_state_dict(state)
+            other.set_epoch(2)  # as a trainer does, which changes nothing
+            assert (len(other), other.steps, other.epoch) == (len(whole), steps, 2)
+            assert other.state_dict() == state
+            assert list(other) == whole[steps:]
+            other.set_epoch(3)
+            assert list(other) == epoch_of(KINDS[kind](folder), 3)
+        assert next(batches, None) == (whole[steps] if steps < len(whole) else None)
+    loader.close()
+    other.close()
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 6), st.integers(1, 7), st.integers(0, 2))
+def test_the_rest_is_exact_at_any_number_of_ranks(
+    folder: Path, data: st.DataObject, world: int, then: int, size: int, epoch: int
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples that come again when there are fewer than ranks
+        before = [plain(folder, size=size, world=(world, rank)) for rank in range(world)]
+        for loader in before:
+            loader.set_epoch(epoch)
+        steps = data.draw(st.integers(0, len(before[0])))
+        taken = [list(islice(loader, steps)) for loader in before]
+        states = [loader.state_dict() for loader in before]
+        assert all(state == states[0] for state in states)
+        after = [plain(folder, size=size, world=(then, rank)) for rank in range(then)]
+        for loader in after:
+            loader.load_state_dict(states[-1])
+        lengths = {len(loader) for loader in after}
+        rest = [list(loader) for loader in after]
+    assert {steps + len(own) for own in rest} == lengths
+    flat = [sample for own in (*taken, *rest) for batch in own for sample in batch]
+    assert set(flat) == set(range(COUNT))
+    left = COUNT - sum(len(batch) for own in taken for batch in own)
+    if (size > 1 and left >= then) or left == 0:
+        assert len(flat) == COUNT
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@kinds
+def test_an_iteration_that_was_given_up_counts_for_nothing(folder: Path, kind: str, workers: int) -> None:
+    whole = epoch_of(KINDS[kind](folder), 0)
+    loader = KINDS[kind](folder, num_workers=workers)
+    abandoned = iter(loader)
+    assert next(abandoned) == whole[0]
+    assert list(loader) == whole
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert [next(second) for _ in range(3)] == whole[:3]
+    assert loader.steps == 3
+    assert loader.state_dict()["steps"] == 3
+    del first, abandoned
+    assert loader.steps == 3
+    assert list(second) == whole[3:]
+    loader.close()
+
+
+def test_an_iterator_that_was_made_early_takes_the_epoch_that_is_set_later(folder: Path) -> None:
+    loader = plain(folder)
+    batches = iter(loader)
+    loader.set_epoch(3)
+    assert list(batches) == epoch_of(plain(folder), 3)
+
+
+def test_a_loaded_position_holds_for_its_own_epoch(folder: Path) -> None:
+    loader = plain(folder)
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+    saved = loader.state_dict()
+    loader.load_state_dict(saved)
+    assert epoch_of(loader, 1) == epoch_of(plain(folder), 1)
+    loader.load_state_dict(saved)
+    assert loader.epoch == 0
+    rest = list(loader)
+    assert len(rest) == len(loader) - 1
+    assert list(loader)[1:] == rest  # then the whole epoch
+
+
+def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:
+    loader = plain(folder)
+    assert not isinstance(loader, torch.utils.data.DataLoader)
+    assert loader.sampler is loader
+    assert loader.batch_sampler is None
+    assert len(loader.dataset) == COUNT
+    loader.sampler.set_epoch(2)
+    assert loader.epoch == 2
+
+
+@pytest.mark.parametrize(("epoch", "kind"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_what_is_no_epoch(folder: Path, epoch: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        plain(folder).set_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"version": 99}, "version 99, this release reads 1"),
+        ({"fingerprint": "0" * 32}, "state is of other train shards.*resume with the shards it was saved with"),
+        ({"steps": -1}, "steps -1"),
+        ({"epoch": -1}, "epoch -1"),
+        ({"batches": None}, "batches"),
+        ({"batches": {}}, "state lacks"),
+        ({"steps": "x"}, "steps"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(folder: Path, change: dict[str, Any], told: str) -> None:
+    loader = plain(folder)
+    with pytest.raises((ValueError, TypeError), match=told):
+        loader.load_state_dict(loader.state_dict() | change)
+    assert loader.state_dict() == plain(folder).state_dict()
+    assert list(loader) == list(plain(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"steps": None}, "steps"), ({"batches": None}, "batches"), ({"batches": {}}, "of None ranks")],
+)
+def test_a_state_of_something_else_is_refused_without_a_sampler_of_state(
+    folder: Path, change: dict[str, Any], told: str
+) -> None:
+    loader = make(folder, Bare())
+    with pytest.raises((ValueError, TypeError), match=told):
+        loader.load_state_dict(loader.state_dict() | change)
+    assert list(loader) == list(Bare())
+
+
+@pytest.mark.parametrize("state", [None, 3, [], "state"])
+def test_what_is_no_state(folder: Path, state: Any) -> None:
+    with pytest.raises(TypeError, match=r"what state_dict\(\) returned"):
+        plain(folder).load_state_dict(state)
+
+
+@pytest.mark.parametrize("missing", ["version", "epoch", "steps", "fingerprint", "batches"])
+def test_a_state_that_lacks_something_says_what(folder: Path, missing: str) -> None:
+    loader = plain(folder)
+    state = {name: value for name, value in loader.state_dict().items() if name != missing}
+    with pytest.raises(ValueError, match=missing):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("options", "told"), [({"seed": 1}, "seed"), ({"size": 5}, "batch size")])
+def test_another_seed_or_batch_size_is_refused_with_the_cure(folder: Path, options: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"{told}.*begin anew"):
+        plain(folder, **options).load_state_dict(plain(folder).state_dict())
+
+
+def test_other_shards_are_refused(folder: Path, tmp_path: Path) -> None:
+    write_tars([(f"s{i:02d}", {"json": b"%d" % (i + 1)}) for i in range(COUNT)], tmp_path, n_shards=3)
+    index_shards(tmp_path)
+    with pytest.raises(ValueError, match="other train shards"):
+        plain(tmp_path).load_state_dict(plain(folder).state_dict())
+
+
+def test_without_a_sampler_of_state_ranks_stay_as_many(folder: Path) -> None:
+    two = make(folder, Bare(), world=(2, 0), check_ranks=False)
+    next(iter(two))
+    same = make(folder, Bare(), world=(2, 1), check_ranks=False)
+    same.load_state_dict(two.state_dict())
+    assert list(same) == list(Bare())[1:]
+    with pytest.raises(ValueError, match=r"of 2 ranks, here are 3, and Bare has no state_dict.*as many ranks"):
+        make(folder, Bare(), world=(3, 0)).load_state_dict(two.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_closed_loader_opens_again(folder: Path, workers: int) -> None:
+    loader = plain(folder, num_workers=workers)
+    batches = iter(loader)
+    taken = [next(batches), next(batches)]
+    state = loader.state_dict()
+    loader.close()
+    loader.close()
+    loader.load_state_dict(state)
+    assert taken + list(loader) == list(plain(folder))
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_stay_from_epoch_to_epoch(folder: Path, workers: int) -> None:
+    loader = make(folder, PlainBatchSampler(COUNT, 4), num_workers=workers, collate_fn=lambda samples: os.getpid())
+    first = set(epoch_of(loader, 0))
+    second = set(epoch_of(loader, 1))
+    assert first == second
+    assert len(first) == max(workers, 1)
+    assert (os.getpid() in first) == (workers == 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_callers_random_numbers_stay(folder: Path, workers: int) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    loader = plain(folder, num_workers=workers)
+    for epoch in range(2):
+        epoch_of(loader, epoch)
+    loader.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def drawn(samples: list[Any]) -> float:
+    return float(torch.rand(()))
+
+
+def test_random_numbers_of_workers_repeat_themselves(folder: Path) -> None:
+    def draws(seed: int, epoch: int) -> list[float]:
+        loader = plain(folder, num_workers=2, seed=seed, collate_fn=drawn)
+        loader.set_epoch(epoch)
+        made = list(loader)
+        loader.close()
+        return made
+
+    assert draws(0, 1) == draws(0, 1)
+    assert not set(draws(0, 1)) & set(draws(0, 2))
+    assert not set(draws(0, 1)) & set(draws(1, 1))
+
+
+def test_random_numbers_differ_from_epoch_to_epoch_in_workers_that_stay(folder: Path) -> None:
+    loader = plain(folder, num_workers=2, collate_fn=drawn)
+    first, second = (set(epoch_of(loader, epoch)) for epoch in (0, 1))
+    assert not first & second
+    loader.close()
+
+
+def test_random_numbers_differ_from_rank_to_rank(folder: Path) -> None:
+    def draws(rank: int) -> set[Any]:
+        loader = plain(folder, num_workers=1, world=(2, rank), collate_fn=drawn, check_ranks=False)
+        made = set(loader)
+        loader.close()
+        return made
+
+    assert not draws(0) & draws(1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinned_memory_that_is_not_there_changes_nothing(folder: Path, workers: int) -> None:
+    loader = plain(folder, num_workers=workers, pin_memory=True, collate_fn=None)
+    keys = [key for batch in loader for key in batch["__key__"]]
+    loader.close()
+    assert len(keys) == COUNT
+
+
+def test_torchs_own_collation_is_the_default(folder: Path) -> None:
+    batch = next(iter(plain(folder, collate_fn=None)))
+    assert isinstance(batch, Mapping)
+    assert torch.is_tensor(batch["json"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"seed": -1}, "seed must be"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"timeout": -1, "num_workers": 1}, "timeout"),
+    ],
+)
+def test_arguments_that_are_not_allowed(folder: Path, options: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make(folder, [[0]], **options)
+
+
+def test_an_epoch_without_batches(folder: Path) -> None:
+    loader = make(folder, PlainBatchSampler(0, 4))
+    assert (len(loader), list(loader), loader.steps) == (0, [], 0)
+
+
+def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
+    loader = plain(folder)
+    whole = list(plain(folder))
+    done = 0
+    loader.steps_done = lambda: done
+    for number, _ in enumerate(loader):
+        during = loader.state_dict()
+        done += 1
+        after = loader.state_dict()
+        assert (during["steps"], after["steps"]) == (number, number + 1)
+        again = plain(folder)
+        again.load_state_dict(during)
+        assert next(iter(again)) == whole[number]

@@ -1,0 +1,139 @@
+"""Workers that die, hang or raise: the message names the sample and its shard, and no process is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.webdatamodule import index_shards, write_tars
+
+SCRIPT = str(Path(__file__).with_name("loader_worker.py"))
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    write_tars([(f"s{i:02d}", {"json": b"%d" % i}) for i in range(20)], folder, n_shards=4)
+    index_shards(folder)
+    return folder
+
+
+def started(folder: Path, pids: Path, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, SCRIPT, str(folder), json.dumps({"pids": str(pids), **options})]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, pids: Path, **options: Any) -> dict[str, Any]:
+    with started(folder, pids, **options) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert gone(pids)
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state not in "ZX"
+
+
+def gone(pids: Path) -> bool:
+    """Whether all processes that were written down have ended, or do so in half a minute."""
+    waiting = json.loads(pids.read_text())
+    assert waiting
+    for _ in range(300):
+        if not any(map(alive, waiting)):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def shard(folder: Path) -> str:
+    return str(sorted(folder.glob("*.tar"))[1])  # of samples 5 to 9
+
+
+def test_all_goes_well(folder: Path, tmp_path: Path) -> None:
+    told = run(folder, tmp_path / "pids")
+    assert [key for batch in told["came"] for key in batch] == [f"s{i:02d}" for i in range(20)]
+    assert told["left"] == []
+
+
+@pytest.mark.parametrize("what", ["kill", "exit"])
+def test_a_worker_that_dies_is_an_error_with_the_sample(folder: Path, tmp_path: Path, what: str) -> None:
+    told = run(folder, tmp_path / "pids", what=what)
+    assert told["kind"] == "RuntimeError"
+    assert "DataLoader worker" in told["said"]
+    assert len(told["came"]) <= 4  # what was read ahead may be lost with it
+    note = told["notes"][-1]
+    assert f"the train loader waited for batch {len(told['came'])} of epoch 0" in note
+    waited = 2 * len(told["came"])
+    assert f"sample 's{waited:02d}' in shard" in note
+    assert told["again"] == len(told["came"])
+    assert told["left"] == []
+
+
+def test_a_worker_that_dies_at_the_first_of_its_batches_is_named(folder: Path, tmp_path: Path) -> None:
+    told = run(folder, tmp_path / "pids", what="kill", workers=1)
+    assert told["kind"] == "RuntimeError"
+    assert "in shard" in told["notes"][-1]
+
+
+def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_path: Path) -> None:
+    told = run(folder, tmp_path / "pids", what="stuck", timeout=2)
+    assert told["kind"] == "RuntimeError"
+    assert "timed out after 2 seconds" in told["said"]
+    assert told["came"] == [[f"s{i:02d}", f"s{i + 1:02d}"] for i in range(0, 8, 2)]
+    note = told["notes"][-1]
+    assert "waited for batch 4 of epoch 0: sample 's08' in shard" in note
+    assert f"sample 's09' in shard {shard(folder)!r}" in note
+    assert told["left"] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("what", "kind"), [("raise", "OSError"), ("collate", "ValueError")])
+def test_an_exception_names_sample_and_shard(folder: Path, tmp_path: Path, what: str, kind: str, workers: int) -> None:
+    told = run(folder, tmp_path / "pids", what=what, workers=workers)
+    assert told["kind"] == kind
+    assert len(told["came"]) == 4
+    everything = "\n".join([told["said"], *told["notes"]])
+    assert "'s09'" in everything
+    assert repr(shard(folder)) in everything
+    assert {"raise": "in transform", "collate": "in collate_fn, of 2 samples"}[what] in everything
+    assert told["again"] == 4
+    assert told["left"] == []
+
+
+@pytest.mark.parametrize("what", ["", "raise"])
+def test_a_loader_that_is_never_closed_leaves_no_process(folder: Path, tmp_path: Path, what: str) -> None:
+    run(folder, tmp_path / "pids", what=what, leave=True)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_parent_that_is_killed_leaves_no_process(folder: Path, tmp_path: Path, signum: int, start: str) -> None:
+    pids = tmp_path / "pids"
+    with started(folder, pids, pause=3, start=start) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            assert len(json.loads(pids.read_text())) == 3
+            process.send_signal(signum)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    expected = (-signal.SIGINT, 130, 1) if signum == signal.SIGINT else (-signum,)
+    assert process.returncode in expected, err
+    assert gone(pids)
