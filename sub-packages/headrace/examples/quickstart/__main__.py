@@ -9,28 +9,20 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning
 import numpy as np
 import torch
 from corpus import fasta, standard_library
-from data import (
-    Batches,
-    ByteDataset,
-    concatenated_sizes,
-    fixed_batches,
-    padded,
-    read,
-    shards,
-)
+from data import Batches, batching, data_module, fixed_batches, lengths, mixture, padded, shards
 from model import PAD, ByteTransformer
 from numpy.typing import NDArray
 from report import Run, Share, picture, run_table, share_table
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from resuming import killed_and_resumed
+from torch.utils.data import DataLoader
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
+from headrace.weighted_sampler import WeightedDistributedSampler
 
 HERE = Path(__file__).resolve().parents[4]
 
@@ -55,59 +47,41 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def sources(options: argparse.Namespace) -> dict[str, ByteDataset]:
-    """Write the shards, once, and read the samples back from them."""
+def folders_of(options: argparse.Namespace) -> dict[str, Path]:
+    """Write the shards, once; return their folders by source."""
     if options.fasta:
         stamp = [(str(path.resolve()), path.stat().st_mtime_ns, path.stat().st_size) for path in options.fasta]
         name = "fasta-" + hashlib.sha256(repr(stamp).encode()).hexdigest()[:12]
     else:
         name = "stdlib-" + hashlib.sha256((sys.version + sysconfig.get_paths()["stdlib"]).encode()).hexdigest()[:12]
-    folders = shards(lambda: fasta(options.fasta) if options.fasta else standard_library(), options.out / name)
-    return {source: read(source, folder, options.max_length) for source, folder in folders.items()}
+    return shards(lambda: fasta(options.fasta) if options.fasta else standard_library(), options.out / name)
 
 
-def mixture(
-    dataset: NamedConcatDataset[Tensor], sizes: NDArray[np.int64], tokens: int
-) -> tuple[WeightedDistributedSampler, list[Share]]:
-    """Draw an epoch: three quarters of the tokens from the first source, the rest from the others."""
-    first, *others = dataset.names
-    weights = {first: 0.75 if others else 1.0, **{name: 0.25 / len(others) for name in others}}
-    means = dict(zip(dataset.names, map(np.mean, np.split(sizes, dataset.cumulative_sizes[:-1])), strict=True))
-    sampler = WeightedDistributedSampler(
-        dataset,
-        weights,
-        num_replicas=1,
-        rank=0,
-        semantics="proportion",
-        per="token",
-        sizes=sizes,
-        epoch_length=max(1, round(tokens * sum(weight / means[name] for name, weight in weights.items()))),
-    )
-    order = np.fromiter(sampler, np.int64)
-    drawn = np.bincount(np.searchsorted(dataset.cumulative_sizes, order, side="right"), sizes[order])
-    rows = [
-        Share(source.name, source.size, source.asked * len(order), source.delivered, weights[source.name], part)
-        for source, part in zip(sampler.report().sources, drawn / drawn.sum(), strict=True)
+def shares(sizes: dict[str, NDArray[np.int64]], sampler: WeightedDistributedSampler) -> list[Share]:
+    """Return what was asked of each source, and what an epoch draws."""
+    order, every = sampler.take(0, sampler.epoch_length), np.concatenate(list(sizes.values()))
+    source_of = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes.values()])
+    drawn = np.bincount(source_of[order], every[order], minlength=len(sizes))
+    weights = [0.75, *[0.25 / (len(sizes) - 1)] * (len(sizes) - 1)] if len(sizes) > 1 else [1.0]
+    return [
+        Share(source.name, source.size, source.asked * len(order), source.delivered, weight, part)
+        for source, weight, part in zip(sampler.report().sources, weights, drawn / drawn.sum(), strict=True)
     ]
-    return sampler, rows
 
 
-def ways_of_batching(sampler: WeightedDistributedSampler, sizes: NDArray[np.int64], budget: int) -> dict[str, Batches]:
+def ways_of_batching(
+    order: NDArray[np.int64], ours: Batches, sizes: NDArray[np.int64], budget: int
+) -> dict[str, Batches]:
     """Return the same draws in batches of our own, and in those of two careful users.
 
     One takes the largest fixed size whose worst case, that many times the longest sample, stays inside the budget.
     The other takes as many samples as our batches hold on average, and hopes.
     """
-    order = np.fromiter(sampler, np.int64)
-    ours = DistributedSizeAwareBatchSampler(
-        sizes, budget, strategy="bucketed", cost="padded", sampler=sampler, num_replicas=1, rank=0
-    )
-    batches = list(ours)
-    safe, mean = budget // int(sizes.max()), round(len(order) / len(batches))
+    safe, mean = budget // int(sizes.max()), round(len(order) / len(ours))
     ways = {
         f"fixed, safe ({safe})": fixed_batches(order, safe),
         f"fixed, mean ({mean})": fixed_batches(order, mean),
-        "headrace": batches,
+        "headrace": ours,
     }
     for name, way in ways.items():
         if not np.array_equal(np.sort(np.concatenate([np.asarray(batch) for batch in way])), np.sort(order)):
@@ -115,22 +89,20 @@ def ways_of_batching(sampler: WeightedDistributedSampler, sizes: NDArray[np.int6
     return ways
 
 
-def train(name: str, dataset: Dataset[Tensor], sizes: NDArray[np.int64], batches: Batches, budget: int) -> Run:
-    """Train a fresh model for one epoch over the batches and return what it took."""
+def train(name: str, data: Any, sizes: NDArray[np.int64], batches: Batches, budget: int) -> Run:
+    """Train a fresh model for one epoch on a loader or a data module and return what it took."""
     torch.manual_seed(0)
     model = ByteTransformer(int(sizes.max()))
-    torch.autograd.backward(
-        model.training_step(torch.full((2, int(sizes.max())), PAD - 1))
-    )  # the first step also sets things up
+    warm_up = {"tokens": torch.full((2, int(sizes.max())), PAD - 1)}
+    torch.autograd.backward(model.training_step(warm_up))  # the first step also sets things up
     model.losses.clear()
-    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=padded)
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
         enable_model_summary=False,
     )  # fmt: skip
     print(f"training on batches of {name}")
     begin, busy = time.perf_counter(), time.process_time()
-    trainer.fit(model, loader)
+    trainer.fit(model, data)
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     last = model.losses[-max(1, len(model.losses) // 10) :]
     return Run(
@@ -151,18 +123,37 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     try:
-        datasets = sources(options)
+        folders = folders_of(options)
     except ValueError as error:  # a file that is no FASTA file
         print(error, file=sys.stderr)
         return 2
-    dataset, sizes = concatenated_sizes(datasets)
-    sampler, shares = mixture(dataset, sizes, options.tokens)
-    ways = ways_of_batching(sampler, sizes, options.budget)
-    runs = [train(name, dataset, sizes, batches, options.budget) for name, batches in ways.items()]
-    picture(runs, shares, options.out / "report.png")
-    print(f"\nThe mixture\n{share_table(shares)}\n\nThe same {sum(runs[0].counts):,} samples\n{run_table(runs)}\n")
-    print(f"picture: {options.out / 'report.png'}")
-    return 0
+    by_source = lengths(folders, options.max_length)
+    sizes = np.concatenate(list(by_source.values()))
+    module = data_module(folders, options.tokens, options.budget, options.max_length)
+    module.setup("fit")
+    samples, order = module.train_dataloader().dataset, mixture(by_source, options.tokens)
+    sampler = order(samples, num_replicas=1, rank=0, seed=0)
+    draws = sampler.take(0, sampler.epoch_length)
+    make = batching(options.budget, options.max_length)
+    ways = ways_of_batching(
+        draws, list(make(sizes, sampler=sampler, num_replicas=1, rank=0, seed=0)), sizes, options.budget
+    )
+    runs = []
+    for name, batches in ways.items():
+        fixed = DataLoader(samples, batch_sampler=batches, collate_fn=padded)
+        runs.append(train(name, module if name == "headrace" else fixed, sizes, batches, options.budget))
+    rows = shares(by_source, sampler)
+    picture(runs, rows, options.out / "report.png")
+    print(f"\nThe mixture\n{share_table(rows)}\n\nThe same {sum(runs[0].counts):,} samples\n{run_table(runs)}\n")
+    print(f"picture: {options.out / 'report.png'}\n\nThe same training once more, killed half-way and resumed")
+    job = {
+        "folders": {name: str(folder) for name, folder in folders.items()},
+        **{name: getattr(options, name) for name in ("tokens", "budget", "max_length")},
+    }
+    keys = [samples.key(index) for index in draws.tolist()]
+    outcome = killed_and_resumed(keys, len(ways["headrace"]), options.out / "checkpoints", job)
+    print(outcome)
+    return int(bool(outcome.lost or outcome.repeated))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""From sources to shards, from shards to samples, from samples to batches."""
+"""From sources to shards, and from shards to batches."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -10,73 +12,89 @@ from model import PAD
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
-from tqdm import tqdm
 
-from headrace.webdatamodule.datamodule import Split, WebDataModule
-from headrace.webdatamodule.shards import write_tars
-from headrace.weighted_sampler import NamedConcatDataset
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.webdatamodule import IndexedShards, IndexedWebDataModule, Split, write_shards
+from headrace.weighted_sampler import WeightedDistributedSampler
 
 SAMPLES_PER_SHARD = 8192
 Batches = list[list[int]]
 
 
-class ByteDataset(Dataset[Tensor]):
-    """Byte sequences as integer tensors, each cut at ``max_length`` bytes."""
+class Batch(TypedDict):
+    """What a training step gets."""
 
-    def __init__(self, texts: Sequence[bytes], max_length: int) -> None:
-        self.texts = [text[:max_length] for text in texts]
-        self.sizes = np.array([len(text) for text in self.texts], dtype=np.int64)
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Return one sample, shape ``[bytes]``."""
-        return torch.frombuffer(bytearray(self.texts[index]), dtype=torch.uint8).long()
+    keys: list[str]
+    tokens: Tensor
 
 
 def shards(make: Callable[[], Sources], directory: Path) -> dict[str, Path]:
-    """Write each source to a folder of shards, unless an earlier run did; return the folders by name."""
+    """Write each source to a folder of indexed shards, unless an earlier run did; return the folders by name."""
     finished = directory / "finished"
     if not finished.exists():
         sources = make()
         for name, texts in sources.items():
-            samples = [(f"{number:07d}", {"bytes": text}) for number, text in enumerate(texts)]
-            write_tars(samples, directory / name, n_shards=-(-len(texts) // SAMPLES_PER_SHARD))
-        finished.write_text("\n".join(f"{name} {len(texts)}" for name, texts in sources.items()))
-    lines = (line.rsplit(" ", 1) for line in finished.read_text().splitlines())
-    return {name: directory / name for name, _ in lines}
+            samples = [(f"{name}-{number:07d}", {"bytes": text}) for number, text in enumerate(texts)]
+            write_shards(samples, directory / name, samples_per_shard=SAMPLES_PER_SHARD, workers=1)
+        finished.write_text("\n".join(sources))
+    return {name: directory / name for name in finished.read_text().splitlines()}
 
 
-def read(name: str, directory: Path, max_length: int) -> ByteDataset:
-    """Read all samples of a folder of shards through the data module."""
-    counts = dict(line.rsplit(" ", 1) for line in (directory.parent / "finished").read_text().splitlines())
-    module = WebDataModule(
-        n_samples={Split.train: int(counts[name])},
-        suffix_keys_wds="bytes",
-        dirs_tars_wds={Split.train: str(directory)},
-        global_batch_size=1,
-        kwargs_wds={Split.train: {"shardshuffle": False}},
+def lengths(folders: Mapping[str, Path], max_length: int) -> dict[str, NDArray[np.int64]]:
+    """Return the tokens of each sample, read from the indexes alone."""
+    return {name: IndexedShards(folder).sizes("bytes").clip(max=max_length) for name, folder in folders.items()}
+
+
+def mixture(sizes: Mapping[str, NDArray[np.int64]], tokens: int) -> Any:
+    """Return what makes the order: three quarters of the tokens from the first source, the rest from the others."""
+    first, *others = sizes
+    weights = {first: 0.75 if others else 1.0, **{name: 0.25 / len(others) for name in others}}
+    draws = tokens * sum(weight / sizes[name].mean() for name, weight in weights.items())
+    return partial(
+        WeightedDistributedSampler,
+        weights=weights,
+        semantics="proportion",
+        per="token",
+        sizes=np.concatenate(list(sizes.values())),
+        epoch_length=max(1, round(draws)),
     )
-    module.setup("fit")
-    loader = module.train_dataloader()
-    return ByteDataset(
-        [text for (text,) in tqdm(loader, desc=f"reading {name}", unit="sample", disable=None)], max_length
+
+
+def batching(budget: int, max_length: int) -> Any:
+    """Return what makes the batches: neighbours in size, at most ``budget`` tokens with the padding."""
+    return partial(
+        DistributedSizeAwareBatchSampler,
+        max_total_size=budget,
+        strategy="bucketed",
+        cost="padded",
+        max_length=max_length,
     )
 
 
-def padded(samples: Sequence[Tensor]) -> Tensor:
-    """Collate samples to ``[batch, longest]``."""
-    return pad_sequence(list(samples), batch_first=True, padding_value=PAD)
+def data_module(folders: Mapping[str, Path], tokens: int, budget: int, max_length: int) -> IndexedWebDataModule:
+    """Return all of it together: shards, mixture, batches of at most ``budget`` padded tokens."""
+    return IndexedWebDataModule(
+        {Split.train: dict(folders)},
+        batching=batching(budget, max_length),
+        sizes="bytes",
+        order=mixture(lengths(folders, max_length), tokens),
+        decode=None,
+        transform=partial(cut, max_length=max_length),
+        collate_fn=padded,
+    )
+
+
+def cut(sample: dict[str, Any], max_length: int) -> tuple[str, Tensor]:
+    """Return a sample's key and its bytes as numbers, shape ``[bytes]``, at most ``max_length`` of them."""
+    return sample["__key__"], torch.frombuffer(bytearray(sample["bytes"][:max_length]), dtype=torch.uint8).long()
+
+
+def padded(samples: Sequence[tuple[str, Tensor]]) -> Batch:
+    """Collate samples; the tokens have shape ``[batch, longest]``."""
+    keys, texts = zip(*samples, strict=True)
+    return {"keys": list(keys), "tokens": pad_sequence(list(texts), batch_first=True, padding_value=PAD)}
 
 
 def fixed_batches(order: NDArray[np.int64], size: int) -> Batches:
     """Cut the order into batches of ``size`` samples."""
     return [order[start : start + size].tolist() for start in range(0, len(order), size)]
-
-
-def concatenated_sizes(datasets: Mapping[str, ByteDataset]) -> tuple[NamedConcatDataset[Tensor], NDArray[np.int64]]:
-    """Return the datasets as one, with the sizes of its samples."""
-    return NamedConcatDataset(datasets), np.concatenate([dataset.sizes for dataset in datasets.values()])

@@ -1,5 +1,8 @@
 """A small causal Transformer over bytes, trained under Lightning."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import lightning
 import torch
 from torch import Tensor, nn
@@ -42,11 +45,12 @@ class ByteTransformer(lightning.LightningModule):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def training_step(self, tokens: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the real positions of a padded batch (batch, length)."""
+    def training_step(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the mean cross-entropy over the real positions of padded ``batch["tokens"]``, (batch, length)."""
+        tokens: Tensor = batch["tokens"]
         logits, target = self(tokens[:, :-1]), tokens[:, 1:]
         total = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
-        loss = total / (target != PAD).sum().clamp(min=1)
+        loss: Tensor = total / (target != PAD).sum().clamp(min=1)
         self.losses.append(float(loss.detach()))
         return loss
 
