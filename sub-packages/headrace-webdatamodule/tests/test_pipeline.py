@@ -8,9 +8,10 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import ShardError, epoch, write_tars
+from headrace.webdatamodule import ShardError, write_tars
 from headrace.webdatamodule.options import shuffles
 from headrace.webdatamodule.pipeline import Recipe, SplitData, check_readers
+from headrace.webdatamodule.streaming import resumable
 
 KEEP = {"collate_fn": lambda sample: sample}
 
@@ -166,21 +167,38 @@ def test_a_cut_shard_stops_the_reading(tmp_path: Path) -> None:
         list(SplitData(recipe(tmp_path, 4)).loader())
 
 
-@pytest.mark.parametrize(("workers", "world", "fits"), [(0, 1, True), (3, 1, True), (4, 1, False), (1, 4, False)])
-def test_each_reader_needs_a_shard(tmp_path: Path, workers: int, world: int, fits: bool) -> None:
-    made = recipe(tmp_path, 3, kwargs_wld={"num_workers": workers})
-    if fits:
-        check_readers(made, 3, world)
-    else:
-        message = rf"3 shards .* 4 readers \({world} ranks with num_workers={workers}\).*at least 4 shards"
-        with pytest.raises(ValueError, match=message):
-            check_readers(made, 3, world)
+@pytest.mark.parametrize(("workers", "world"), [(0, 1), (3, 1), (0, 3), (1, 3)])
+def test_each_reader_has_a_shard(tmp_path: Path, workers: int, world: int) -> None:
+    check_readers(recipe(tmp_path, 3, kwargs_wld={"num_workers": workers}), 3, world)
 
 
-def test_the_number_of_workers_is_checked_before_any_starts(tmp_path: Path) -> None:
-    data = SplitData(recipe(write(tmp_path, 4, 2), 4, kwargs_wld={"num_workers": 3}))
+@pytest.mark.parametrize(("workers", "world"), [(0, 4), (2, 4)])
+def test_each_rank_needs_a_shard(tmp_path: Path, workers: int, world: int) -> None:
+    message = (
+        rf"3 shards .* {world * max(1, workers)} readers \({world} ranks with num_workers={workers}\).*index_shards"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_readers(recipe(tmp_path, 3, kwargs_wld={"num_workers": workers}), 3, world)
+
+
+def test_each_reader_of_a_mixture_needs_a_shard(tmp_path: Path) -> None:
+    made = recipe(tmp_path, 3, kwargs_wld={"num_workers": 2}, mix=dict)
+    with pytest.raises(ValueError, match=r"source 'a': 3 shards .* 4 readers .*lower num_workers.*at least 4 shards"):
+        check_readers(made, 3, 2, "a")
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_workers_without_a_shard_idle(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="2 shards cannot be shared by 3 readers.*1 workers or more idle"):
+        loader = SplitData(recipe(write(tmp_path, 4, 2), 4, kwargs_wld={"num_workers": 3})).loader()
+    assert sorted(flat(loader)) == list(range(4))
+
+
+def test_more_ranks_than_shards_are_refused_at_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="2 shards cannot be shared by 3 readers"):
-        data.loader()
+        SplitData(recipe(write(tmp_path, 4, 2), 4))
 
 
 @pytest.mark.parametrize(
@@ -279,6 +297,6 @@ def test_spawned_workers_know_their_rank(tmp_path: Path, monkeypatch: pytest.Mon
     made = recipe(tmp_path, 8, 4, stages_wds=[], stages_wld=batched, kwargs_wld=options)
     read: list[int] = []
     for rank in range(2):
-        monkeypatch.setattr(epoch, "rank_and_world", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(resumable, "rank_and_world", lambda rank=rank: (rank, 2))
         read += [sample for batch in SplitData(made).loader() for (sample,) in batch]
     assert sorted(read) == list(range(8))

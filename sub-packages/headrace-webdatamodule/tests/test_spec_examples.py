@@ -180,7 +180,7 @@ def test_pickled_data_wds(tmp_path: Path) -> None:
     model = Model()
     trainer().fit(model, datamodule=data_module)
     assert (model.rows["fit"], model.rows["validate"]) == (2, 2)
-    tars = sorted(path.name for path in (tmp_path / "dir-train").iterdir())
+    tars = sorted(path.name for path in (tmp_path / "dir-train").glob("*.tar"))
     assert tars == ["myshards-000000.tar", "myshards-000001.tar"]  # of two samples, no more than two shards
     assert not (tmp_path / "dir-test").exists()
     [batch_of_train] = data_module.train_dataloader()

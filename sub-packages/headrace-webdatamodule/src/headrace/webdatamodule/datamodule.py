@@ -12,7 +12,8 @@ from headrace.webdatamodule.composing import calls_of, stages_of
 from headrace.webdatamodule.pipeline import Recipe, SplitData
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.pickles import pack_files
-from headrace.webdatamodule.splits import Split, by_split, positive_int, suffix_keys
+from headrace.webdatamodule.splits import Split, by_split, check_mixes, positive_int, suffix_keys
+from headrace.webdatamodule.streaming.mixing import Mix
 from headrace.webdatamodule.urls import check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
@@ -33,20 +34,28 @@ class WebDataModule(lightning.LightningDataModule):
 
     **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches an epoch on every rank, and
     its `len()` says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`,
-    on one rank, that is every sample once. When the shards run dry earlier, the train loader begins them
-    again; the val and test loaders end the epoch early on one rank, and begin again on several, because
-    a rank that stops early would leave the others waiting. When samples remain, they are left out of the
-    epoch. Either way a warning tells the numbers, once.
+    that is every sample once. When the shards run dry earlier, the loader begins them again, because a rank
+    that stops early would leave the others waiting; but a val or test loader on one rank has a shorter epoch.
+    When samples remain, they are left out of the epoch. Either way a warning tells the numbers, once.
 
-    **Several ranks.** Each rank reads whole shards: every world-th of the list. All ranks yield equally
-    many batches, but shards of unequal size make some ranks repeat samples and others leave some out, as
-    the warnings say. Shards of equal size, in a number that the ranks and workers divide, keep that small.
+    **Several ranks.** Where all shards have an index beside them (`index_shards`, or any writer of this package that
+    makes them), all ranks and workers get equal shares of the samples, whatever the shards hold; at most
+    `ranks - 1` samples come twice, and a warning says so. Otherwise each rank reads whole shards, every world-th of
+    the list, and shards of unequal size make some ranks repeat samples and others leave some out, as the warnings
+    say; fewer shards than ranks are refused. All ranks yield equally many batches in any case.
+
+    **Resuming.** The module and the train loader keep the epoch and the batches that were delivered in it, so
+    that a fit goes on in mid-epoch from Lightning's checkpoints, with the same numbers of ranks and workers. With
+    an index, and stages of webdataset's that give one sample for one (`map`, `map_tuple`, ...) and one
+    `batched(n)`, the loader begins at the position; otherwise it reads the epoch up to there again, and a warning
+    says why. A checkpoint of other shards, seeds or options is refused. A function for `map` that drops samples by
+    returning None belongs into `webdataset.select` when several ranks train.
 
     Args:
         n_samples: Samples an epoch for each split, over all ranks.
         suffix_keys_wds: Member key, or keys, to extract: "tensor.pyd" is the member
             "<sample key>.tensor.pyd" of the tar file. Samples become tuples, also with one key.
-        dirs_tars_wds: Directory of the shards for each split.
+        dirs_tars_wds: Directory of the shards for each split; or several, `{name: directory}`, with a `mix`.
         global_batch_size: Samples a batch over all ranks. It does not batch: it sets the epoch's length.
         prefix_tars_wds: Shards are `{directory}/{prefix_tars_wds}-*.tar`.
         pipeline_wds: For each split a composable, or several, applied to the samples in the workers: a
@@ -65,6 +74,12 @@ class WebDataModule(lightning.LightningDataModule):
         allowed_classes: Classes and functions that pickles in the shards may use, beyond tensors, arrays,
             numbers and builtin containers; themselves, or named as "module.Name".
         allow_pipe: Whether `dirs_tars_wds` may hold `pipe:` URLs, which run a shell.
+        mix: For each split with several directories a callable that gets `{name: iterable of samples}` and returns
+            one iterable, such as `functools.partial(InterleavedDataset, weights={...}, stopping="endless")` of
+            headrace.weighted_sampler. Each worker calls it for each pass. Samples are mixed before `pipeline_wds`;
+            an epoch has `n_samples` samples of the mixture.
+        exact: Whether ranks share samples rather than shards: True needs an index beside each shard and refuses
+            options that forbid it, False shares shards, None shares samples if possible.
 
     Raises:
         TypeError: A mapping whose keys are not `Split`s, or values of the wrong kind.
@@ -88,7 +103,7 @@ class WebDataModule(lightning.LightningDataModule):
         self,
         n_samples: Mapping[Split, int],
         suffix_keys_wds: str | Iterable[str],
-        dirs_tars_wds: Mapping[Split, str | PathLike[str]],
+        dirs_tars_wds: Mapping[Split, str | PathLike[str] | Mapping[str, str | PathLike[str]]],
         global_batch_size: int,
         prefix_tars_wds: str = "wdshards",
         pipeline_wds: Mapping[Split, Any] | None = None,
@@ -100,15 +115,28 @@ class WebDataModule(lightning.LightningDataModule):
         *,
         allowed_classes: Collection[AllowedClass] = (),
         allow_pipe: bool = False,
+        mix: Mapping[Split, Mix] | None = None,
+        exact: bool | None = None,
     ) -> None:
         super().__init__()
         self._n_samples = {
             split: positive_int(f"n_samples[{split}]", count)
             for split, count in by_split("n_samples", n_samples).items()
         }
+        given = by_split("dirs_tars_wds", dirs_tars_wds)
+        mixes = check_mixes(given, by_split("mix", mix))
+        self._sources = {
+            split: {
+                name: check_place(f"dirs_tars_wds[{split}][{name!r}]", place, allow_pipe=allow_pipe)
+                for name, place in places.items()
+            }
+            for split, places in given.items()
+            if isinstance(places, Mapping)
+        }
         self._places = {
             split: check_place(f"dirs_tars_wds[{split}]", place, allow_pipe=allow_pipe)
-            for split, place in by_split("dirs_tars_wds", dirs_tars_wds).items()
+            for split, place in given.items()
+            if not isinstance(place, Mapping)
         }
         self._keys = suffix_keys(suffix_keys_wds)
         self._prefix = prefix_tars_wds
@@ -122,7 +150,7 @@ class WebDataModule(lightning.LightningDataModule):
         self._recipes = {
             split: Recipe(
                 name=split.name,
-                place=self._places[split],
+                place=self._sources.get(split) or self._places[split],
                 prefix=prefix_tars_wds,
                 keys=self._keys,
                 n_samples=count,
@@ -135,11 +163,15 @@ class WebDataModule(lightning.LightningDataModule):
                 invoke_wds=calls_of(f"invoke_wds[{split}]", calls_wds.get(split)),
                 invoke_wld=calls_of(f"invoke_wld[{split}]", calls_wld.get(split)),
                 allowed_classes=tuple(allowed_classes),
+                mix=mixes.get(split),
+                exact=exact,
             )
             for split, count in self._n_samples.items()
-            if split in self._places
+            if split in given
         }
         self._data: dict[Split, SplitData] = {}
+        self._train: Any = None
+        self._resumed: Mapping[str, Any] | None = None
 
     def prepare_data(self) -> None:
         """Nothing to do: the shards exist. Lightning calls this in one process per node."""
@@ -164,7 +196,11 @@ class WebDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """The loader of the train split; begins with the trainer's epoch, when there is a trainer."""
-        return self._loader(Split.train, self.trainer.current_epoch if self.trainer else 0)
+        self._train = self._loader(Split.train, self.trainer.current_epoch if self.trainer else 0)
+        if self._resumed is not None and hasattr(self._train, "load_state_dict"):
+            self._train.load_state_dict(self._resumed)
+            self._resumed = None
+        return self._train
 
     def val_dataloader(self) -> Any:
         """The loader of the val split; no loader when there is no val split, so that fit goes without."""
@@ -180,6 +216,20 @@ class WebDataModule(lightning.LightningDataModule):
         """The same as `test_dataloader`."""
         return self.test_dataloader()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the train loader stands; a trainer keeps it in its checkpoints."""
+        if self._resumed is not None:
+            return {"train": dict(self._resumed)}
+        return {"train": self._train.state_dict()} if hasattr(self._train, "state_dict") else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next train loader go on where a state was saved.
+
+        Args:
+            state_dict: As `state_dict` made it. `train_dataloader` compares it with the shards and the options.
+        """
+        self._resumed = state_dict.get("train")
+
     def _loader(self, split: Split, first_epoch: int = 0) -> Any:
         self._need(split, f"{split.name}_dataloader()")
         if split not in self._data:
@@ -187,7 +237,8 @@ class WebDataModule(lightning.LightningDataModule):
         return self._data[split].loader(first_epoch)
 
     def _need(self, split: Split, what: str) -> None:
-        arguments: dict[str, Collection[Split]] = {"n_samples": self._n_samples, "dirs_tars_wds": self._places}
+        places = [*self._places, *self._sources]
+        arguments: dict[str, Collection[Split]] = {"n_samples": self._n_samples, "dirs_tars_wds": places}
         for name, given in arguments.items():
             if split not in given:
                 have = ", ".join(map(str, given)) or "no split"
@@ -200,7 +251,12 @@ class PickledDataWDS(WebDataModule):
     `prepare_data` packs `{dir_pickles}/{name}.{suffix}` of each name of a split into shards in the
     split's directory. The sample's key is `name.replace(".", "-")`, the suffix is its member key. The
     bytes are copied, never unpickled; what the loaders read, they read as `WebDataModule` does. Shards
-    that are up to date are kept, and shards that hold other samples are never touched.
+    that are up to date are kept, and shards that hold other samples are never touched. After a run that
+    was killed, the next one writes the rest.
+
+    Each shard gets its index, and each directory a `manifest.json`, so that `IndexedShards` reads them as
+    they are. Splits that share a directory with other tar files get indexes, but no manifest: it would make
+    one set of them all.
 
     Args:
         dir_pickles: Directory of the pickle files.
@@ -239,14 +295,17 @@ class PickledDataWDS(WebDataModule):
                 raise ValueError(f"dirs_tars_wds[{split}] is a pipe: shards are written to directories only")
 
     def prepare_data(self) -> None:
-        """Write the shards of all splits, unless they are there and up to date.
+        """Write the shards of all splits, their indexes and manifests, unless they are there and up to date.
 
         Lightning calls this in one process per node.
 
         Raises:
             FileNotFoundError: Pickle files are missing.
             FileExistsError: Shards of the same prefix that hold other samples are in the way.
-            ShardError: Two names that differ only in dots and dashes, or a name that cannot be stored.
+            ShardError: Two names that differ only in dots and dashes, a name that cannot be stored, or a file
+                that cannot be read any more.
+            ManifestError: A manifest has columns that belonged to shards as they were before.
+            OSError: The disk is full or the like; it names the shard.
         """
         for split, names in self._names.items():
             pack_files(

@@ -1,14 +1,9 @@
 """Epochs of a promised number of batches, over shards that hold what they hold."""
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
-
-import webdataset as wds
-
-from headrace.webdatamodule.passes import CurrentPass, Pass, rank_and_world
 
 _END = object()
 
@@ -18,10 +13,11 @@ class Tally:
 
     def __init__(self) -> None:
         self.samples = 0
+        self.begin = 0  # samples of the next pass that came before
 
     def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
         """The same samples."""
-        self.samples = 0
+        self.samples, self.begin = self.begin, 0
         for sample in source:
             self.samples += 1
             yield sample
@@ -50,13 +46,17 @@ class Epoch:
         self.tally = tally
         self.warned: set[str] = set()
 
-    def batches(self, one_pass: Callable[[int], Iterator[Any]], world: int) -> Iterator[Any]:
+    def batches(
+        self, one_pass: Callable[[int], Iterator[Any]], world: int, *, done: int = 0, lap: int = 0
+    ) -> Iterator[Any]:
         """The batches of one epoch.
 
         Args:
             one_pass: Begins pass number `lap` of this epoch.
             world: Number of ranks. With more than one, every rank begins again when its shards run dry:
                 a rank that stopped early would leave the others waiting.
+            done: Batches that were given before,
+            lap: and how often the shards were begun again for them.
 
         Yields:
             Batches; `n_batches` of them, unless shards that hold less are read once only.
@@ -64,7 +64,6 @@ class Epoch:
         Raises:
             ValueError: No batch at all came out of the shards.
         """
-        done = lap = 0
         while done < self.n_batches:
             before = done
             source = one_pass(lap)
@@ -79,8 +78,24 @@ class Epoch:
                 again = self.begin_again or world > 1
                 self._warn_dry(done, again=again)
                 if not again:
+                    self.n_batches = done  # from now on the length is what comes
                     return
             lap += 1
+
+    def promise_at_most(self, n_batches: int, n_samples: int) -> None:
+        """Shorten the epoch to what comes, and say so.
+
+        Args:
+            n_batches: Batches that come,
+            n_samples: and samples.
+        """
+        if n_batches < self.n_batches:
+            self.warned.add("dry")
+            self._warn(
+                f"the shards hold {n_samples} samples for {n_batches} batches, not the {self.n_batches} batches of an"
+                f" epoch ({self.promise}): the epoch has {n_batches}"
+            )
+            self.n_batches = n_batches
 
     def _look_for_more(self, source: Iterator[Any]) -> None:
         # Asked in the first epoch only: the answer costs a batch. Asked before the last batch is handed
@@ -113,61 +128,3 @@ class Epoch:
             f"{self.name}: no batch came out of the shards{again} ({self.tally.samples} samples were read)."
             " Check that the shards hold samples and that the pipelines and the batching let some pass"
         )
-
-
-class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
-    """A WebLoader that keeps to an epoch, and whose length says so.
-
-    Args:
-        dataset: What the workers iterate over.
-        stages: Composables on the samples as they leave the workers, such as the batching.
-        epoch: The promised epoch.
-        current: The pass that the dataset's stages look at.
-        first_epoch: Number of the first epoch.
-        **kwargs: For torch's DataLoader.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        stages: Sequence[Any],
-        epoch: Epoch,
-        current: CurrentPass,
-        first_epoch: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(dataset, batch_size=None, **kwargs)
-        self.pipeline += [epoch.tally, *stages]
-        self.epoch = epoch
-        self.current = current
-        self.next_epoch = first_epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next epoch; iterating counts on from there."""
-        self.next_epoch = epoch
-
-    def iterator1(self) -> Iterator[Any]:
-        """One epoch: webdataset calls this."""
-        number, (rank, world) = self.next_epoch, rank_and_world()
-        self.next_epoch += 1
-
-        def one_pass(lap: int) -> Iterator[Any]:
-            self.current.set(Pass(number, lap, rank, world))
-            batches: Iterator[Any] = iter(super(EpochLoader, self).iterator1())
-            return batches
-
-        return self.epoch.batches(one_pass, world)
-
-    def __len__(self) -> int:
-        """Batches an epoch on each rank.
-
-        Raises:
-            TypeError: `with_epoch()` or `repeat()` made the loader endless.
-        """
-        repetitions, at_most = int(self.repetitions), int(self.nsamples)
-        if repetitions == 1:
-            return self.epoch.n_batches
-        if repetitions == sys.maxsize and at_most < 1:
-            raise TypeError("this loader is endless: give with_epoch() or repeat() a number of batches")
-        most = repetitions * self.epoch.n_batches
-        return min(most, at_most) if at_most > 0 else most

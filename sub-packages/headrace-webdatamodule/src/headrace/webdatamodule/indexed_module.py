@@ -178,7 +178,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         loader.steps_done = self._steps_done
         if self.trainer is not None and self.trainer.training:
             # Before the trainer decides that its epochs are over.
-            self._which_epoch(loader, self.trainer.fit_loop.epoch_progress.current.processed)
+            progress: Any = self.trainer.fit_loop.epoch_progress.current
+            self._which_epoch(loader, progress.processed)
         return loader
 
     def val_dataloader(self) -> ResumableLoader:

@@ -3,7 +3,7 @@
 import copy
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,20 +23,24 @@ class Pass(NamedTuple):
         lap: How often the shards were begun again within the epoch.
         rank: This process among those that train together.
         world: How many they are.
+        items: How many items the workers gave before: the pass is gone on with.
     """
 
     epoch: int
     lap: int
     rank: int
     world: int
+    items: int = 0
 
 
 class CurrentPass:
     """The pass, set by the process that trains and read by its workers, also by persistent ones."""
 
     def __init__(self) -> None:
-        self._numbers = torch.tensor([0, 0, 0, 1], dtype=torch.int64)
+        self._numbers = torch.tensor([0, 0, 0, 1, 0], dtype=torch.int64)
         self._numbers.share_memory_()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self._dropped = torch.zeros(1, dtype=torch.bool)
+        self._dropped.share_memory_()  # type: ignore[no-untyped-call] # torch leaves it untyped
 
     def set(self, current: Pass) -> None:
         """Name the pass that begins now."""
@@ -45,6 +49,15 @@ class CurrentPass:
     def get(self) -> Pass:
         """The pass that was named last."""
         return Pass(*self._numbers.tolist())
+
+    @property
+    def dropped(self) -> bool:
+        """Whether a function of `webdataset.map` dropped a sample, in any process."""
+        return bool(self._dropped[0])
+
+    @dropped.setter
+    def dropped(self, dropped: bool) -> None:
+        self._dropped[0] = dropped
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -137,22 +150,50 @@ class Reseeded:
         """Apply the stage."""
         now, worker = self.current.get(), get_worker_info()
         place = f"{now.epoch}/{now.lap}/{now.rank}/{worker.id if worker else 0}"
-        result: Iterator[Any] = wds.DataPipeline().invoke(_with_own_generators(self.stage, place, now), source)
+        result: Iterator[Any] = wds.DataPipeline().invoke(_with_own_generators(self.stage, place, self.current), source)
         return result
 
 
-def _with_own_generators(stage: Any, place: str, now: Pass) -> Any:
+def _with_own_generators(stage: Any, place: str, current: CurrentPass) -> Any:
     if isinstance(stage, wds.filters.FilterFunction):
         args = [_derived(value, place) for value in stage.args]
         named = {name: _derived(value, place) for name, value in stage.kw.items()}
         if stage.f is wds.shuffle.f:
             args, named = _with_own_seed(args, named, place)
+        if stage.f is wds.map.f:
+            args, named = _watched(args, named, current)
         return stage.__class__(stage.f, *args, **named)
     if isinstance(stage, wds.filters.detshuffle):
-        stage = copy.copy(stage)
+        stage, now = copy.copy(stage), current.get()
         # The stage counts passes by itself, and workers forget the count. Laps are far fewer than 1000.
         stage.epoch += 1000 * now.epoch + now.lap
     return stage
+
+
+class Watched:
+    """A function for `webdataset.map`, which drops a sample when it gets None for it: that is noted.
+
+    Args:
+        function: The function.
+        current: Where to note it.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], current: CurrentPass) -> None:
+        self.function = function
+        self.current = current
+
+    def __call__(self, sample: Any) -> Any:
+        """Call the function."""
+        result = self.function(sample)
+        if result is None:
+            self.current.dropped = True
+        return result
+
+
+def _watched(args: list[Any], named: dict[str, Any], current: CurrentPass) -> tuple[list[Any], dict[str, Any]]:
+    if "f" in named:
+        return args, named | {"f": Watched(named["f"], current)}
+    return [Watched(args[0], current), *args[1:]], named
 
 
 def _with_own_seed(args: list[Any], named: dict[str, Any], place: str) -> tuple[list[Any], dict[str, Any]]:
@@ -183,3 +224,8 @@ def reseed(pipeline: _Pipeline, first: int, current: CurrentPass) -> _Pipeline:
     if isinstance(pipeline, wds.DataPipeline):
         pipeline.pipeline[first:] = [Reseeded(stage, current) for stage in pipeline.pipeline[first:]]
     return pipeline
+
+
+def as_given(stage: Any) -> Any:
+    """A stage as the user gave it, without what `reseed` put around it."""
+    return stage.stage if isinstance(stage, Reseeded) else stage
