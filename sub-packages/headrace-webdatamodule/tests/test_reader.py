@@ -230,7 +230,9 @@ def test_a_fingerprint_stands_for_the_content(tmp_path: Path) -> None:
     folder = indexed(tmp_path)
     paths = sorted(folder.glob("*.tar"))
     fingerprints = [IndexedShards(source).fingerprint for source in (folder, paths, paths[::-1], paths[:2])]
-    assert len(set(fingerprints)) == 4
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
+    add_column(folder, "tokens", np.arange(len(IndexedShards(folder))))
     assert IndexedShards(folder).fingerprint == fingerprints[0]
 
 

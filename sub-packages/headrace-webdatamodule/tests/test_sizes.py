@@ -332,3 +332,16 @@ def test_shards_that_were_replaced_meanwhile_keep_nothing(folder: Path) -> None:
     with pytest.warns(SizesInMemoryWarning, match="replaced meanwhile"):
         size(folder, replacing)
     assert IndexedShards(folder).columns == ()
+
+
+def test_shards_that_change_are_sized_anew(tmp_path: Path) -> None:
+    write_tars([(f"s{i}", {"txt": b"x" * (i + 1)}) for i in range(3)], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    assert sizes_of(IndexedShards(tmp_path), tmp_path, letters).tolist() == [1, 2, 3]
+    write_tars([(f"t{i}", {"txt": b"x" * 9}) for i in range(3)], tmp_path, n_shards=1, prefix="more")
+    index_shards(tmp_path)
+    assert sizes_of(IndexedShards(tmp_path), tmp_path, letters).tolist() == [9, 9, 9, 1, 2, 3]
+
+
+def letters(sample: dict[str, Any]) -> int:
+    return len(sample["txt"])

@@ -24,6 +24,7 @@ from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import LoaderReport
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.allowed import AllowedClass
+from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
 from headrace.webdatamodule.shards.reader import Check, IndexedShards
 from headrace.webdatamodule.splits import Split
@@ -59,6 +60,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         allowed_classes: What pickles may use; see `decode_member`.
         keys: Members to read; all when None.
         check: When to compare checksums; see `IndexedShards`.
+        max_bytes: Most bytes of a member, stored and decoded; see `IndexedShards`.
         damaged: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample, warn and
             count it.
         prefetch_factor: Batches that each worker reads ahead; 2 when None.
@@ -98,6 +100,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         allowed_classes: Collection[AllowedClass] = (),
         keys: Sequence[str] | Mapping[Split, Sequence[str]] | None = None,
         check: Check = "read",
+        max_bytes: int = MAX_BYTES,
         damaged: Damaged | Mapping[Split, Damaged] = "raise",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,
@@ -110,11 +113,10 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._sizes, self._order = PerSplit("sizes", sizes), PerSplit("order", order)
         self._decode = PerSplit("decode", decode, decode_member)
         self._transform, self._collate_fn = PerSplit("transform", transform), PerSplit("collate_fn", collate_fn)
-        self._num_workers, self._damaged = (
-            PerSplit("num_workers", num_workers, 0),
-            PerSplit("damaged", damaged, "raise"),
-        )
+        self._num_workers = PerSplit("num_workers", num_workers, 0)
+        self._damaged = PerSplit("damaged", damaged, "raise")
         self._keys, self._check, self._allowed = PerSplit("keys", keys), check, tuple(allowed_classes)
+        self._max_bytes = max_bytes
         self._seed, self._report = seed_int(seed), report
         self._loading = {
             "prefetch_factor": prefetch_factor,
@@ -127,6 +129,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._data: dict[Split, Sources] = {}
         self._found_sizes: dict[Split, Sizes | None] = {}
         self._loaders: dict[Split, ResumableLoader] = {}
+        self._reports: dict[Split, LoaderReport] = {}
         self._predicted: list[Sequence[int]] = []
         self._saved: dict[str, Any] | None = None  # of the checkpoint to go on from
         self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
@@ -168,7 +171,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
             if split in self._shards:
-                self._opened(split)
+                self._open_again(split)
 
     def train_dataloader(self) -> ResumableLoader:
         """The loader of the train split. It goes on where the checkpoint that is being resumed stood."""
@@ -214,8 +217,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         return [(sources.key(index), row) for index, row in in_order(outputs, self._predicted)]
 
     def report(self) -> dict[Split, LoaderReport]:
-        """What each split's loader has delivered on this rank."""
-        return {split: loader.report() for split, loader in self._loaders.items()}
+        """What each split's loader has delivered on this rank, in the stage at hand or in the last one with it."""
+        return {**self._reports, **{split: loader.report() for split, loader in self._loaders.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: where the training split stands, the epoch included."""
@@ -250,7 +253,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._end()
 
     def _end(self) -> None:
-        self._left = self.state_dict()
+        self._left, self._reports = self.state_dict(), self.report()
         for loader in self._loaders.values():
             loader.close()
         self._loaders.clear()
@@ -290,6 +293,13 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             **{**self._loading, "pin_memory": torch.cuda.is_available() if pin is None else pin},
         )
 
+    def _open_again(self, split: Split) -> None:
+        """Open a split as it is now; the shards may have been written anew since a former stage."""
+        before = self._data.pop(split, None)
+        if before is not None and before.fingerprint != self._opened(split).fingerprint:
+            self._found_sizes.pop(split, None)
+        self._opened(split)
+
     def _opened(self, split: Split) -> Sources:
         if split not in self._data:
             transform = self._transform[split]
@@ -299,7 +309,15 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         return self._data[split]
 
     def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        return IndexedShards(place, self._keys[split], self._decode[split], transform, self._check, self._allowed)
+        return IndexedShards(
+            place,
+            self._keys[split],
+            self._decode[split],
+            transform,
+            self._check,
+            self._allowed,
+            max_bytes=self._max_bytes,
+        )
 
     def _places(self, split: Split) -> list[tuple[str, Any]]:
         return list(named_sources(f"shards[{split}]", self._shards[split], split.name).items())

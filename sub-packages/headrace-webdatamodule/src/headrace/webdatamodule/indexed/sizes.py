@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from headrace.webdatamodule.indexed.sources import content
 from headrace.webdatamodule.indexed.telling import column_name
 from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError
@@ -156,7 +155,7 @@ def _keep(source: Any, column: str, sizes: Sizes, shards: IndexedShards) -> None
         folder = path.parent if path.suffix == ".json" else path
         try:
             now = IndexedShards(folder)
-            if content(now) == content(shards):
+            if now.fingerprint == shards.fingerprint:
                 if column not in now.columns:  # else another process was faster
                     add_column(folder, column, sizes)
                 return

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from headrace.webdatamodule.shards.columns import DERIVED
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -29,7 +31,7 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
     seen: set[int] = set()
     told = b"|".join(_told(thing, seen) for thing in (function, *reading))
-    return f"sizes-{plain}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
+    return f"{DERIVED}{plain}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
 
 
 def _told(thing: Any, seen: set[int]) -> bytes:

@@ -19,6 +19,9 @@ from headrace.webdatamodule.shards.whole import write_whole
 
 _READ = 1 << 20  # bytes; more are mapped
 
+# Columns of such names hold what a function says of each sample: they are made anew when they are missing.
+DERIVED = "sizes-"
+
 
 def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
     """Store an array with one row for each sample beside the shards, and write the manifest anew.

@@ -11,6 +11,7 @@ from typing import NamedTuple, Never, TypeVar
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.building import build_index
+from headrace.webdatamodule.shards.columns import DERIVED
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ManifestError, StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, ShardEntry
@@ -47,7 +48,8 @@ def index_shards(directory: str | Path, *, executor: Executor | None = None, dro
     Args:
         directory: Where the tar files lie; all that end with `.tar`, in the order of their names.
         executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
-        drop_columns: Forget the columns of an earlier manifest when the shards are others than then.
+        drop_columns: Forget the columns of an earlier manifest when the shards are others than then. Sizes that a
+            data module asked a function for are forgotten in any case, and asked for again.
 
     Returns:
         The manifest.
@@ -168,8 +170,8 @@ def _columns(folder: Path, manifest: Manifest, *, drop: bool) -> tuple[ColumnEnt
         return ()
     if before.shards == manifest.shards:
         return before.columns
-    if before.columns and not drop:
-        names = ", ".join(column.name for column in before.columns)
+    names = ", ".join(column.name for column in before.columns if not column.name.startswith(DERIVED))
+    if names and not drop:
         message = f"the shards of {str(folder)!r} are others than when these columns were made: {names}"
         raise ManifestError(f"{message}. Pass drop_columns=True, and add them again")
     return ()
