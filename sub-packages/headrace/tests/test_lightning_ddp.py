@@ -7,6 +7,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from runs import counted, run
+from simulated import write_source
+
 WORKER = Path(__file__).with_name("ddp_worker.py")
 WORLD, EPOCHS = 2, 6
 
@@ -43,3 +46,22 @@ def test_two_ranks_train_on_the_exact_mixture_in_equal_steps(tmp_path: Path) -> 
     assert seen[0][0] != seen[0][1]
     # The numbers of batches differ, and nothing was left out nevertheless.
     assert len({len(batches) for batches in seen[0]}) > 1
+
+
+def test_the_data_module_lets_epochs_of_different_lengths_come_whole(tmp_path: Path) -> None:
+    shards = {"a": write_source(tmp_path / "a", "a", 300, 3), "b": write_source(tmp_path / "b", "b", 100, 2)}
+    told = {name: str(path) for name, path in shards.items()}
+    weights = {"a": 0.5, "b": 2.0}
+    options = {"shards": told, "weights": weights, "budget": 80, "epochs": EPOCHS, "checkpoints": ""}
+    ranks = run(tmp_path / "run", WORLD, strategy="ddp", workers=1, **options)
+    lengths = [Counter(epoch for epoch, _, _ in steps) for steps in ranks]
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0].values())) > 1
+    epochs = counted([step for steps in ranks for step in steps])
+    assert list(epochs) == list(range(EPOCHS))
+    for drawn in epochs.values():
+        assert sum(count for key, count in drawn.items() if key.startswith("a")) == 150
+        assert all(drawn[f"b{number}"] == 2 for number in range(100))
+    for epoch in range(0, EPOCHS, 2):
+        both = epochs[epoch] + epochs[epoch + 1]
+        assert all(both[f"a{number}"] == 1 for number in range(300))
