@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources, seed_int
+from headrace.webdatamodule.indexed.checking import check_arguments
 from headrace.webdatamodule.splits import Split
 
 
@@ -74,3 +75,40 @@ def test_seeds(seed: Any) -> None:
 def test_what_is_no_seed(seed: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="seed must be"):
         seed_int(seed)
+
+
+@pytest.mark.parametrize("name", ["training", "validation", "valid", "dev", "Test", "predict"])
+def test_a_split_in_other_words_is_no_source(name: str) -> None:
+    with pytest.raises(TypeError, match=r"keys must be members of Split.*use Split\."):
+        named_sources("shards", {name: "somewhere"}, "train")
+
+
+@pytest.mark.parametrize("given", [{"a": {Split.train: "x"}}, {"a": Split.train}])
+def test_a_mapping_the_wrong_way_round_is_told_the_right_one(given: Any) -> None:
+    with pytest.raises(TypeError, match="for several sources"):
+        named_sources("shards", given, "train")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "told"),
+    [
+        ({"batching": {Split.val: 8}}, ValueError, "batching lacks Split.train"),
+        ({"batching": "8"}, TypeError, "max_total_size=16384"),
+        ({"batching": 0}, ValueError, "1 or more"),
+        ({"batching": len}, ValueError, "has no sizes"),
+        ({"sizes": "txt"}, ValueError, "sizes is for a batching by size"),
+        ({"order": {"a": 3}}, TypeError, "weights="),
+        ({"transform": "tokens"}, TypeError, "transform must be a function"),
+        ({"collate_fn": 3}, TypeError, "collate_fn must be a function"),
+        ({"damaged": "ignore"}, ValueError, "'raise' or 'skip'"),
+        ({"num_workers": -1}, ValueError, "0 or more"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused_with_the_cure(
+    change: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    usual = {"shards": {Split.train: "x"}, "batching": 8, "num_workers": 0, "damaged": "raise"}
+    names = ("shards", "batching", "sizes", "order", "transform", "collate_fn", "num_workers", "damaged")
+    given = {name: PerSplit(name, {**usual, **change}.get(name)) for name in names}
+    with pytest.raises(error, match=told):
+        check_arguments(given, "read")

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 from headrace.webdatamodule import IndexedWebDataModule, Split, index_shards, write_tars
+from headrace.webdatamodule.indexed_module import SharedShardsWarning
 
 Seen = list[tuple[int, tuple[str, ...]]]
 TRAIN, VAL = 20, 7
@@ -358,7 +359,7 @@ def test_a_report_is_logged_when_asked_for(folders: tuple[Path, Path], caplog: p
 def test_without_a_validation_split(folders: tuple[Path, Path]) -> None:
     module = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
     assert len(fit(module, max_epochs=2).seen) == 8
-    assert len(module.state_dict()) == 2
+    assert module.state_dict()["train"]["steps"] == 4
 
 
 def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
@@ -380,9 +381,9 @@ def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
     [
         ({"batching": 0}, ValueError, "batching must be 1 or more"),
         ({"batching": True}, TypeError, "batching must be the samples of a batch"),
-        ({"batching": {Split.train: 2}}, TypeError, "got None for Split.val"),
+        ({"batching": {Split.train: 2}}, ValueError, "batching lacks Split.val"),
         ({"batching": Bare}, ValueError, "train has no sizes: pass sizes="),
-        ({"order": 3}, TypeError, "order must be a callable"),
+        ({"order": 3}, TypeError, "order must be a function"),
         ({"seed": -1}, ValueError, "seed must be 0 to"),
         ({"damaged": "ignore"}, ValueError, "damaged must be"),
         ({"num_workers": -1}, ValueError, "num_workers"),
@@ -422,3 +423,26 @@ def test_a_sizing_function_is_asked_before_the_ranks_begin(folders: tuple[Path, 
 
 
 CALLS: list[str] = []
+
+
+def test_a_checkpoint_that_does_not_fit_says_what_differs(folders: tuple[Path, Path]) -> None:
+    saved = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
+    saved.setup("fit")
+    next(iter(saved.train_dataloader()))
+    other = IndexedWebDataModule({Split.train: folders[0]}, batching=4, collate_fn=keys)
+    other.load_state_dict(saved.state_dict())
+    other.setup("fit")
+    with pytest.raises(ValueError, match="batching was 5 then, and is 4 now"):
+        other.train_dataloader()
+
+
+def test_one_set_of_shards_for_training_and_validation_is_told(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule(folders[0], batching=5, collate_fn=keys)
+    with pytest.warns(SharedShardsWarning, match="validation reads what training reads"):
+        fit(module, max_epochs=1)
+
+
+def test_predictions_need_outputs(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({Split.test: folders[0]}, batching=5, collate_fn=keys)
+    with pytest.raises(TypeError, match="return_predictions=False"):
+        module.predictions(None)  # type: ignore[arg-type]  # as Trainer.predict gives it

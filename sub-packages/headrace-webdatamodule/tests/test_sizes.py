@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.webdatamodule import IndexedShards, add_column, index_shards, write_tars
+from headrace.webdatamodule import (
+    DamagedSampleWarning,
+    DamagedShardError,
+    IndexedShards,
+    add_column,
+    index_shards,
+    write_tars,
+)
 from headrace.webdatamodule.indexed import telling
 from headrace.webdatamodule.indexed.sizes import SizesInMemoryWarning, sizes_of
 from headrace.webdatamodule.indexed.sources import Sources
@@ -345,3 +352,17 @@ def test_shards_that_change_are_sized_anew(tmp_path: Path) -> None:
 
 def letters(sample: dict[str, Any]) -> int:
     return len(sample["txt"])
+
+
+def test_damaged_samples_have_no_size_when_they_are_skipped(tmp_path: Path) -> None:
+    samples = [(f"s{i}", {"txt": b"word%d" % i, "bin": b"x" * 40_000}) for i in range(9)]
+    write_tars(samples, tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    (tar,) = tmp_path.glob("*.tar")
+    tar.write_bytes(tar.read_bytes().replace(b"word2", b"worm2"))
+    with pytest.raises(DamagedShardError):
+        sizes_of(IndexedShards(tmp_path), tmp_path, letters)
+    with pytest.warns(DamagedSampleWarning, match="1 samples of sizes are damaged"):
+        found = sizes_of(IndexedShards(tmp_path), tmp_path, letters, damaged="skip")
+    assert found.tolist() == [5, 5, 0, 5, 5, 5, 5, 5, 5]
+    assert IndexedShards(tmp_path).columns == ()

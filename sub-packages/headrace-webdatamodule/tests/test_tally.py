@@ -57,11 +57,17 @@ def test_sizes_of_zero_make_no_padding(sources: Sources) -> None:
 
 def test_a_report_reads_well(sources: Sources) -> None:
     skipped = tuple(Skipped(number, f"sample {number} is cut") for number in range(12))
-    told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, skipped))
-    assert "train: 4,000 samples in 1,200 batches" in told
+    told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, 30, skipped, (4, 1)))
+    assert "train of rank 1, one of 4: 4,000 samples in 1,200 batches" in told
     assert "a: 3,000 samples (75.0%)" in told
     assert "padding: 25.0%" in told
-    assert "skipped as damaged: 12" in told
+    assert "skipped as damaged: 12 samples, 30 times" in told
     assert told.count("is cut") == 10
     assert "and 2 more" in told
     assert "0 samples (0.0%)" in str(LoaderReport("val", 0, {"a": 0}, None))
+
+
+def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: Sources) -> None:
+    tally = Tally("train", sources, None)
+    assert [tally.skip(Skipped(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
+    assert (tally.report().n_skipped, [one.position for one in tally.report().skipped]) == (3, [3])

@@ -33,11 +33,12 @@ from headrace.webdatamodule.shards import (
 if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
     from headrace.webdatamodule.indexed.agreement import DifferentPlanError
+    from headrace.webdatamodule.indexed.delivering import DamagedSampleWarning
     from headrace.webdatamodule.indexed.protocols import Batching, Ordering
     from headrace.webdatamodule.indexed.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.indexed.tally import LoaderReport
-    from headrace.webdatamodule.indexed_module import IndexedWebDataModule
-    from headrace.webdatamodule.loader import DamagedSampleWarning, ResumableLoader
+    from headrace.webdatamodule.indexed_module import IndexedWebDataModule, SharedShardsWarning
+    from headrace.webdatamodule.loader import ResumableLoader
     from headrace.webdatamodule.shards import InProcessWarning, Remote, write_shards
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "ResumableLoader",
     "ShardError",
     "ShardIndex",
+    "SharedShardsWarning",
     "SizesInMemoryWarning",
     "SkippedMembersWarning",
     "Split",
@@ -85,7 +87,7 @@ _HOME = "headrace.webdatamodule"
 # Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
 _LATER = {
     "Batching": "indexed.protocols",
-    "DamagedSampleWarning": "loader",
+    "DamagedSampleWarning": "indexed.delivering",
     "DifferentPlanError": "indexed.agreement",
     "InProcessWarning": "shards",
     "IndexedWebDataModule": "indexed_module",
@@ -94,6 +96,7 @@ _LATER = {
     "PickledDataWDS": "datamodule",
     "Remote": "shards",
     "ResumableLoader": "loader",
+    "SharedShardsWarning": "indexed_module",
     "SizesInMemoryWarning": "indexed.sizes",
     "Split": "datamodule",
     "WebDataModule": "datamodule",

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, get_args
+from typing import Any
 
 import lightning
 import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources, seed_int
+from headrace.webdatamodule.indexed.checking import BATCHING, check_arguments
 from headrace.webdatamodule.indexed.delivering import Damaged
 from headrace.webdatamodule.indexed.lengths import begin_afresh, follow, limited, take_back
+from headrace.webdatamodule.indexed.options import differences, in_words
 from headrace.webdatamodule.indexed.outcomes import in_order
 from headrace.webdatamodule.indexed.plain import PlainBatchSampler
 from headrace.webdatamodule.indexed.protocols import Batching, Ordering
 from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.indexed.sources import Sources
-from headrace.webdatamodule.indexed.tally import LoaderReport
+from headrace.webdatamodule.indexed.tally import Reports
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.capped import MAX_BYTES
@@ -33,6 +37,10 @@ VERSION = 1
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
 
 
+class SharedShardsWarning(UserWarning):
+    """One set of shards serves training and validation."""
+
+
 class IndexedWebDataModule(lightning.LightningDataModule):
     """Indexed tar shards as train, val and test loaders of a Lightning trainer: exact, and resumed exactly.
 
@@ -41,7 +49,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
     holds where the run stood, and goes on there with any number of ranks and workers: no sample is lost, none comes
     twice. Batches in the training split are shuffled anew in each epoch; those of the others come in one order.
 
-    Every argument may be a mapping from `Split`; one value serves all splits.
+    `shards` to `num_workers`, `keys` and `damaged` may be mappings from `Split`; one value serves all splits. `predict`
+    uses `Split.test`.
 
     Args:
         shards: What `index_shards` or `write_shards` left: a directory, its `manifest.json`, a list of tar files, a URL
@@ -124,12 +133,13 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
         }
-        self._check_arguments()
+        per_split = (self._shards, self._batching, self._sizes, self._order, self._transform, self._collate_fn)
+        check_arguments({one.name: one for one in (*per_split, self._num_workers, self._damaged)}, check)
         self._hide_val()
         self._data: dict[Split, Sources] = {}
         self._found_sizes: dict[Split, Sizes | None] = {}
         self._loaders: dict[Split, ResumableLoader] = {}
-        self._reports: dict[Split, LoaderReport] = {}
+        self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
         self._saved: dict[str, Any] | None = None  # of the checkpoint to go on from
         self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
@@ -168,6 +178,9 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if stage not in _NEEDED:
             raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
         needed = _NEEDED[stage]
+        if stage == "fit" and not self._shards.mapped and self._validates():
+            told = "shards has no Split keys, so that validation reads what training reads"
+            warnings.warn(f"{told}: pass {{Split.train: ..., Split.val: ...}}", SharedShardsWarning, stacklevel=2)
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
             if split in self._shards:
@@ -187,7 +200,9 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> ResumableLoader:
         """The loader of the val split; where there is none, fit goes without."""
-        return self._loader(Split.val)
+        loader = self._loader(Split.val)
+        loader.counts = self._is_counted
+        return loader
 
     def test_dataloader(self) -> ResumableLoader:
         """The loader of the test split."""
@@ -200,30 +215,41 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         loader.on_batch = self._predicted.append
         return loader
 
-    def predictions(self, outputs: Sequence[Any]) -> list[tuple[str, Any]]:
+    def predictions(self, outputs: Sequence[Any], *, gather: bool = False) -> list[tuple[str, Any]]:
         """What `Trainer.predict` returned, sample by sample, in the order of the shards and with their keys.
 
         Args:
             outputs: One for each batch: an array, a tensor or a list with one row for each sample, or a dictionary,
                 tuple or named tuple of these.
+            gather: Whether to put those of all ranks together, on each of them; all have to call it then.
 
         Returns:
-            Pairs of a sample's key and its row; of this rank's samples, each once.
+            Pairs of a sample's key and its row; of this rank's samples, or of all, each once.
 
         Raises:
+            TypeError: There are no outputs.
             ValueError: There are not as many outputs as batches, or rows as samples.
         """
+        if outputs is None:
+            raise TypeError(
+                "outputs must be what Trainer.predict returned, got None: leave out return_predictions=False"
+            )
+        found = in_order(outputs, self._predicted)
+        if gather and dist.is_available() and dist.is_initialized():
+            parts: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, found)
+            found = sorted({index: row for part in parts[::-1] for index, row in part}.items())
         sources = self._opened(Split.test)
-        return [(sources.key(index), row) for index, row in in_order(outputs, self._predicted)]
+        return [(sources.key(index), row) for index, row in found]
 
-    def report(self) -> dict[Split, LoaderReport]:
+    def report(self) -> Reports:
         """What each split's loader has delivered on this rank, in the stage at hand or in the last one with it."""
-        return {**self._reports, **{split: loader.report() for split, loader in self._loaders.items()}}
+        return Reports({**self._reports, **{split: loader.report() for split, loader in self._loaders.items()}})
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: where the training split stands, the epoch included."""
         if Split.train in self._loaders:
-            return {"version": VERSION, "train": self._loaders[Split.train].state_dict()}
+            return {"version": VERSION, "train": self._loaders[Split.train].state_dict(), "options": self._options()}
         return self._saved or self._left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -232,12 +258,12 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         Raises:
             ValueError: It is of another version; and later, if it is of other shards, sizes, options or another seed.
         """
-        if state_dict and state_dict.get("version") != VERSION:
+        if state_dict and (state_dict.get("version") != VERSION or "train" not in state_dict):
             found = state_dict.get("version")
             raise ValueError(f"the checkpoint's data state has version {found!r}, this release reads {VERSION}")
         self._saved = state_dict or None
-        if Split.train in self._loaders and self._saved:
-            self._loaders[Split.train].load_state_dict(self._saved["train"])
+        if Split.train in self._loaders:
+            self._go_on(self._loaders[Split.train])
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
         """End the workers of a stage, and log what was delivered if `report` asks for it."""
@@ -263,9 +289,22 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._need(split, f"{split.name}_dataloader()")
         if split not in self._loaders:
             loader = self._loaders[split] = self._made(split)
-            if split is Split.train and self._saved is not None:
-                loader.load_state_dict(self._saved["train"])
+            if split is Split.train:
+                self._go_on(loader)
         return self._loaders[split]
+
+    def _go_on(self, loader: ResumableLoader) -> None:
+        if self._saved is None:
+            return
+        try:
+            loader.load_state_dict(self._saved["train"])
+        except ValueError as error:
+            changed = differences(self._saved.get("options"), self._options())
+            raise ValueError(f"the checkpoint does not fit: {changed or 'see its cause'}. {error}") from error
+
+    def _options(self) -> dict[str, str]:
+        given = {"batching": self._batching, "sizes": self._sizes, "order": self._order}
+        return {"seed": str(self._seed), **{name: in_words(one[Split.train]) for name, one in given.items()}}
 
     def _made(self, split: Split) -> ResumableLoader:
         sources, sizes = self._opened(split), self._size(split)
@@ -278,7 +317,11 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             sized: Any = len(sources)
         else:
             sized = sizes
-        batches = make(sized, sampler=order, num_replicas=world, rank=rank, seed=seed)
+        try:
+            batches = make(sized, sampler=order, num_replicas=world, rank=rank, seed=seed)
+        except TypeError as error:
+            error.add_note(f"as batching(sizes, sampler=..., num_replicas=..., rank=..., seed=...); {BATCHING}")
+            raise
         pin = self._loading["pin_memory"]
         return ResumableLoader(
             sources,
@@ -330,7 +373,15 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             workers, decode, keys = self._num_workers[split], self._decode[split], self._keys[split]
             reading = () if decode is decode_member and keys is None else (decode, keys)
             parts = [
-                sizes_of(self._open(split, place, None), place, wanted, num_workers=workers, name=name, reading=reading)
+                sizes_of(
+                    self._open(split, place, None),
+                    place,
+                    wanted,
+                    num_workers=workers,
+                    name=name,
+                    reading=reading,
+                    damaged=self._damaged[split],
+                )
                 for name, place in self._places(split)
             ]
             self._found_sizes[split] = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -358,6 +409,13 @@ class IndexedWebDataModule(lightning.LightningDataModule):
                 begin_afresh(self.trainer)
             follow(self.trainer, len(loader))
 
+    def _validates(self) -> bool:
+        model = None if self.trainer is None else self.trainer.lightning_module
+        return model is not None and is_overridden("validation_step", model)
+
+    def _is_counted(self) -> bool:
+        return self.trainer is None or not self.trainer.sanity_checking
+
     def _steps_done(self) -> int | None:
         if self.trainer is None or not self.trainer.training:
             return None
@@ -368,32 +426,3 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if split not in self._shards:
             have = ", ".join(map(str, self._shards.given or ())) or "no split"
             raise ValueError(f"{what} needs {split}, but shards has {have}: add shards[{split}]")
-
-    def _check_arguments(self) -> None:
-        if self._check not in get_args(Check):
-            allowed = ", ".join(map(repr, get_args(Check)))
-            raise ValueError(f"check must be one of {allowed}, got {self._check!r}")
-        for split in Split:
-            if split not in self._shards:
-                continue
-            self._places(split)
-            batching = self._batching[split]
-            if isinstance(batching, bool) or not (callable(batching) or isinstance(batching, int)):
-                raise TypeError(
-                    f"batching must be the samples of a batch, or a callable that makes batches, got {batching!r} for "
-                    f"{split}"
-                )
-            if isinstance(batching, int) and batching < 1:
-                raise ValueError(f"batching must be 1 or more samples a batch, got {batching} for {split}")
-            if callable(batching) and self._sizes[split] is None:
-                raise ValueError(
-                    f"batching makes batches by size, and {split} has no sizes: pass sizes= a column, a member key, "
-                    "or a function of the sample"
-                )
-            if self._damaged[split] not in ("raise", "skip"):
-                raise ValueError(f"damaged must be 'raise' or 'skip', got {self._damaged[split]!r} for {split}")
-            workers = self._num_workers[split]
-            if not isinstance(workers, int) or workers < 0:
-                raise ValueError(f"num_workers must be 0 or more processes, got {workers!r} for {split}")
-            if self._order[split] is not None and not callable(self._order[split]):
-                raise TypeError(f"order must be a callable that makes an order, got {self._order[split]!r} for {split}")

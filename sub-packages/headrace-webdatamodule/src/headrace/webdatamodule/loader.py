@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.arguments import seed_int
-from headrace.webdatamodule.indexed.delivering import Batches, Damaged, Skipped
+from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
 from headrace.webdatamodule.indexed.recording import Recorded, Taken
 from headrace.webdatamodule.indexed.shuffling import derive
 from headrace.webdatamodule.indexed.sources import Sources
@@ -26,10 +26,6 @@ VERSION = 1
 _WARNED = 10  # skipped samples that get a warning each
 
 State = dict[str, Any]
-
-
-class DamagedSampleWarning(UserWarning):
-    """A sample was left out of its batch because it is damaged."""
 
 
 class ResumableLoader:
@@ -110,7 +106,7 @@ class ResumableLoader:
             persistent_workers=num_workers > 0,
             generator=self._generator,
         )
-        self._tally = Tally(name, sources, sizes)
+        self._tally = Tally(name, sources, sizes, world)
         self._stateful = all(callable(getattr(batch_sampler, do, None)) for do in ("state_dict", "load_state_dict"))
         self._epoch = 0
         self._begun: object = None
@@ -121,6 +117,7 @@ class ResumableLoader:
         self.on_epoch: Callable[[], None] | None = None
         self.steps_done: Callable[[], int | None] | None = None
         self.on_batch: Callable[[Sequence[int]], None] | None = None
+        self.counts: Callable[[], bool] | None = None
 
     def __len__(self) -> int:
         """How many batches the present epoch has on this rank, those before a resumed position included."""
@@ -304,6 +301,8 @@ class ResumableLoader:
         return steps
 
     def _note(self, taken: Taken, skipped: list[Skipped]) -> None:
+        if self.counts is not None and not self.counts():
+            return
         indices = taken.indices
         if skipped:
             without = {one[0] for one in skipped}
@@ -312,9 +311,7 @@ class ResumableLoader:
         if self.on_batch is not None:
             self.on_batch(indices)
         for one in skipped:
-            self._tally.skipped.append(Skipped(*one))
-            count = len(self._tally.skipped)
-            if count <= _WARNED:
+            if self._tally.skip(Skipped(*one)) and (count := len(self._tally.skipped)) <= _WARNED:
                 more = "; further ones are counted in report()" if count == _WARNED else ""
                 warnings.warn(f"skipped a sample: {one[1]}{more}", DamagedSampleWarning, stacklevel=3)
 

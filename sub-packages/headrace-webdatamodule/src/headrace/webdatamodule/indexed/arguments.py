@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.webdatamodule.splits import Split, by_split
+
+# Names of splits that are meant as such when they come as texts.
+_MEANT = {
+    **dict.fromkeys(("train", "training", "fit"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "validate", "dev", "eval"), "val"),
+    **dict.fromkeys(("test", "testing", "predict"), "test"),
+}
+_NESTED = "shards are {Split.train: directory}, or {Split.train: {'name': directory, ...}} for several sources"
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,12 @@ def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
         raise ValueError(f"{name} has no source: name at least one, such as {{'proteins': directory}}")
     for key in given:
         if not isinstance(key, str):
-            raise TypeError(f"{name}: names of sources must be texts, got {key!r}")
-    if wrong := [key for key in given if key in Split.__members__]:
-        close = difflib.get_close_matches(wrong[0], Split.__members__, 1)
-        raise TypeError(f"{name}: keys must be members of Split, got {wrong[0]!r}; use Split.{close[0]}")
+            raise TypeError(f"{name}: names of sources must be texts, got {key!r}; {_NESTED}")
+    for key, place in given.items():
+        if key.lower() in _MEANT:
+            raise TypeError(f"{name}: keys must be members of Split, got {key!r}; use Split.{_MEANT[key.lower()]}")
+        if isinstance(place, Split | Mapping):
+            raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {_NESTED}")
     return dict(given)
 
 

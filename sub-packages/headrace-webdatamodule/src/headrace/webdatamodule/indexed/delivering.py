@@ -14,6 +14,10 @@ Damaged = Literal["raise", "skip"]
 _DAMAGED = (DamagedShardError, DecodeError)
 
 
+class DamagedSampleWarning(UserWarning):
+    """A sample was left out because it is damaged."""
+
+
 class Skipped(NamedTuple):
     """A sample that was left out.
 

@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
+from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.telling import column_name
 from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError
@@ -40,6 +42,7 @@ def sizes_of(
     num_workers: int = 0,
     name: str = "sizes",
     reading: Sequence[Any] = (),
+    damaged: Damaged = "raise",
 ) -> Sizes:
     """The size of each sample of some shards.
 
@@ -52,6 +55,8 @@ def sizes_of(
         num_workers: Processes that evaluate a function.
         name: What is sized, for the progress bar and errors.
         reading: What else decides what a function gets, such as a decoder.
+        damaged: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
+            is 0, and nothing is kept.
 
     Returns:
         Shape [n_samples], or [n_samples, k] when a function gives k sizes, or a column holds them.
@@ -61,16 +66,25 @@ def sizes_of(
 
     Warns:
         SizesInMemoryWarning: What the function said could not be kept.
+        DamagedSampleWarning: Damaged samples have no size.
     """
     if isinstance(sizes, str):
         return _named(shards, sizes, name)
     if not callable(sizes):
-        raise TypeError(f"sizes must be the name of a member or a column, or a function of a sample, got {sizes!r}")
+        kind = f"{type(sizes).__name__} of {len(sizes)}" if hasattr(sizes, "__len__") else repr(sizes)
+        raise TypeError(
+            f"sizes must be the name of a member or a column, or a function of a sample, got {kind}: keep numbers that "
+            "you have with add_column, and pass the column's name"
+        )
     column = column_name(sizes, *reading)
     if column in shards.columns:
         return np.array(shards.column(column))
-    found = _evaluated(shards, sizes, num_workers, name)
-    _keep(source, column, found, shards)
+    found, skipped = _evaluated(shards, sizes, num_workers, name, damaged)
+    if skipped:
+        told = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
+        warnings.warn(told, DamagedSampleWarning, stacklevel=2)
+    else:
+        _keep(source, column, found, shards)
     return found
 
 
@@ -93,31 +107,47 @@ def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
     raise ValueError(f"{message} {list(shards.member_keys)}: name one of these, or give a function of the sample")
 
 
-def _evaluated(shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str) -> Sizes:
+def _evaluated(
+    shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str, damaged: Damaged
+) -> tuple[Sizes, list[Skipped]]:
     count = len(shards)
     chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
+    dataset = Batches(Sources({name: shards}), partial(_sized, function), damaged)
     loader: DataLoader[Any] = DataLoader(
-        shards,  # type: ignore[arg-type]  # a dataset without torch
+        dataset,
         batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
         num_workers=min(num_workers, len(chunks)),
-        collate_fn=partial(_sized, function),
+        collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
     )
-    found: list[Sizes] = []
+    found, skipped = list[Sizes](), list[Skipped]()
     batches = iter(loader)
     try:
         # Appears when it takes long only.
         with tqdm(total=count, desc=f"sizing {name}", unit="sample", delay=1.0, disable=None) as bar:
-            for sized, key in batches:
+            for chunk, (read, left_out, error) in zip(chunks, batches, strict=True):
+                if error is not None:
+                    raise error
+                sized, key = read
                 if found and sized.shape[1:] != found[0].shape[1:]:
                     told = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
                     raise ValueError(f"sizes gave {told}: give as many for each")
-                found.append(sized)
-                bar.update(len(sized))
+                skipped += (Skipped(*one) for one in left_out)
+                found.append(_filled(chunk, sized, {one[0] for one in left_out}))
+                bar.update(len(chunk))
     finally:
         if hasattr(batches, "_shutdown_workers"):  # left to the garbage collection it takes 5 seconds a worker
             batches._shutdown_workers()
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    return (np.concatenate(found) if found else np.zeros(0, np.int64)), skipped
+
+
+def _filled(chunk: range, sized: Sizes, without: set[int]) -> Sizes:
+    """The sizes of all samples of a chunk: 0 for those that have none."""
+    if not without:
+        return sized
+    sizes = np.zeros((len(chunk), *sized.shape[1:]), sized.dtype)
+    sizes[[position not in without for position in chunk]] = sized
+    return sizes
 
 
 def _sized(function: Callable[[Any], Any], samples: list[Any]) -> tuple[Sizes, str]:
