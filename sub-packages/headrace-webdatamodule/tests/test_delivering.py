@@ -154,3 +154,25 @@ def test_a_transform_may_call_a_sample_damaged(folder: Path) -> None:
 def test_another_policy_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="damaged must be 'raise' or 'skip', got 'ignore'"):
         loader(folder, [[0]], damaged="ignore")
+
+
+def used_up(sample: dict[str, Any]) -> Any:
+    return next(iter([])) if sample["__key__"] == "s04" else sample
+
+
+def used_up_batch(samples: list[Any]) -> Any:
+    return next(iter([])) if "s04" in keys(samples) else samples
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, id="worker")])
+@pytest.mark.parametrize("where", ["transform", "collate_fn"])
+def test_a_stop_iteration_is_an_error_and_no_end(tmp_path: Path, where: str, workers: int) -> None:
+    write_tars([(f"s{i:02d}", {"json": b"1"}) for i in range(8)], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    shards = IndexedShards(tmp_path, transform=used_up if where == "transform" else None)
+    collate = used_up_batch if where == "collate_fn" else keys
+    stopping = ResumableLoader(Sources({"a": shards}), [[0, 1], [3, 4], [5]], collate_fn=collate, num_workers=workers)
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+        list(stopping)
+    assert "s04" in str(caught.value) + "".join(caught.value.__notes__)
+    assert stopping.steps == 1

@@ -446,3 +446,20 @@ def test_predictions_need_outputs(folders: tuple[Path, Path]) -> None:
     module = IndexedWebDataModule({Split.test: folders[0]}, batching=5, collate_fn=keys)
     with pytest.raises(TypeError, match="return_predictions=False"):
         module.predictions(None)  # type: ignore[arg-type]  # as Trainer.predict gives it
+
+
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_overfitting_takes_the_same_batches_in_every_epoch(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
+    seen = [batch for _, batch in fit(module, max_epochs=3, overfit_batches=2).seen]
+    assert len(seen) == 6
+    assert seen[:2] == seen[2:4] == seen[4:]
+
+
+def test_a_data_state_that_is_none(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
+    with pytest.raises(TypeError, match="must be a mapping, got list"):
+        module.load_state_dict([1])  # type: ignore[arg-type]  # edited by hand
+    with pytest.raises(ValueError, match="this release reads"):
+        module.load_state_dict({"version": 1})

@@ -206,7 +206,7 @@ def test_a_loaded_position_holds_for_its_own_epoch(folder: Path) -> None:
 def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:
     loader = plain(folder)
     assert not isinstance(loader, torch.utils.data.DataLoader)
-    assert loader.sampler is loader
+    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)  # none that trainers would replace
     assert loader.batch_sampler is None
     assert len(loader.dataset) == COUNT
     loader.sampler.set_epoch(2)
@@ -405,3 +405,49 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
         again = plain(folder)
         again.load_state_dict(during)
         assert next(iter(again)) == whole[number]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"steps": 0}, "it was changed"),
+        ({"epoch": 5}, "of epoch 5, but its batches are of 0"),
+        ({"steps": 10**30}, "ints of 0 to"),
+        ({"epoch": 10**30}, "ints of 0 to"),
+    ],
+)
+def test_a_state_that_was_changed_by_hand(folder: Path, change: dict[str, Any], told: str) -> None:
+    loader = plain(folder)
+    assert len(list(islice(loader, 2))) == 2
+    with pytest.raises(ValueError, match=told):
+        plain(folder).load_state_dict(loader.state_dict() | change)
+
+
+def test_more_steps_than_there_are_batches_to_count(folder: Path) -> None:
+    loader = make(folder, Bare())
+    with pytest.raises(ValueError, match="more than the 12 batches"):
+        loader.load_state_dict(loader.state_dict() | {"steps": 13})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"timeout": -1}, ValueError, "timeout must be"),
+        ({"timeout": float("nan")}, ValueError, "timeout must be"),
+        ({"timeout": "x"}, ValueError, "timeout must be"),
+        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be"),
+        ({"damaged": "drop"}, ValueError, "damaged must be"),
+    ],
+)
+def test_options_that_are_not_allowed(folder: Path, options: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        plain(folder, **options)
+
+
+def test_batches_need_a_length(folder: Path) -> None:
+    with pytest.raises(TypeError, match="have a length, got generator"):
+        make(folder, (batch for batch in [[1]]))
+
+
+def test_prefetching_is_for_workers_only(folder: Path) -> None:
+    assert len(list(plain(folder, prefetch_factor=3))) == 6

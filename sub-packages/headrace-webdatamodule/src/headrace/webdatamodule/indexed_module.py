@@ -192,10 +192,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         loader.which_epoch = partial(self._which_epoch, loader)
         loader.on_epoch = partial(self._follow, loader)
         loader.steps_done = self._steps_done
-        if self.trainer is not None and self.trainer.training:
-            # Before the trainer decides that its epochs are over.
-            progress: Any = self.trainer.fit_loop.epoch_progress.current
-            self._which_epoch(loader, progress.processed)
+        if self._fitting is not None:  # before the trainer decides that its epochs are over
+            self._which_epoch(loader, self._fitting.fit_loop.epoch_progress.current.processed)
         return loader
 
     def val_dataloader(self) -> ResumableLoader:
@@ -258,6 +256,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         Raises:
             ValueError: It is of another version; and later, if it is of other shards, sizes, options or another seed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"the checkpoint's data state must be a mapping, got {type(state_dict).__name__}")
         if state_dict and (state_dict.get("version") != VERSION or "train" not in state_dict):
             found = state_dict.get("version")
             raise ValueError(f"the checkpoint's data state has version {found!r}, this release reads {VERSION}")
@@ -394,20 +394,36 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             return dist.get_world_size(), dist.get_rank()
         return 1, 0
 
+    @property
+    def _fitting(self) -> Any:
+        """The trainer, when it fits with this module, and not with one that this is a part of."""
+        trainer: Any = self.trainer
+        return trainer if trainer is not None and trainer.training and trainer.datamodule is self else None
+
     def _which_epoch(self, loader: ResumableLoader, asked: int) -> int:
         """The epoch to deliver when the trainer asks for one: after a resume, what is left of the one before it."""
-        if self.trainer is None or not self.trainer.training or not loader.resumed or asked != loader.epoch + 1:
+        trainer = self._fitting
+        if trainer is None:
             return asked
-        if not 0 < loader.steps < limited(len(loader), self.trainer.limit_train_batches):
+        if trainer.overfit_batches:  # the same few batches in every epoch
+            return 0
+        if not loader.resumed or asked != loader.epoch + 1:
             return asked
-        take_back(self.trainer)
+        if not 0 < loader.steps < limited(len(loader), trainer.limit_train_batches):
+            return asked
+        take_back(trainer)
         return loader.epoch
 
     def _follow(self, loader: ResumableLoader) -> None:
-        if self.trainer is not None and self.trainer.training:
+        trainer = self._fitting
+        if trainer is not None:
             if loader.steps == 0:
-                begin_afresh(self.trainer)
-            follow(self.trainer, len(loader))
+                begin_afresh(trainer)
+            follow(trainer, len(loader))
+
+    def _steps_done(self) -> int | None:
+        trainer = self._fitting
+        return None if trainer is None else int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
 
     def _validates(self) -> bool:
         model = None if self.trainer is None else self.trainer.lightning_module
@@ -415,12 +431,6 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def _is_counted(self) -> bool:
         return self.trainer is None or not self.trainer.sanity_checking
-
-    def _steps_done(self) -> int | None:
-        if self.trainer is None or not self.trainer.training:
-            return None
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return int(progress.processed)
 
     def _need(self, split: Split, what: str) -> None:
         if split not in self._shards:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.arguments import seed_int
@@ -26,6 +26,22 @@ VERSION = 1
 _WARNED = 10  # skipped samples that get a warning each
 
 State = dict[str, Any]
+
+
+class Epochs(SequentialSampler):
+    """What trainers take for the loader's sampler: it passes epochs on, and need not be replaced.
+
+    Args:
+        loader: What it belongs to.
+    """
+
+    def __init__(self, loader: ResumableLoader) -> None:
+        super().__init__(loader.dataset)
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the loader delivers next."""
+        self._loader.set_epoch(epoch)
 
 
 class ResumableLoader:
@@ -88,6 +104,11 @@ class ResumableLoader:
     ) -> None:
         if damaged not in ("raise", "skip"):
             raise ValueError(f"damaged must be 'raise' or 'skip', got {damaged!r}")
+        if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
+            kind = type(batch_sampler).__name__
+            raise TypeError(f"batch_sampler must give lists of positions in every epoch and have a length, got {kind}")
+        if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
+            raise ValueError(f"prefetch_factor must be None, or 1 or more batches, got {prefetch_factor!r}")
         self._sources, self._batches, self._name = sources, batch_sampler, name
         self._world, self._seed, self._check_ranks = world, seed_int(seed), check_ranks
         self._recorded = Recorded(batch_sampler)
@@ -99,7 +120,7 @@ class ResumableLoader:
             batch_sampler=self._recorded,
             collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
             num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=prefetch_factor if num_workers else None,
             pin_memory=pin_memory,
             timeout=self._wait.seconds if num_workers else 0,
             multiprocessing_context=multiprocessing_context if num_workers else None,
@@ -137,9 +158,9 @@ class ResumableLoader:
         return self._sources
 
     @property
-    def sampler(self) -> ResumableLoader:
+    def sampler(self) -> Epochs:
         """Trainers call `loader.sampler.set_epoch`."""
-        return self
+        return Epochs(self)
 
     @property
     def epoch(self) -> int:
@@ -195,6 +216,10 @@ class ResumableLoader:
         own = state["batches"]
         if not isinstance(own, Mapping):
             raise TypeError(f"state['batches'] must be what state_dict() returned, got {type(own).__name__}")
+        if own.get("epoch", epoch) != epoch:
+            raise ValueError(f"state is of epoch {epoch}, but its batches are of {own['epoch']!r}: it was changed")
+        if (own.get("position", steps) > 0) != (steps > 0):
+            raise ValueError(f"state has steps {steps}, but its batches stand at {own['position']}: it was changed")
         if self._stateful:
             self._batches.load_state_dict(own)
         elif own.get("ranks") != self._world[0]:
@@ -205,6 +230,8 @@ class ResumableLoader:
             )
         else:
             self._set_epoch(epoch)
+            if steps > len(self._batches):
+                raise ValueError(f"state has {steps} steps, more than the {len(self._batches)} batches of its epoch")
         self._epoch = epoch
         self._restart(steps)
         self._resumed = True
@@ -277,6 +304,8 @@ class ResumableLoader:
                     self._positions = [self._positions[-1], (steps, taken.state)]
                 self._note(taken, skipped)
                 yield batch
+            if self._recorded.on_the_way:
+                raise RuntimeError(f"the workers of the {self._name} loader ended before its batches did")
         except Exception as error:
             self._explain(error)
             self._iterator = None  # left to the garbage collection, it takes 5 seconds a worker
@@ -345,7 +374,7 @@ def check_state(state: Any, fingerprint: str, name: str) -> tuple[int, int]:
             "resume with the shards it was saved with, or begin anew without the checkpoint"
         )
     numbers = [state["steps"], state["epoch"]]
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError(f"state has steps {numbers[0]!r} and epoch {numbers[1]!r}: both are ints of 0 or more")
+    if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+        raise ValueError(f"state has steps {numbers[0]!r} and epoch {numbers[1]!r}: both are ints of 0 to 2**62")
     steps, epoch = numbers
     return steps, epoch

@@ -68,6 +68,8 @@ class Batches(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> Read:
         try:
             return self._read(indices)
+        except StopIteration as error:  # by which a loop would take the epoch for done
+            raise _stopped("a transform", error) from error
         except ShardError as error:
             if get_worker_info() is None:
                 raise
@@ -106,8 +108,18 @@ class Batches(Dataset[Any]):
             return None, [], read.error
         try:
             return self._collate_fn(read.samples), read.skipped, None
-        except Exception as error:
+        except Exception as caught:
+            error = _stopped("collate_fn", caught) if isinstance(caught, StopIteration) else caught
             shown = ", ".join(self.sources.place(int(index)) for index in read.indices[:5])
             more = " ..." if len(read.indices) > 5 else ""
             error.add_note(f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
-            raise
+            if error is caught:
+                raise
+            raise error from caught
+
+
+def _stopped(where: str, error: StopIteration) -> RuntimeError:
+    told = RuntimeError(f"{where} raised StopIteration, as next() does of an iterator that is used up")
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told

@@ -23,6 +23,8 @@ class Wait:
     """
 
     def __init__(self, timeout: float) -> None:
+        if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:
+            raise ValueError(f"timeout must be seconds, 0 for no limit, got {timeout!r}")
         self.timeout = timeout
         self.turns = max(1, math.ceil(timeout / _ASKED))
         self.seconds = timeout / self.turns
