@@ -145,6 +145,8 @@ def test_what_is_not_there_is_code_2(tmp_path: Path, command: str) -> None:
 
 def test_verify_needs_a_directory(tmp_path: Path) -> None:
     error_of("verify", tmp_path / "nope", code=2)
+    assert "there are no .tar files" in text_of("verify", tmp_path, code=1)
+    tar_of(tmp_path / "a.tar", [("a.txt", b"1")])
     assert "run headrace-shards index on that directory" in text_of("verify", tmp_path, code=1)
 
 
@@ -300,6 +302,11 @@ def test_cat_gives_the_bytes(folder: Path) -> None:
         for member, data in members.items():
             assert shards("cat", folder, f"{key}.{member.upper()}").stdout == data
         assert shards("cat", folder, key).stdout == b"".join(members.values())
+    texts = folder.parent / "texts"
+    write_tars([("a", {"json": b"[1]", "txt": b"one\n", "seq.txt": b"MK"})], texts, n_shards=1)
+    index_shards(texts)
+    assert shards("cat", texts, "a").stdout == b"[1]\none\nMK"
+    assert shards("cat", texts, "a.seq.txt").stdout == b"MK"
     found = json_of("cat", folder / "wdshards-000001.tar", "s004")
     decoded = {one["member"]: base64.b64decode(one["base64"]) for one in found["members"]}
     assert (found["key"], decoded) == corpus()[4]

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,10 @@ def test_files_of_a_stem_are_a_sample(tmp_path: Path) -> None:
         {"__key__": "b", "txt": b"B"},
         {"__key__": "d/a", "tar.gz": b"z"},
     ]
-    assert pack(source, out) == f"packed 1 shards, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
+    done = f"packed 1 shards, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
+    assert pack(source, out) == f"{done}kept 1, wrote 0 shards\n"
+    assert pack(source, tmp_path / "new") == done
+    assert (found["kept"], found["wrote"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -324,3 +328,68 @@ def test_packing_again_changes_nothing_and_changed_files_are_refused(tmp_path: P
     files(source, s2_txt=b"9")  # as long as before
     assert "shards of another plan, first shard-000000.tar: fingerprint is" in pack(source, out, code=2)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {name: data for name, (_, data) in after.items()}
+
+
+def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", **{f"s{i}_txt": b"x" for i in range(12)}), tmp_path / "out"
+    words = (source, out, "--n-shards", "12")
+    pack(*words)
+    for number in range(2, 12):
+        (out / f"shard-{number:06d}.tar").unlink()
+    assert pack(*words).splitlines()[1] == "kept 2, wrote 10 shards"
+    (out / "shard-000007.tar").unlink()
+    found = json.loads(pack(*words, "--json"))
+    assert (found["kept"], found["wrote"], found["shards"]) == (11, 1, 12)
+    assert verify_shards(out) == []
+
+
+# Keys of FASTA records
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_fasta_ids_are_keys_if_asked_for(tmp_path: Path, workers: str) -> None:
+    one, two = tmp_path / "a.fa", tmp_path / "b.fasta.gz"
+    one.write_bytes(b">sp|P1.2|A/B first protein\nMK\nV\n> __x\nM\n")
+    two.write_bytes(gzip.compress(b">q.1\r\nMM\r\n"))
+    out = tmp_path / "out"
+    pack(one, two, out, "--key-from", "id", "--n-shards", "2", "--workers", workers)
+    found = [(sample["__key__"], sample["id.txt"], sample["seq.txt"]) for sample in IndexedShards(out)]
+    assert found == [("sp|P1-2|A-B", "sp|P1.2|A/B first protein", "MKV"), ("--x", "__x", "M"), ("q-1", "q.1", "MM")]
+    assert IndexedShards(out).find("q-1") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b">a.1 x\nM\n>a-1 y\nM\n", "the ids 'a.1' in .*a.fa and 'a-1' in .*a.fa both give the key 'a-1'"),
+        (b">a\nM\n>\nM\n", "record 1 has no id"),
+        (b">\xff\nM\n", "record 0 has the id .*no UTF-8"),
+    ],
+)
+def test_ids_that_are_no_keys_are_refused_before_anything_is_written(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "a.fa").write_bytes(text)
+    told = pack(tmp_path / "a.fa", tmp_path / "out", "--key-from", "id", code=2)
+    assert re.search(message + ".*leave out --key-from id", told)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["--member", "pkl"], ["--key-from", "id"], ["--split-at", "last"]])
+def test_options_of_other_sources_are_refused(tmp_path: Path, words: list[str]) -> None:
+    source = files(tmp_path / "in", a_txt=b"A")
+    if words[0] == "--split-at":
+        source = tmp_path / "a.fa"
+        source.write_bytes(b">a\nM\n")
+    told = pack(source, tmp_path / "out", *words, code=2)
+    assert re.search(f"{words[0]} is for .*, but the sources are (files|fasta): leave it out", told)
+
+
+def test_shards_are_not_packed_by_mistake(tmp_path: Path) -> None:
+    source, out = files(tmp_path / "in", a_txt=b"A"), tmp_path / "out"
+    pack(source, out)
+    told = pack(out, tmp_path / "again", code=2)
+    assert "holds shards that are indexed already" in told
+    assert not (tmp_path / "again").exists()
+    (out / "shard-000000.tar.hri").unlink()
+    done = subprocess.run([*COMMAND, str(out), str(tmp_path / "again")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "1 tar files are packed as members" in done.stderr

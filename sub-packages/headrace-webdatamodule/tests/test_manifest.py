@@ -109,6 +109,9 @@ def test_what_is_listed_twice_is_refused() -> None:
 
 
 def test_a_missing_and_a_damaged_manifest_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"no \.tar files"):
+        Manifest.load(tmp_path)
+    (tmp_path / "a.tar").touch()
     with pytest.raises(ManifestError, match="call index_shards"):
         Manifest.load(tmp_path)
     (tmp_path / NAME).write_text("{}")

@@ -23,6 +23,7 @@ from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.indexing import index_shard, index_shards
 from headrace.webdatamodule.shards.reader import Check, IndexedShards
+from headrace.webdatamodule.shards.verify import verify_shards
 from headrace.webdatamodule.shards.writer import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -138,7 +139,7 @@ def test_indices_that_are_no_integers_are_refused(folder: Path) -> None:
     dataset = IndexedShards(folder)
     with pytest.raises(TypeError, match="integers"):
         dataset.__getitems__([1.0])  # type: ignore[list-item]
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"the text 'a': find\('a'\) gives a key's position"):
         dataset["a"]  # type: ignore[index]
 
 
@@ -318,6 +319,9 @@ def test_a_relative_path_holds_when_the_process_goes_elsewhere(folder: Path, mon
 def test_what_cannot_be_read_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="give a directory of shards"):
         IndexedShards(tmp_path / "nowhere")
+    with pytest.raises(ManifestError, match=r"no \.tar files"):
+        IndexedShards(tmp_path)
+    (tmp_path / "a.tar").touch()
     with pytest.raises(ManifestError, match="call index_shards"):
         IndexedShards(tmp_path)
     with pytest.raises(ValueError, match="the list of shards is empty"):
@@ -337,3 +341,39 @@ import headrace.webdatamodule.shards.reader
 sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"torch", "lightning", "webdataset"} else 0)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_its_text_tells_what_it_holds(folder: Path) -> None:
+    told = repr(IndexedShards(folder))
+    assert told.startswith("<IndexedShards: 50 samples in ")
+    assert f" shards, members: {', '.join(IndexedShards(folder).member_keys)}>" in told
+
+
+def test_a_tilde_is_the_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))
+    here = f"~/{folder.name}"
+    assert len(IndexedShards(here)) == len(IndexedShards([f"{here}/wdshards-000000.tar"])) + len(
+        IndexedShards([*map(str, sorted(folder.glob("*.tar"))[1:])])
+    )
+    assert verify_shards(here) == []
+    assert index_shards(here).n_samples == 50
+    with pytest.raises(FileNotFoundError, match="~nobody-of-this-name"):
+        IndexedShards("~nobody-of-this-name/x")
+
+
+def test_what_is_given_in_the_place_of_shards_is_told(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.fasta").write_text(">a\nM\n")
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([folder, folder], ValueError, r"is a directory: .*\{name: directory\}"),
+        ({"a": folder}, ValueError, r"IndexedWebDataModule \{name: directory\}"),
+        (tmp_path / "x.fasta", ValueError, "is not a tar: headrace-shards pack"),
+        ([tmp_path / "x.fasta"], ValueError, "is not a tar: headrace-shards pack"),
+        (folder / "wdshards-{000000..000001}.tar", FileNotFoundError, "patterns and braces.*give the directory"),
+        ([folder / "*.tar"], FileNotFoundError, "patterns and braces.*give the directory"),
+        ("s3://bucket/a-{000000..000001}.tar", ValueError, "is a pattern.*give the directory's URL"),
+        (["s3://bucket/*.tar"], ValueError, "is a pattern.*give the directory's URL"),
+    ]
+    for source, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            IndexedShards(source)

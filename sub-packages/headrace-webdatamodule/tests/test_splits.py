@@ -65,3 +65,9 @@ def test_keys_that_are_no_text(given: Any) -> None:
 def test_no_keys(given: Any) -> None:
     with pytest.raises(ValueError, match="at least one member key"):
         suffix_keys(given)
+
+
+@pytest.mark.parametrize("given", [".pkl", ["json", ".pkl"]])
+def test_member_keys_go_without_a_leading_dot(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"without a leading dot: write 'pkl', got '\.pkl'"):
+        suffix_keys(given)

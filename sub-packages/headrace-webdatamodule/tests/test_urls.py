@@ -55,7 +55,8 @@ def test_urls_cannot_come_in_by_the_options(tmp_path: Path) -> None:
 def test_names_that_look_like_urls_are_plain_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("pipe:touch ran;#", "http:"):
-        write_tars(SAMPLES, tmp_path / name, n_shards=1, prefix="pipe:touch ran; ?#")
+        [path] = write_tars(SAMPLES, tmp_path / name, n_shards=1)
+        path.rename(path.with_name("pipe:touch ran; ?#-000000.tar"))
         place = f"./{name}"
         assert read(module(place, prefix_tars_wds="pipe:touch ran; ?#")) == [[0], [1], [2], [3]]
     monkeypatch.chdir(tmp_path / "http:")
@@ -108,6 +109,16 @@ def test_schemes() -> None:
 
 def test_no_shards(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no shard named wdshards-\*.tar.*prefix_tars_wds"):
+        shard_urls(str(tmp_path), "wdshards")
+    for prefix in ("a-b", "shard"):
+        (tmp_path / f"{prefix}-000000.tar").touch()
+        with pytest.raises(FileNotFoundError, match=rf"named wdshards-\*\.tar.*prefix.*'{prefix}'") as caught:
+            shard_urls(str(tmp_path), "wdshards")
+        (tmp_path / f"{prefix}-000000.tar").unlink()
+        assert f"prefix_tars_wds={prefix!r}" in str(caught.value)
+    for number in range(7):
+        (tmp_path / f"p{number}-000000.tar").touch()
+    with pytest.raises(FileNotFoundError, match=r"'p0', 'p1', 'p2', 'p3', 'p4' and 2 more: say which with prefix_tars"):
         shard_urls(str(tmp_path), "wdshards")
     with pytest.raises(FileNotFoundError, match=r"nowhere is no directory.*dirs_tars_wds"):
         shard_urls(str(tmp_path / "nowhere"), "wdshards")

@@ -200,8 +200,9 @@ def test_a_large_set_starts_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_samples_that_cannot_be_sent_are_written_here_and_that_is_said(tmp_path: Path) -> None:
-    with pytest.warns(InProcessWarning, match=r"written in this process; pass a function.*workers=1"):
+    with pytest.warns(InProcessWarning, match=r"written in this process; pass a function.*workers=1") as caught:
         write_shards(lambda: some(9), tmp_path, n_shards=3, workers=2)
+    assert caught[0].filename == __file__
     assert verify_shards(tmp_path) == []
 
 
@@ -266,7 +267,9 @@ def test_columns_of_other_shards_are_not_lost_in_silence(tmp_path: Path) -> None
         (("k", {"a/b": b""}), "member key 'a/b' cannot be stored"),
         (("k", {"A": b"", "a": b""}), "cannot be stored"),
         (("k", {"__url__": b""}), "readers use for themselves"),
-        (("k", {"x": "text"}), "must be bytes, got str"),
+        (("k", {"x": "text"}), r"must be bytes, got str: .*text\.encode\(\)"),
+        (("k", {"x": np.ones(3)}), r"must be bytes, got ndarray: numpy\.save.*BytesIO.*safetensors\.numpy\.save"),
+        (("k", {"x": 3}), r"must be bytes, got int: .*json\.dumps"),
         (("\udc80", {"x": b""}), "UTF-8"),
         (("k", {"\udc80": b""}), "UTF-8"),
         (("k", [b"x"]), "must be a pair of a text"),
@@ -318,6 +321,22 @@ def test_sizes_of_shards_that_are_not_allowed(tmp_path: Path, size: dict[str, An
     with pytest.raises(ValueError, match=r"n_shards"):
         write_shards(some(3), tmp_path / "new", **size)
     assert not (tmp_path / "new").exists()
+
+
+def test_integers_of_numpy_are_numbers_too(tmp_path: Path) -> None:
+    plain: dict[str, Any]
+    numbers: dict[str, Any] = {
+        "n_shards": np.int64(2),
+        "samples_per_shard": np.uint8(2),
+        "bytes_per_shard": np.int32(1),
+    }
+    for name, number in numbers.items():
+        workers: Any = np.int64(1)
+        given, plain = {name: number}, {name: int(number)}
+        manifest = write_shards(some(3), tmp_path / name, **given, workers=workers)
+        assert manifest == write_shards(some(3), tmp_path / name, **plain, workers=1)
+    with pytest.raises(ValueError, match="whole number of 1 or more"):
+        write_shards(some(3), tmp_path / "new", n_shards=True)
 
 
 def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def suffix_keys(given: Any) -> tuple[str, ...]:
 
     Raises:
         TypeError: Not text.
-        ValueError: No key, or an empty one.
+        ValueError: No key, an empty one, or one with a leading dot.
 
     >>> suffix_keys("tensor.pyd")
     ('tensor.pyd',)
@@ -93,6 +93,9 @@ def suffix_keys(given: Any) -> tuple[str, ...]:
             raise TypeError(f"suffix_keys_wds must be a str or several, such as 'tensor.pyd', got {key!r}")
     if not keys or not all(keys):
         raise ValueError(f"suffix_keys_wds must name at least one member key, got {given!r}")
+    for key in keys:
+        if key.startswith("."):
+            raise ValueError(f"suffix_keys_wds goes without a leading dot: write {key.lstrip('.')!r}, got {key!r}")
     return keys
 
 

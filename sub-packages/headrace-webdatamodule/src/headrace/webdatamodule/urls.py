@@ -91,6 +91,25 @@ def shard_urls(place: str, prefix: str) -> list[str]:
     shards = find_shards(directory, prefix)
     if not shards:
         what = "has no shard" if directory.is_dir() else "is no directory, so there is no shard"
-        cure = "Correct dirs_tars_wds or prefix_tars_wds, or write the shards first"
-        raise FileNotFoundError(f"{directory} {what} named {prefix}-*.tar. {cure}")
+        raise FileNotFoundError(f"{directory} {what} named {prefix}-*.tar. {_cure(directory)}")
     return [str(shard) for shard in shards]
+
+
+def prefixes(directory: Path) -> list[str]:
+    """The prefixes of the shards that lie in a directory, sorted.
+
+    Args:
+        directory: Where to look; need not exist.
+    """
+    names = (path.stem for path in directory.glob("*-*.tar") if not path.name.startswith("."))
+    return sorted({name.rpartition("-")[0] for name in names} - {""})
+
+
+def _cure(directory: Path) -> str:
+    found = prefixes(directory)
+    if not found:
+        return "Correct dirs_tars_wds or prefix_tars_wds, or write the shards first"
+    if len(found) == 1:
+        return f"The shards there have another prefix: say prefix_tars_wds={found[0]!r}"
+    named = ", ".join(map(repr, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return f"The shards there have the prefixes {named}: say which with prefix_tars_wds, such as {found[0]!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import sys
 from typing import Any
 
 from headrace.webdatamodule.commands.opening import a_path
@@ -13,7 +14,8 @@ from headrace.webdatamodule.shards.reader import IndexedShards
 HELP = "write the bytes of a sample or a member to stdout"
 DESCRIPTION = (
     "Write the bytes of one member (KEY.MEMBER) to stdout as they are stored, or those of all members of a sample"
-    " (KEY), one after another. Checksums are verified. With --json, the bytes are in base64."
+    " (KEY), one after another; where all of several are texts, each begins on a line of its own. Checksums are"
+    " verified. With --json, the bytes are in base64."
 )
 
 
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         plain = [{"member": one, "bytes": len(data), "base64": encoded(data)} for one, data in sample.items()]
         emit_json({"key": key, "index": index, "members": plain})
     else:
-        emit_bytes(sample.values())
+        emit_bytes(apart(list(sample.values()), terminal=sys.stdout is not None and sys.stdout.isatty()))
     return 0
 
 
@@ -69,6 +71,37 @@ def chosen(sample: dict[str, Any], member: str | None) -> dict[str, bytes]:
     if member is not None and member not in sample:
         raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, sample))}")
     return sample if member is None else {member: sample[member]}
+
+
+def apart(members: list[bytes], *, terminal: bool) -> list[bytes]:
+    r"""Several texts with line ends between them, and at their end on a terminal; all else stays as it is.
+
+    Args:
+        members: Their bytes.
+        terminal: Whether a person reads them.
+
+    >>> apart([b"a", b"b\n", b"c"], terminal=False), apart([b"a", b"\xff"], terminal=True)
+    ([b'a', b'\n', b'b\n', b'c'], [b'a', b'\xff'])
+    """
+    texts = [data for data in members if data]
+    if len(texts) < 2 or not all(map(is_text, texts)):
+        return members
+    ends = [b"" if data.endswith(b"\n") else b"\n" for data in texts]
+    if not terminal:
+        ends[-1] = b""
+    return [piece for pair in zip(texts, ends, strict=True) for piece in pair if piece]
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are a text in UTF-8.
+
+    Args:
+        data: The bytes.
+    """
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
 
 
 def encoded(data: bytes) -> str:

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         warnings.simplefilter("always", SkippedMembersWarning)
         try:
             manifest = index_shards(options.directory, executor=executor, drop_columns=options.drop_columns)
-        except ManifestError as error:  # nothing is damaged: the columns belong to the shards that lay here before
+        except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped
             raise ValueError(str(error)) from error
     for one in caught:
         warn(str(one.message))

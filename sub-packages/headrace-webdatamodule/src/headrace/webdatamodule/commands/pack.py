@@ -15,17 +15,19 @@ import xxhash
 from headrace.webdatamodule.commands.index import sentence, summary
 from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_json, emit_lines
+from headrace.webdatamodule.commands.sources import fasta
 from headrace.webdatamodule.commands.sources.choosing import KINDS, open_source
 from headrace.webdatamodule.commands.sources.source import Source
 from headrace.webdatamodule.commands.working import add_workers, positive
-from headrace.webdatamodule.shards.writing.write import write_shards
+from headrace.webdatamodule.shards.writing.write import write_and_tell
 
 HELP = "pack files, pickles, FASTA or an LMDB into shards"
 DESCRIPTION = (
     "Pack samples into indexed shards; nothing is unpickled. Files of directories that share a name up to the first dot"
     " are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by key. A FASTA"
     " record is a sample whose key is its number, with the members 'id.txt' (the line behind '>') and 'seq.txt' (the"
-    " letters). An entry of an LMDB is a sample with one member. OUT may not hold other tar files;"
+    " letters); with --key-from id, the key is the first word of that line, its dots and slashes as dashes."
+    " An entry of an LMDB is a sample with one member. OUT may not hold other tar files;"
     " packing the same again changes nothing, and completes a run that was stopped."
 )
 _MOST = 256 << 20
@@ -45,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--bytes-per-shard", type=nbytes, metavar="N", help=most)
     size.add_argument("--n-shards", type=positive, metavar="N", help="number of shards, equal up to one sample")
     add("--prefix", default="shard", metavar="NAME", help="begin of the shards' names (default shard)")
-    add("--split-at", choices=("first", "last"), default="first", help="dot of a file name that ends the key")
-    add("--member", default="bin", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)")
+    add("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)")
+    add("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)")
+    add("--key-from", choices=fasta.KEYS_FROM, help="key of a FASTA record (default number); id is its first word")
     add("--keys", type=a_path, metavar="FILE", help="which entries of an LMDB, a key a line (default: all)")
     add_workers(parser)
 
@@ -62,8 +65,9 @@ def run(options: argparse.Namespace) -> int:
             split_at=options.split_at,
             member=options.member,
             keys=options.keys,
+            key_from=options.key_from,
         )
-        manifest = write_shards(
+        manifest, kept = write_and_tell(
             source,
             options.out,
             **shard_size(source, options),
@@ -71,10 +75,11 @@ def run(options: argparse.Namespace) -> int:
             prefix=options.prefix,
             fingerprint=fingerprint(source.stamps()),
         )
+    wrote = len(manifest.shards) - kept
     if options.json:
-        emit_json(summary(options.out, manifest))
+        emit_json({**summary(options.out, manifest), "kept": kept, "wrote": wrote})
     else:
-        emit_lines([sentence("packed", manifest)])
+        emit_lines([sentence("packed", manifest), *([f"kept {kept:,}, wrote {wrote:,} shards"] if kept else [])])
     return 0
 
 

@@ -61,18 +61,25 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
     return made
 
 
-def _opened(path: Path) -> npt.NDArray[Any]:
+def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:
     with os.fdopen(open_plain(path, ManifestError), "rb") as file:
         if os.fstat(file.fileno()).st_size > _READ:
+            _compare(np.memmap(path, np.uint8, "r").data, checksum)
             return np.lib.format.open_memmap(path, mode="r")
         data = file.read()
+    _compare(data, checksum)
     array = load_npy(data, len(data))
     array.flags.writeable = False
     return array
 
 
+def _compare(data: bytes | memoryview, checksum: str) -> None:
+    if f"{checksum64(data):016x}" != checksum:
+        raise ValueError("its bytes are not those that were stored; restore the file, or add the column again")
+
+
 def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDArray[Any]:
-    """Map a column.
+    """Map a column; all of it is compared with its checksum.
 
     Args:
         directory: Where the shards lie.
@@ -84,14 +91,14 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         while it is used, instead of replacing it, kills whoever looks at it.
 
     Raises:
-        ManifestError: There is no such column, or its file is another one.
+        ManifestError: There is no such column, or its file is damaged or another one.
     """
     columns = {entry.name: entry for entry in manifest.columns}
     if name not in columns:
         raise ManifestError(f"there is no column {name!r}, only {sorted(columns)}; make it with add_column")
     entry = columns[name]
     try:
-        array = _opened(Path(directory) / entry.file)
+        array = _opened(Path(directory) / entry.file, entry.checksum)
     except Exception as error:  # numpy raises half a dozen kinds for damaged headers
         raise ManifestError(f"the column {name!r} cannot be read from {entry.file}: {error}") from error
     if array.dtype.str != entry.dtype or array.shape[:1] != (manifest.n_samples,):

@@ -286,7 +286,8 @@ class ShardIndex:
             message = "the shard has the size that it had when it was indexed, but other content"
         else:
             return
-        cure = "it was replaced, cut or damaged; restore it or index it again"
+        told = "it was replaced, cut or damaged: call verify_shards, which tells what is damaged"
+        cure = f"{told}, and restore it; index it again only if you changed it on purpose"
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
 
     def check_size(self) -> None:

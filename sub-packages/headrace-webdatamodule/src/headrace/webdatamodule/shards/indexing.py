@@ -15,7 +15,8 @@ from headrace.webdatamodule.shards.columns import DERIVED
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ManifestError, StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, ShardEntry
-from headrace.webdatamodule.shards.plain_files import FileBytes
+from headrace.webdatamodule.shards.plain_files import FileBytes, expanded
+from headrace.webdatamodule.shards.stopped import refuse_stopped
 from headrace.webdatamodule.shards.whole import write_whole
 
 _Result = TypeVar("_Result")
@@ -57,12 +58,14 @@ def index_shards(directory: str | Path, *, executor: Executor | None = None, dro
     Raises:
         FileNotFoundError: There are no tar files.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
-        ManifestError: The columns of an earlier manifest do not fit the shards any more.
+        ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
+            before all shards that it had planned were there.
 
     Warns:
         SkippedMembersWarning: Members of the shards are no part of a sample.
     """
-    folder = Path(directory)
+    folder = expanded(directory)
+    refuse_stopped(folder)
     paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
     if not paths:
         raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")

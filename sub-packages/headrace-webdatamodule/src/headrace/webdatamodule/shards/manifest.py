@@ -16,6 +16,7 @@ from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.grouping import RESERVED
 from headrace.webdatamodule.shards.keys import is_utf8
 from headrace.webdatamodule.shards.plain_files import read_plain
+from headrace.webdatamodule.shards.stopped import stopped_write
 from headrace.webdatamodule.shards.whole import write_whole
 
 NAME = "manifest.json"
@@ -168,8 +169,7 @@ class Manifest:
         try:
             return cls.from_json(read_manifest(directory))
         except FileNotFoundError as error:
-            message = f"there is no {NAME} in {str(directory)!r}: call index_shards on that directory first"
-            raise ManifestError(message) from error
+            raise ManifestError(_missing(Path(directory))) from error
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
         except ManifestError as error:
@@ -207,6 +207,16 @@ def is_plain_name(name: object) -> bool:
     if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _LONGEST:
         return False
     return bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
+
+
+def _missing(folder: Path) -> str:
+    stopped = stopped_write(folder)
+    if stopped:
+        return f"there is no {NAME}: {stopped}"
+    if folder.is_dir() and not any(folder.glob("*.tar")):
+        cure = "give a directory of shards, or write some with write_shards"
+        return f"there are no .tar files in {str(folder)!r}, and so there is no {NAME}: {cure}"
+    return f"there is no {NAME} in {str(folder)!r}: call index_shards on that directory first"
 
 
 def _is_text(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
+from headrace.webdatamodule.shards.belonging import check_belongs
 from headrace.webdatamodule.shards.errors import StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.plain_files import open_plain
@@ -15,6 +16,8 @@ class Mapped:
 
     Args:
         index: Of the shard; it names the file.
+        verified: Whether the checksum of each member is compared when it is read: then damage of a few samples is
+            left to those reads, and the others stay readable.
 
     Attributes:
         data: The bytes; a slice of them is a copy.
@@ -25,13 +28,13 @@ class Mapped:
         StaleIndexError: It is another one than was indexed.
     """
 
-    def __init__(self, index: ShardIndex) -> None:
+    def __init__(self, index: ShardIndex, *, verified: bool = False) -> None:
         self.path, self.nbytes = index.shard, index.shard_bytes
         self.data: bytes | mmap.mmap = b""
         with os.fdopen(open_plain(self.path), "rb", buffering=0) as file:
             if file.seek(0, 2):  # an empty file cannot be mapped
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+        check_belongs(index, self.data, verified=verified)
 
     def check_size(self) -> None:
         """See whether the file was cut since: to read behind its end would kill the process.

@@ -27,7 +27,8 @@ def member_sizes(index: ShardIndex, member: str, missing: int | None = None) -> 
     lacking = positions < 0
     if missing is None and lacking.any():
         key = index.key(int(lacking.argmax()))
-        message = f"the sample has no member {member!r}: correct the shard, or pass missing=0"
+        cure = "correct the shard, or name a member that all samples have; IndexedShards.sizes takes missing=0 instead"
+        message = f"the sample has no member {member!r}: {cure}"
         raise ShardError(message, shard=index.shard, sample=key)
     if not index.n_members:
         return np.empty(0, np.int64)

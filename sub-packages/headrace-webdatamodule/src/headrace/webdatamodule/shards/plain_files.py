@@ -126,6 +126,15 @@ def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes
     return b"".join(pieces)
 
 
+def expanded(place: str | os.PathLike[str]) -> Path:
+    """A path whose begin "~" stands for the home of a user; it stays where there is no such user.
+
+    Args:
+        place: The path.
+    """
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
+
+
 def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no file")

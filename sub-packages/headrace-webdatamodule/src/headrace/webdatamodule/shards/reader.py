@@ -105,6 +105,10 @@ class IndexedShards:
         vars(self).update(state)
         self._begin()
 
+    def __repr__(self) -> str:
+        counts = f"{len(self):,} samples in {len(self._shards.names):,} shards"
+        return f"<{type(self).__name__}: {counts}, members: {', '.join(self.member_keys) or 'none'}>"
+
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
@@ -272,6 +276,8 @@ class IndexedShards:
         self._held.close()
 
     def _find(self, index: int) -> tuple[int, int]:
+        if isinstance(index, str):
+            raise TypeError(f"index must be an integer, got the text {index!r}: find({index!r}) gives a key's position")
         at = operator.index(index)
         if not -len(self) <= at < len(self):
             raise IndexError(f"index must be {-len(self)} to {len(self) - 1}, got {at}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
@@ -21,6 +21,8 @@ from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.open_shard import OpenShard
+from headrace.webdatamodule.shards.places import missing, refuse_others
+from headrace.webdatamodule.shards.plain_files import expanded
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote import Remote
@@ -84,7 +86,7 @@ class ShardSet:
         self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
     ) -> OpenShard:
         """Map a shard; the arguments are those of `OpenShard`."""
-        return OpenShard(index, Mapped(index), keys, verify=verify, max_bytes=max_bytes)
+        return OpenShard(index, Mapped(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Map a column of the manifest.
@@ -136,20 +138,22 @@ def find_shards(source: Source) -> ShardSet:
         FileNotFoundError: There is nothing at that path.
         ManifestError: There is no manifest, or it is damaged.
         ShardError: A tar file of the list has no index, or a damaged one.
-        ValueError: The list is empty.
+        ValueError: The list is empty or names a directory, or a file is no tar.
     """
+    if isinstance(source, Mapping):
+        raise ValueError("one source is read here: for several give IndexedWebDataModule {name: directory}")
     if not isinstance(source, (str, os.PathLike)):
         if not isinstance(source, Iterable):
             return _far(source)
         places = [_local(place) for place in source]
         far = any(map(is_url, places))
-        return _far(list(map(str, places))) if far else _listed([Path(path).absolute() for path in places])
+        return _far(list(map(str, places))) if far else _listed([expanded(path).absolute() for path in places])
     place = _local(source)
     if is_url(place):
         return _far(str(place))
-    path = Path(place).absolute()
+    path = expanded(place).absolute()
     if not path.exists():
-        raise FileNotFoundError(f"there is no {str(path)!r}: give a directory of shards, its {NAME} or tar files")
+        raise missing(path)
     if path.is_dir() or path.name == NAME:
         folder = path if path.is_dir() else path.parent
         return of_manifest(str(folder), Manifest.load(folder))
@@ -202,6 +206,7 @@ def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:
 def _listed(paths: Sequence[Path]) -> ShardSet:
     if not paths:
         raise ValueError("the list of shards is empty: give the path of at least one tar file")
+    refuse_others(paths)
     names = list(map(str, paths))
     return of_heads(names, map(_head, names))
 

@@ -23,7 +23,8 @@ from headrace.webdatamodule.shards.index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.indexing import map_file, spread
 from headrace.webdatamodule.shards.locating import differences
 from headrace.webdatamodule.shards.manifest import NAME, Manifest, ShardEntry, read_manifest
-from headrace.webdatamodule.shards.plain_files import FileBytes
+from headrace.webdatamodule.shards.plain_files import FileBytes, expanded
+from headrace.webdatamodule.shards.stopped import stopped_write
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     Raises:
         NotADirectoryError: There is no such directory.
     """
-    folder = Path(directory)
+    folder = expanded(directory)
     if not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is no directory")
     tars = {path.name for path in folder.glob("*.tar") if not path.name.startswith(".")}
@@ -81,7 +82,9 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     except ManifestError as error:
         faults, entries = [Fault.of(error)], dict.fromkeys(sorted(tars))
     else:
-        faults = [*_manifest_faults(folder, manifest), *_strangers(folder, manifest, tars)]
+        stopped = stopped_write(folder)
+        faults = [Fault(f"{folder / NAME}: {stopped}")] if stopped else []
+        faults += [*_manifest_faults(folder, manifest), *_strangers(folder, manifest, tars)]
         entries = {entry.name: entry for entry in manifest.shards}
     paths = [folder / name for name in entries]
     found = spread(partial(verify_shard, entries=entries), paths, executor, what="verifying")
@@ -226,6 +229,7 @@ def _strangers(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fau
     for name in sorted(tars - known):
         message = "the shard is not in the manifest, and no reader reads it: index the directory again"
         yield Fault(message, str(folder / name))
+    either = known | tars
     for path in sorted(folder.glob(f"*.tar{SUFFIX}")):
-        if path.name.removesuffix(SUFFIX) not in known | tars:
+        if path.name.removesuffix(SUFFIX) not in either:
             yield Fault(f"{path}: the index has no shard: restore the shard, or remove the index")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.webdatamodule.commands.sources import entries, fasta
@@ -11,6 +11,7 @@ from headrace.webdatamodule.commands.sources.files import find_files
 from headrace.webdatamodule.commands.sources.source import Chain, Source
 
 KINDS = ("files", "fasta", "lmdb")
+_FOR = {"--split-at": "files", "--member": "lmdb", "--key-from": "fasta"}
 
 
 def kind_of(path: Path) -> str:
@@ -41,9 +42,10 @@ def open_source(
     scratch: Path,
     *,
     kind: str | None = None,
-    split_at: str = "first",
-    member: str = "bin",
+    split_at: str | None = None,
+    member: str | None = None,
     keys: Path | None = None,
+    key_from: str | None = None,
 ) -> Source:
     """Open what is to be packed.
 
@@ -51,9 +53,10 @@ def open_source(
         paths: All of one kind.
         scratch: A directory for temporary files.
         kind: One of `KINDS`; by the paths when None.
-        split_at: For files; see `find_files`.
-        member: For LMDBs; see `Entries`.
+        split_at: For files; see `find_files`. "first" when None.
+        member: For LMDBs; see `Entries`. "bin" when None.
         keys: For one LMDB: a file with one key a line; all keys when None.
+        key_from: For FASTA; see `Fasta`. "number" when None.
 
     Returns:
         The samples.
@@ -66,17 +69,18 @@ def open_source(
     kinds = {kind} if kind else {kind_of(path) for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"the sources are of several kinds ({', '.join(sorted(kinds))}): pack each kind by itself")
+    _refuse_unused(kinds, {"--split-at": split_at, "--member": member, "--key-from": key_from})
     if keys is not None and (kinds != {"lmdb"} or len(paths) > 1):
         raise ValueError("--keys chooses entries of one LMDB: leave it out, or give one LMDB")
     if kinds == {"files"}:
         for path in paths:
             if not path.is_dir():
                 raise NotADirectoryError(f"{str(path)!r} is no directory")
-        return find_files(paths, split_at=split_at)
+        return find_files(paths, split_at=split_at or "first")
     if kinds == {"lmdb"}:
         wanted = None if keys is None else read_keys(keys)
-        return Chain([entries.Entries(path, member, wanted) for path in paths])
-    return _records(paths, scratch)
+        return Chain([entries.Entries(path, "bin" if member is None else member, wanted) for path in paths])
+    return _records(paths, scratch, key_from or "number")
 
 
 def read_keys(path: Path) -> list[str]:
@@ -94,10 +98,19 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-def _records(paths: Sequence[Path], scratch: Path) -> Source:
-    records: list[Source] = []
+def _refuse_unused(kinds: set[str], options: Mapping[str, str | None]) -> None:
+    for name, value in options.items():
+        if value is not None and kinds != {_FOR[name]}:
+            found = ", ".join(sorted(kinds))
+            raise ValueError(f"{name} is for {_FOR[name]}, but the sources are {found}: leave it out")
+
+
+def _records(paths: Sequence[Path], scratch: Path, key_from: str) -> Source:
+    records: list[fasta.Fasta] = []
     first = 0
     for path in paths:
-        records.append(fasta.Fasta(fasta.plain(path, scratch), first, name=str(path)))
+        records.append(fasta.Fasta(fasta.plain(path, scratch), first, name=str(path), key_from=key_from))
         first += len(records[-1])
+    if key_from == "id":
+        fasta.refuse_twins(records)
     return Chain(records)

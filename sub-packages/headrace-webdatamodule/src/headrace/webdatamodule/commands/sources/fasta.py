@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from headrace.webdatamodule.shards.headers import BLOCK
 
 PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN))
+KEYS_FROM = ("number", "id")
 _BEGIN = re.compile(rb"^>", re.MULTILINE)
 _DIGITS = 9
 
@@ -27,22 +28,29 @@ _DIGITS = 9
 class Fasta(Source):
     """The records of a FASTA file.
 
-    A record's key is its number, since its own name may come twice or hold what a key cannot. Its members are texts:
-    `id.txt`, the line behind ">", and `seq.txt`, the letters without white space.
+    A record's key is its number, since its own name may come twice or hold what a key cannot; or that name, made safe.
+    Its members are texts: `id.txt`, the line behind ">", and `seq.txt`, the letters without white space.
 
     Args:
         path: The file, not compressed.
         first: The number of its first record.
         name: Of the file, in errors; the path when empty.
+        key_from: What the keys are: "number", or "id" for the first word behind ">"; see `safe_key`.
+
+    Attributes:
+        name: Of the file.
+        ids: The first words; None where numbers are the keys.
 
     Raises:
-        ValueError: It is no FASTA file, or holds no record.
+        ValueError: It is no FASTA file, or holds no record; or a record has no id.
     """
 
-    def __init__(self, path: Path, first: int = 0, name: str = "") -> None:
+    def __init__(self, path: Path, first: int = 0, name: str = "", key_from: str = "number") -> None:
+        self.name = name or str(path)
         self._path, self._first = str(path), first
         self._starts = record_starts(path, name or str(path))
         self._nbytes = path.stat().st_size
+        self.ids = read_ids(path, self._starts, self.name) if key_from == "id" else None
 
     def __len__(self) -> int:
         return self._starts.size - 1
@@ -60,7 +68,7 @@ class Fasta(Source):
         return self._key(index), {"id.txt": title, "seq.txt": b"".join(letters.split())}
 
     def _key(self, index: int) -> str:
-        return f"{self._first + index:0{_DIGITS}d}"
+        return f"{self._first + index:0{_DIGITS}d}" if self.ids is None else safe_key(self.ids[index])
 
     def keys(self) -> Iterable[str]:
         """As of `Source`."""
@@ -74,6 +82,7 @@ class Fasta(Source):
         """As of `Source`."""
         made = copy(self)
         made._first, made._starts = self._first + start, self._starts[start : stop + 1]
+        made.ids = None if self.ids is None else self.ids[start:stop]
         return made
 
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -107,6 +116,61 @@ def record_starts(path: Path, name: str) -> npt.NDArray[np.int64]:
     if not starts.size:
         raise ValueError(f"{name}: the file holds no record")
     return np.append(starts, nbytes)
+
+
+def read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]:
+    """The first word behind each ">".
+
+    Args:
+        path: The file, not compressed.
+        starts: As of `record_starts`.
+        name: Of the file, in errors.
+
+    Raises:
+        ValueError: A record has none, or one that is no UTF-8.
+    """
+    ids = list[str]()
+    with path.open("rb") as file:
+        for number, start in enumerate(starts[:-1].tolist()):
+            file.seek(start)
+            words = file.readline()[1:].split(None, 1)
+            try:
+                ids.append(words[0].decode())
+            except (IndexError, UnicodeDecodeError):
+                found = "no id behind '>'" if not words else f"the id {words[0]!r:.80}, which is no UTF-8"
+                raise ValueError(f"{name}: record {number} has {found}: leave out --key-from id") from None
+    return ids
+
+
+def safe_key(word: str) -> str:
+    r"""A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin.
+
+    Args:
+        word: The id, not empty.
+
+    >>> safe_key("sp|P1.2|A/B"), safe_key("__x")
+    ('sp|P1-2|A-B', '--x')
+    """
+    return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
+
+
+def refuse_twins(records: Sequence[Fasta]) -> None:
+    """Refuse ids that give one key twice.
+
+    Args:
+        records: All files that are packed together, with ids.
+
+    Raises:
+        ValueError: Naming both.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for one in records:
+        for key, word in zip(one.keys(), one.ids or (), strict=True):
+            if key in seen:
+                other, file = seen[key]
+                both = f"the ids {other!r} in {file} and {word!r} in {one.name} both give the key {key!r}"
+                raise ValueError(f"{both}: rename one, or leave out --key-from id, so that keys are numbers")
+            seen[key] = word, one.name
 
 
 def plain(path: Path, scratch: Path) -> Path:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.commands.output import warn
 from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
 from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.index import SUFFIX
 from headrace.webdatamodule.shards.writing.sizing import stored_bytes
 
 Members = dict[str, str]
@@ -68,7 +69,7 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first") -> Files
 
     Raises:
         ShardError: Two files would be the same member.
-        ValueError: There is no file that could be a member.
+        ValueError: There is no file that could be a member, or there are shards.
     """
     samples: dict[str, Members] = {}
     left: list[str] = []
@@ -89,6 +90,7 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first") -> Files
             f"{len(left)} files are no part of a sample and are not packed, such as {names}: they are hidden, have no"
             " extension or are no plain files"
         )
+    _refuse_shards(samples, directories)
     return Files([(key, dict(sorted(samples[key].items()))) for key in sorted(samples)])
 
 
@@ -108,6 +110,17 @@ def parted(name: str, split_at: str) -> tuple[str, str]:
         return "", ""
     key = name[:dot]
     return (key if split_at == "first" else key.replace(".", "-")), name[dot + 1 :]
+
+
+def _refuse_shards(samples: dict[str, Members], directories: Sequence[Path]) -> None:
+    tars = {path for members in samples.values() for path in members.values() if path.endswith(".tar")}
+    indexed = min((path for path in tars if Path(f"{path}{SUFFIX}").exists()), default=None)
+    if indexed:
+        message = f"{_names(directories)} holds shards that are indexed already, such as {indexed!r}"
+        raise ValueError(f"{message}: read them as they are, or move them away")
+    if tars:
+        hint = "if they are shards, headrace-shards index makes them readable as they are"
+        warn(f"{len(tars)} tar files are packed as members, such as {min(tars)!r}: {hint}")
 
 
 def _walk(directory: Path) -> Iterator[Path]:

@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.checksums import checksum32
+from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import fitting_index
+from headrace.webdatamodule.shards.mapped import Mapped
+from headrace.webdatamodule.shards.open_shard import OpenShard
 from headrace.webdatamodule.shards.writing.task import Pair, ShardTask, Written, opened, result
 
 
@@ -18,7 +21,7 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Writt
     """What an earlier run of the same plan made of a shard, when that is whole and holds the same samples.
 
     Its index has to fit it. All keys are compared where they are known, and the first, the middle and the last
-    sample are made again and compared byte by byte.
+    sample are made again and compared byte by byte, as is what the shard holds of them.
 
     Args:
         task: What would write the shard.
@@ -39,10 +42,20 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Writt
     if hashes is not None and not np.array_equal(hashes, found.hashes):
         raise _other(task.path, f"the key {index.key(int((hashes != found.hashes).argmax()))!r}")
     samples = opened(task.samples)
-    for number in sorted({0, len(task) // 2, len(task) - 1}):
+    numbers = sorted({0, len(task) // 2, len(task) - 1})
+    for number in numbers:
         if not _same(index, number, samples[task.start + number]):
             raise _other(task.path, f"the sample {index.key(number)!r}")
-    return found
+    return found if _whole(index, numbers) else None
+
+
+def _whole(index: ShardIndex, numbers: list[int]) -> bool:
+    """Whether some samples are read as they were written."""
+    try:
+        OpenShard(index, Mapped(index), None, verify=True, max_bytes=2**63 - 1).some(numbers, [])
+    except ShardError:
+        return False
+    return True
 
 
 def repeated(written: Sequence[Written], directory: Path) -> tuple[str, str, str] | None:

@@ -14,6 +14,8 @@ if sys.platform != "win32":
     import fcntl
 
 NAME = ".headrace.lock"
+# A link is not followed to where it leads, and a FIFO that nobody reads is not waited for.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +63,7 @@ def alone(directory: Path) -> Iterator[None]:
 def _held(directory: Path) -> BinaryIO | None:
     while True:
         try:
-            stream = (directory / NAME).open("ab")
+            stream = os.fdopen(os.open(directory / NAME, _FLAGS, 0o666), "ab")
         except OSError:  # what cannot be written to says so when it is
             return None
         if not lock(stream):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -104,6 +105,8 @@ def remove_abandoned(directory: Path, prefix: str) -> None:
         prefix: Begin of their final names.
     """
     for path in _parts(directory, prefix, "[0-9a-f]+"):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise FileExistsError(f"{path} lies where a writer's own files go, and is no file: remove it")
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as stream:
             if lock(stream):
                 path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.index import SUFFIX
+from headrace.webdatamodule.shards.plain_files import read_plain
+from headrace.webdatamodule.shards.stopped import NOTE
 from headrace.webdatamodule.shards.writer import shard_bounds, shard_paths
 from headrace.webdatamodule.shards.writing.parts import write_locked
 from headrace.webdatamodule.shards.writing.ustar import RECORD
 
 VERSION = 1
+_MOST_NOTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class Plan:
         """
         names = {path.name for path in shard_paths(directory, self.prefix, self.shards)}
         _refuse_others(directory, names)
-        note = directory / f"{self.prefix}.plan.json"
-        before = note.read_bytes() if note.exists() else b""
+        note = directory / f"{self.prefix}{NOTE}"
+        before = read_plain(note, ManifestError, most=_MOST_NOTE) if note.exists() else b""
         if before == self.to_json().encode():
             return
         there = sorted(name for name in names if (directory / name).exists())
@@ -120,18 +125,32 @@ def bounds_of(
     """
     given = {"samples_per_shard": samples_per_shard, "bytes_per_shard": bytes_per_shard, "n_shards": n_shards}
     some = {name: number for name, number in given.items() if number is not None}
-    if len(some) != 1 or any(type(number) is not int or number < 1 for number in some.values()):
+    numbers = [whole_number(number) for number in some.values()]
+    if len(some) != 1 or numbers[0] is None or numbers[0] < 1:
         allowed = "give one of samples_per_shard, bytes_per_shard and n_shards, a whole number of 1 or more"
         raise ValueError(f"{allowed}, got {some or 'none of them'}")
     if not n_samples:
         raise ValueError("samples is empty: no shard may be empty, so there is nothing to write")
+    number = numbers[0]
     if n_shards is not None:
-        return shard_bounds(n_samples, n_shards)
+        return shard_bounds(n_samples, number)
     if samples_per_shard is not None:
-        return shard_bounds(n_samples, -(-n_samples // samples_per_shard))
-    if sizes is None or bytes_per_shard is None:
+        return shard_bounds(n_samples, -(-n_samples // number))
+    if sizes is None:
         raise ValueError("bytes_per_shard needs sizes")
-    return bounds_by_bytes(sizes, bytes_per_shard)
+    return bounds_by_bytes(sizes, number)
+
+
+def whole_number(value: object) -> int | None:
+    """An integer of Python's or of numpy's as one of Python's; None for anything else.
+
+    >>> whole_number(np.int32(3)), whole_number(3.0), whole_number(True)
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool | np.bool_) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:

@@ -164,7 +164,7 @@ class Recording:
     def _as_bytes(self, key: str, name: bytes, data: object) -> bytes:
         if isinstance(data, bytes | bytearray | memoryview):
             return bytes(data)
-        message = f"a member must be bytes, got {type(data).__name__}: encode it"
+        message = f"a member must be bytes, got {type(data).__name__}: {_how_to_encode(data)}"
         raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
 
     def _rare(self, key: str, name: bytes, size: int) -> bytes:
@@ -174,6 +174,17 @@ class Recording:
             message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"
             raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
         return made
+
+
+def _how_to_encode(data: object) -> str:
+    if isinstance(data, str):
+        return "encode it, such as with text.encode()"
+    if isinstance(data, np.ndarray | np.generic):
+        cure = "numpy.save it into an io.BytesIO as a member 'npy' and give its getvalue()"
+        return f"{cure}, or use safetensors.numpy.save for a member 'safetensors'"
+    if type(data).__module__.partition(".")[0] == "torch":
+        return "use safetensors.torch.save for a member 'safetensors', or torch.save it into an io.BytesIO as a 'pt'"
+    return "encode it, such as with json.dumps(value).encode() for a member 'json'"
 
 
 def _encoded(text: str, shard: str, key: str) -> bytes:

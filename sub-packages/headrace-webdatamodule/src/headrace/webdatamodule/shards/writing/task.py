@@ -138,7 +138,8 @@ def opened(samples: Any) -> MapStyle:
     Args:
         samples: A sequence, or a function without arguments that gives one.
     """
-    made: MapStyle = samples if hasattr(samples, "__getitem__") else samples()
+    known = hasattr(samples, "__getitem__") and not isinstance(samples, type)
+    made: MapStyle = samples if known else samples()
     return made
 
 

@@ -7,23 +7,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.manifest import Manifest
+from headrace.webdatamodule.shards.plain_files import expanded
 from headrace.webdatamodule.shards.tar import check_key
 from headrace.webdatamodule.shards.writer import shard_paths
 from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
 from headrace.webdatamodule.shards.writing.keeping import kept, repeated
 from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.parts import remove_abandoned
-from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of
+from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of, whole_number
 from headrace.webdatamodule.shards.writing.running import refuse_inherited, run
 from headrace.webdatamodule.shards.writing.sizing import given_sizes, measure
 from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, key_hashes, opened
+
+
+class Told(NamedTuple):
+    """What came of writing a set.
+
+    Args:
+        manifest: The manifest.
+        kept: How many shards an earlier run had written.
+    """
+
+    manifest: Manifest
+    kept: int
 
 
 def write_shards(
@@ -88,7 +101,42 @@ def write_shards(
     >>> [(shard.name, shard.samples) for shard in manifest.shards]
     [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
     """
-    if workers is not None and (type(workers) is not int or workers < 1):
+    return write_and_tell(
+        samples,
+        directory,
+        samples_per_shard=samples_per_shard,
+        bytes_per_shard=bytes_per_shard,
+        n_shards=n_shards,
+        executor=executor,
+        workers=workers,
+        prefix=prefix,
+        sizes=sizes,
+        columns=columns,
+        fingerprint=fingerprint,
+    ).manifest
+
+
+def write_and_tell(
+    samples: MapStyle | Callable[[], MapStyle],
+    directory: str | Path,
+    *,
+    samples_per_shard: int | None = None,
+    bytes_per_shard: int | None = None,
+    n_shards: int | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    prefix: str = "shard",
+    sizes: npt.ArrayLike | None = None,
+    columns: Mapping[str, npt.ArrayLike] | None = None,
+    fingerprint: str = "",
+) -> Told:
+    """What `write_shards` does, with its arguments; and what was done.
+
+    Returns:
+        The manifest, and how many shards were kept.
+    """
+    processes = None if workers is None else whole_number(workers)
+    if workers is not None and (processes is None or processes < 1):
         raise ValueError(f"workers must be None or a whole number of 1 or more, got {workers!r}")
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
@@ -97,7 +145,8 @@ def write_shards(
     if "://" in str(directory):
         raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
     refuse_inherited()
-    everything, folder = check_samples(samples), Path(directory)
+    everything = check_samples(samples)
+    folder = expanded(directory)
     count = len(everything)
     stored = None if sizes is None else given_sizes(sizes, count)
     arrays = check_columns(columns or {}, count)
@@ -117,7 +166,7 @@ def write_shards(
         parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
         found = [kept(task, part) for task, part in zip(tasks, parts, strict=True)]
         todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
-        new = iter(run(todo, executor, workers, prefix))
+        new = iter(run(todo, executor, processes, prefix))
         written = [next(new) if one is None else one for one in found]
         again = repeated(written, folder)
         if again:
@@ -126,7 +175,7 @@ def write_shards(
             raise ShardError(
                 f"{message} and write them again; there is no manifest", shard=str(folder / second), sample=key
             )
-        return save_manifest(folder, written, arrays)
+        return Told(save_manifest(folder, written, arrays), len(tasks) - len(todo))
 
 
 def check_samples(samples: Any) -> MapStyle:
