@@ -16,6 +16,8 @@ from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.plain import PlainBatchSampler
 from headrace.webdatamodule.indexed.sources import Sources
 
+pytestmark = pytest.mark.slow
+
 COUNT = 20
 
 

@@ -16,6 +16,8 @@ from headrace.webdatamodule import DecodeError, IndexedShards, ShardError, decod
 from headrace.webdatamodule.shards import errors
 from headrace.webdatamodule.shards.finishing import Finishing
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

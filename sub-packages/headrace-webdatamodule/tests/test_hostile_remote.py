@@ -18,6 +18,8 @@ from headrace.webdatamodule import IndexedShards, ShardError, index_shards, writ
 from headrace.webdatamodule.shards.remote import Remote
 from headrace.webdatamodule.shards.retrying import Patience
 
+pytestmark = pytest.mark.slow
+
 COUNT = 40
 QUICK = Patience(tries=2, wait=0.001)
 

@@ -24,6 +24,8 @@ from headrace.webdatamodule.shards.manifest import ColumnEntry
 from headrace.webdatamodule.shards.pickles import pack_files
 from headrace.webdatamodule.shards.tar import members
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"sample{i}.x" for i in range(5)]
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from headrace.webdatamodule import write_tars
 
+pytestmark = pytest.mark.slow
+
 
 def train(folder: Path, n: int, n_shards: int, workers: int = 0) -> list[dict[str, Any]]:
     write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(n)], folder, n_shards=n_shards)

@@ -12,6 +12,8 @@ import webdataset as wds
 from headrace.webdatamodule import index_shards
 from headrace.webdatamodule.pipeline import Recipe, SplitData
 
+pytestmark = pytest.mark.slow
+
 number = wds.map(lambda sample: sample[0])
 # Of 1,000 layouts, a hundred at a time.
 MANY = [pytest.param(100, seed, id=f"many {seed}", marks=pytest.mark.nightly) for seed in range(10)]

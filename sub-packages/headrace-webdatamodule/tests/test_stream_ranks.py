@@ -14,6 +14,8 @@ import pytest
 
 from headrace.webdatamodule import index_shards, write_tars
 
+pytestmark = pytest.mark.slow
+
 WORKER = str(Path(__file__).with_name("stream_rank.py"))
 Row = tuple[int, int, list[int]]  # epoch, step, samples
 

@@ -15,7 +15,7 @@ from headrace.webdatamodule import index_shards
 from headrace.webdatamodule.pipeline import Recipe, SplitData
 
 number = wds.map(lambda sample: sample[0])
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
 
 def write(place: Path, counts: list[int]) -> Path:

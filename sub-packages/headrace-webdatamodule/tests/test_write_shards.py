@@ -45,6 +45,8 @@ from headrace.webdatamodule.shards.writing.planning import bounds_by_bytes, boun
 from headrace.webdatamodule.shards.writing.running import InProcessWarning
 from headrace.webdatamodule.shards.writing.write import write_shards
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("shard_writer.py")
 Samples = list[tuple[str, dict[str, bytes]]]
 

@@ -8,6 +8,8 @@ import torch
 from runs import counted, run
 from simulated import write_source
 
+pytestmark = pytest.mark.slow
+
 EVERY = 4
 
 

@@ -14,6 +14,7 @@ from headrace.webdatamodule import IndexedShards, write_shards
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 SCRIPTS = Path(sys.executable).parent
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies in the repository")]
 
 
 def blocks(language: str) -> list[str]:

@@ -8,6 +8,8 @@ import pytest
 from runs import assert_none_left, counted, errors_of, last_checkpoint, run, started, steps_of
 from simulated import write_source
 
+pytestmark = pytest.mark.slow
+
 EVERY = 3  # steps from one checkpoint to the next
 
 

@@ -10,6 +10,8 @@ import pytest
 from runs import Step, assert_none_left, errors_of, last_checkpoint, run, started, steps_of
 from simulated import write_source
 
+pytestmark = pytest.mark.slow
+
 RUNS = [(1, 5), pytest.param(2, 30, marks=pytest.mark.nightly)]
 
 

@@ -7,8 +7,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from runs import counted, run
 from simulated import write_source
+
+pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 WORLD, EPOCHS = 2, 6

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from simulated import Ranks, Recipe, per_epoch, write_source
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY = 30, 200
 POINTS = [pytest.param(point, marks=[pytest.mark.nightly] if point >= FEW else []) for point in range(MANY)]
 PROCESSES = 8  # at most, of all ranks together

@@ -10,6 +10,8 @@ from simulated import Ranks, Recipe, per_epoch
 
 from headrace.webdatamodule import index_shards, write_tars
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY, TOGETHER = 60, 1000, 20  # layouts, and how many of them are one test
 STARTS = [
     pytest.param(start, marks=[pytest.mark.nightly] if start >= FEW else []) for start in range(0, MANY, TOGETHER)
