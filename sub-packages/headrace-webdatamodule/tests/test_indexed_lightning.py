@@ -463,3 +463,21 @@ def test_a_data_state_that_is_none(folders: tuple[Path, Path]) -> None:
         module.load_state_dict([1])  # type: ignore[arg-type]  # edited by hand
     with pytest.raises(ValueError, match="this release reads"):
         module.load_state_dict({"version": 1})
+
+
+class SaveAtStart(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_second_fit_does_not_save_where_the_first_one_ended(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    module = IndexedWebDataModule({Split.train: folders[0]}, batching=5, collate_fn=keys)
+    fit(module, max_epochs=-1, max_steps=3)
+    assert module.state_dict()["train"]["steps"] == 3
+    fit(module, SaveAtStart(tmp_path / "start.ckpt"), max_epochs=1)
+    saved = torch.load(tmp_path / "start.ckpt", weights_only=True)
+    assert saved.get("IndexedWebDataModule", {"train": {"steps": 0}})["train"]["steps"] == 0

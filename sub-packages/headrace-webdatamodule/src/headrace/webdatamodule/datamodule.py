@@ -13,7 +13,9 @@ from headrace.webdatamodule.pipeline import Recipe, SplitData
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.pickles import pack_files
 from headrace.webdatamodule.splits import Split, by_split, check_mixes, positive_int, suffix_keys
+from headrace.webdatamodule.streaming.following import follow_trainer
 from headrace.webdatamodule.streaming.mixing import Mix
+from headrace.webdatamodule.streaming.resumable import EpochLoader
 from headrace.webdatamodule.urls import check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
@@ -44,8 +46,9 @@ class WebDataModule(lightning.LightningDataModule):
     the list, and shards of unequal size make some ranks repeat samples and others leave some out, as the warnings
     say; fewer shards than ranks are refused. All ranks yield equally many batches in any case.
 
-    **Resuming.** The module and the train loader keep the epoch and the batches that were delivered in it, so
-    that a fit goes on in mid-epoch from Lightning's checkpoints, with the same numbers of ranks and workers. With
+    **Resuming.** The module and the train loader keep the epoch and the batches of it that were trained on, so
+    that a fit goes on in mid-epoch from Lightning's checkpoints, also from those after an error or a stop in
+    mid-epoch, with the same numbers of ranks and workers. With
     an index, and stages of webdataset's that give one sample for one (`map`, `map_tuple`, ...) and one
     `batched(n)`, the loader begins at the position; otherwise it reads the epoch up to there again, and a warning
     says why. A checkpoint of other shards, seeds or options is refused. A function for `map` that drops samples by
@@ -57,11 +60,11 @@ class WebDataModule(lightning.LightningDataModule):
             "<sample key>.tensor.pyd" of the tar file. Samples become tuples, also with one key.
         dirs_tars_wds: Directory of the shards for each split; or several, `{name: directory}`, with a `mix`.
         global_batch_size: Samples a batch over all ranks. It does not batch: it sets the epoch's length.
-        prefix_tars_wds: Shards are `{directory}/{prefix_tars_wds}-*.tar`.
+        prefix_tars_wds: Shards are `{directory}/{prefix_tars_wds}-*.tar`; those of `write_shards` have "shard".
         pipeline_wds: For each split a composable, or several, applied to the samples in the workers: a
             callable from iterator to iterator, such as `webdataset.shuffle(100)`. A `random.Random` in a
             stage of webdataset's, or the `seed` of its shuffle, is the seed of a generator for each
-            epoch, rank and worker.
+            epoch, rank and worker. A shuffle with neither takes the `seed` of `kwargs_wds` (default 0).
         pipeline_prebatch_wld: The same for samples as they leave the workers; batch here.
         kwargs_wds: For each split, options of `webdataset.WebDataset`. A true `shardshuffle` shuffles all
             shards, differently each epoch, by `seed` (default 0). `nodesplitter` is
@@ -171,7 +174,8 @@ class WebDataModule(lightning.LightningDataModule):
         }
         self._data: dict[Split, SplitData] = {}
         self._train: Any = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._resumed: Mapping[str, Any] | None = None  # of the checkpoint to go on from
+        self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
 
     def prepare_data(self) -> None:
         """Nothing to do: the shards exist. Lightning calls this in one process per node."""
@@ -191,6 +195,8 @@ class WebDataModule(lightning.LightningDataModule):
         if stage not in _NEEDED:
             raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
         self._need(_NEEDED[stage], f"{stage}()")
+        if stage == "fit":
+            self._left = {}
         wanted = {_NEEDED[stage]} | ({Split.val} & self._recipes.keys() if stage == "fit" else set())
         self._data.update({split: SplitData(self._recipes[split]) for split in wanted})
 
@@ -200,6 +206,8 @@ class WebDataModule(lightning.LightningDataModule):
         if self._resumed is not None and hasattr(self._train, "load_state_dict"):
             self._train.load_state_dict(self._resumed)
             self._resumed = None
+        if isinstance(self._train, EpochLoader):
+            follow_trainer(self, self._train)
         return self._train
 
     def val_dataloader(self) -> Any:
@@ -220,7 +228,7 @@ class WebDataModule(lightning.LightningDataModule):
         """Where the train loader stands; a trainer keeps it in its checkpoints."""
         if self._resumed is not None:
             return {"train": dict(self._resumed)}
-        return {"train": self._train.state_dict()} if hasattr(self._train, "state_dict") else {}
+        return {"train": self._train.state_dict()} if hasattr(self._train, "state_dict") else self._left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next train loader go on where a state was saved.
@@ -229,6 +237,18 @@ class WebDataModule(lightning.LightningDataModule):
             state_dict: As `state_dict` made it. `train_dataloader` compares it with the shards and the options.
         """
         self._resumed = state_dict.get("train")
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
+        """Forget where a stage stood: the next one begins anew, unless it is given a checkpoint."""
+        self._end()
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
+        """The same, after an error."""
+        self._end()
+
+    def _end(self) -> None:
+        self._left = self.state_dict()
+        self._train = self._resumed = None
 
     def _loader(self, split: Split, first_epoch: int = 0) -> Any:
         self._need(split, f"{split.name}_dataloader()")

@@ -178,6 +178,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if stage not in _NEEDED:
             raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
         needed = _NEEDED[stage]
+        self._left = {} if stage == "fit" else self._left
         if stage == "fit" and not self._shards.mapped and self._validates():
             told = "shards has no Split keys, so that validation reads what training reads"
             warnings.warn(f"{told}: pass {{Split.train: ..., Split.val: ...}}", SharedShardsWarning, stacklevel=2)

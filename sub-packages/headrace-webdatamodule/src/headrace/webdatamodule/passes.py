@@ -12,6 +12,8 @@ import webdataset as wds
 from torch import distributed
 from torch.utils.data import get_worker_info
 
+from headrace.webdatamodule.streaming.seeding import is_unseeded, with_seed
+
 _Pipeline = TypeVar("_Pipeline")
 
 
@@ -135,22 +137,26 @@ class Reseeded:
 
     A worker starts every epoch with a copy of what the training process holds, so a generator handed to
     `webdataset.shuffle(rng=...)` would give the same order in every epoch, and so does its `seed=...`. Here
-    each pass, rank and worker gets a generator of its own, derived from the state of the given one or the seed.
+    each pass, rank and worker gets a generator of its own, derived from the state of the given one or the seed. A
+    shuffle with neither would begin with the time, in an order that no checkpoint can go on with: it gets a seed.
 
     Args:
         stage: A callable from iterator to iterator, or a stage of webdataset's.
         current: The pass.
+        seed: For a shuffle that has none.
     """
 
-    def __init__(self, stage: Any, current: CurrentPass) -> None:
+    def __init__(self, stage: Any, current: CurrentPass, seed: str = "0") -> None:
         self.stage = stage
         self.current = current
+        self.seed = seed
 
     def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
         """Apply the stage."""
         now, worker = self.current.get(), get_worker_info()
         place = f"{now.epoch}/{now.lap}/{now.rank}/{worker.id if worker else 0}"
-        result: Iterator[Any] = wds.DataPipeline().invoke(_with_own_generators(self.stage, place, self.current), source)
+        stage = with_seed(self.stage, self.seed) if is_unseeded(self.stage) else self.stage
+        result: Iterator[Any] = wds.DataPipeline().invoke(_with_own_generators(stage, place, self.current), source)
         return result
 
 
@@ -210,19 +216,22 @@ def _derived(value: Any, place: str) -> Any:
     return random.Random(f"{state}/{place}")  # noqa: S311 - an order, not a secret
 
 
-def reseed(pipeline: _Pipeline, first: int, current: CurrentPass) -> _Pipeline:
+def reseed(pipeline: _Pipeline, first: int, current: CurrentPass, seed: object = 0) -> _Pipeline:
     """Make the stages of a pipeline begin each pass with generators of their own.
 
     Args:
         pipeline: A pipeline of webdataset's; anything else is left as it is.
         first: Position of the first stage that is the user's.
         current: The pass.
+        seed: For stages that shuffle without one; each gets a seed of its own.
 
     Returns:
         The pipeline.
     """
     if isinstance(pipeline, wds.DataPipeline):
-        pipeline.pipeline[first:] = [Reseeded(stage, current) for stage in pipeline.pipeline[first:]]
+        pipeline.pipeline[first:] = [
+            Reseeded(stage, current, f"{seed}/{number}") for number, stage in enumerate(pipeline.pipeline[first:])
+        ]
     return pipeline
 
 

@@ -67,7 +67,7 @@ class SplitData:
             self.dataset, recipe.stages_wld, epoch, self.current, first_epoch, self.fingerprint, **self.options_wld
         )
         invoked: Any = invoke(f"invoke_wld[Split.{recipe.name}]", loader, recipe.invoke_wld)
-        reseed(invoked, 2, self.current)
+        reseed(invoked, 2, self.current, f"{recipe.seed}/outside")
         if isinstance(invoked, EpochLoader) and world == 1 and not (recipe.begin_again or self._endless):
             invoked.shorten()
         if rank == 0 and not recipe.mix:
@@ -117,7 +117,8 @@ def make_dataset(
         dataset.pipeline = [Mixed(streams, recipe.mix, current)]
     own_stages = len(dataset.pipeline)
     dataset = dataset.compose(*recipe.stages_wds)
-    dataset = reseed(invoke(f"invoke_wds[Split.{recipe.name}]", dataset, recipe.invoke_wds), own_stages, current)
+    dataset = invoke(f"invoke_wds[Split.{recipe.name}]", dataset, recipe.invoke_wds)
+    dataset = reseed(dataset, own_stages, current, recipe.seed)
     inside = counted(map(as_given, dataset.pipeline[own_stages:]))
     if (source := read.get("")) is not None and not isinstance(inside, str):
         source.inside = inside

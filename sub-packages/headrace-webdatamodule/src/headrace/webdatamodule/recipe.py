@@ -54,6 +54,12 @@ class Recipe:
         return {"": self.place} if isinstance(self.place, str) else dict(self.place)
 
     @property
+    def seed(self) -> Any:
+        """Of the shards' order, and of stages that shuffle without one."""
+        seed = self.kwargs_wds.get("seed")
+        return 0 if seed is None else seed
+
+    @property
     def workers(self) -> int:
         """Readers of a rank."""
         return max(1, int(self.kwargs_wld.get("num_workers", 0)))

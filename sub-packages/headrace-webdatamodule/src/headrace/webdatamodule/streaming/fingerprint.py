@@ -7,6 +7,8 @@ from pathlib import Path
 from headrace.webdatamodule.recipe import Recipe
 from headrace.webdatamodule.streaming.counting import description, plain
 from headrace.webdatamodule.streaming.ranges import RangeSource
+from headrace.webdatamodule.streaming.seeding import shuffles_unseeded
+from headrace.webdatamodule.streaming.state import UNSEEDED
 from headrace.webdatamodule.urls import scheme_of
 
 _PIECE, _END = 4096, 12288  # bytes; a tar file may end with 10 KiB of zeros
@@ -28,7 +30,7 @@ def fingerprint(
     options = recipe.kwargs_wds
     shuffled = bool(options.get("shardshuffle"))
     parts = {
-        "seed": str(options.get("seed") or 0) if shuffled else "none, the shards are not shuffled,",
+        "seed": str(recipe.seed) if shuffled else "none, the shards are not shuffled,",
         "suffix_keys_wds": ", ".join(recipe.keys),
         "n_samples": str(recipe.n_samples),
         "global_batch_size": str(recipe.global_batch_size),
@@ -37,6 +39,9 @@ def fingerprint(
         "invoke_wds": plain(recipe.invoke_wds),
         "invoke_wld": plain(recipe.invoke_wld),
     }
+    calls = [*recipe.invoke_wds, *recipe.invoke_wld]
+    if shuffles_unseeded([*recipe.stages_wds, *recipe.stages_wld], calls):
+        parts[UNSEEDED] = str(recipe.seed)
     if recipe.mix is not None:
         parts["mix"] = description([recipe.mix])
     for name, source in sources.items():

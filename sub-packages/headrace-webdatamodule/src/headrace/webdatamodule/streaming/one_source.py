@@ -59,8 +59,7 @@ def checked_options(recipe: Recipe) -> tuple[dict[str, Any], int | str | None]:
     shuffle = shuffles(f"{where}['shardshuffle']", options.pop("shardshuffle", False))
     # Our source shuffles all shards, before they are split: detshuffle's work, for all ranks at once.
     options.pop("detshuffle", None)
-    seed = options.get("seed")
-    return options, (0 if seed is None else seed) if shuffle else None
+    return options, recipe.seed if shuffle else None
 
 
 def _replace_opener(dataset: wds.WebDataset, handler: Any) -> None:

@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import webdataset as wds
 
@@ -15,7 +15,23 @@ from headrace.webdatamodule.streaming.counting import counted
 from headrace.webdatamodule.streaming.position import Counting, Place
 from headrace.webdatamodule.streaming.ranges import RangeSource
 from headrace.webdatamodule.streaming.shares import rank_share
-from headrace.webdatamodule.streaming.state import VERSION, Stream, StreamState, check_state
+from headrace.webdatamodule.streaming.state import MOST, VERSION, Stream, StreamState, check_state
+
+
+class Follows(Protocol):
+    """What a loader asks whoever takes its batches."""
+
+    def steps_done(self) -> int | None:
+        """Batches of the epoch that were made use of."""
+
+    def which_epoch(self, asked: int) -> int:
+        """The epoch to deliver when another one is asked for."""
+
+    def before_epochs(self) -> None:
+        """An iteration is about to be made."""
+
+    def on_epoch(self) -> None:
+        """An epoch was chosen."""
 
 
 class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -49,7 +65,9 @@ class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no ty
         self.epoch, self.current = epoch, current
         self.fingerprint = dict(fingerprint or {})
         self.next_epoch = first_epoch
+        self.follows: Follows | None = None
         self._at: tuple[int, int] | None = None  # epoch and position of the iteration that goes on
+        self._begun = 0  # where it began
         self._resumed: StreamState | None = None
 
     @property
@@ -58,21 +76,48 @@ class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no ty
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next epoch; iterating counts on from there."""
+        """Choose the number of the next epoch; iterating counts on from there.
+
+        Raises:
+            ValueError: It is below 0, or larger than numbers of epochs can be.
+        """
+        if not 0 <= epoch <= MOST:
+            raise ValueError(f"{self.epoch.name}: epoch must be 0 to {MOST}, got {epoch}")
+        if self.follows is not None:
+            epoch = self.follows.which_epoch(epoch)
         if self._at is not None and self._at[0] != epoch:
             self._at = None
         self.next_epoch = epoch
+        if self.follows is not None:
+            self.follows.on_epoch()
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The epoch, and the batches of it that were delivered."""
+        if self._at is not None:
+            return self._at
+        resumed = self._resumed
+        going_on = resumed is not None and resumed["epoch"] == self.next_epoch
+        return self.next_epoch, resumed["position"] if resumed is not None and going_on else 0
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a state was loaded, and nothing delivered since."""
+        return self._resumed is not None
 
     def state_dict(self) -> StreamState:
         """Where the loop is that takes the batches: what workers have read ahead does not count.
 
+        Nor does a batch whose training step failed or is still to come: it is delivered again.
+
         Returns:
             Numbers and short texts, the same on all ranks.
         """
-        resumed = self._resumed
-        epoch, position = self._at or (self.next_epoch, 0)
-        if self._at is None and resumed is not None and resumed["epoch"] == self.next_epoch:
-            position = resumed["position"]
+        epoch, position = self.at
+        done = None if self.follows is None or self._at is None else self.follows.steps_done()
+        # A trainer has a batch on hand before its step, and one more when it does not know the length.
+        if done is not None and max(self._begun, position - 2) <= done < position:
+            position = done
         return {
             "version": VERSION,
             "epoch": epoch,
@@ -129,10 +174,15 @@ class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no ty
         Raises:
             DifferentPlanError: The ranks are about to read different epochs, shards or orders.
         """
+        if self.follows is not None:
+            self.follows.before_epochs()
+        return self._deliver()
+
+    def _deliver(self) -> Iterator[Any]:
         number, resumed = self.next_epoch, self._resumed
         start = resumed["position"] if resumed is not None and resumed["epoch"] == number else 0
         self.next_epoch, self._resumed = number + 1, None
-        self._at = (number, start)
+        self._at, self._begun = (number, start), start
         agree(
             {"epoch": number, "position": start, "batches": self.epoch.n_batches, **self.fingerprint}, self.epoch.name
         )

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
 
 VERSION = 1
-STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
+MOST = 2**48  # of any number: no run gets there, and what is made of them fits into 64 bits
+UNSEEDED = "the seed of stages that shuffle without one"
+STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld", UNSEEDED)
 _NUMBERS = ("version", "epoch", "position", "ranks", "workers")
 _CURE = "Resume with what the checkpoint was made with, or begin without it"
 _ELASTIC = (
@@ -107,6 +109,11 @@ def _form(state: Any, name: str) -> StreamState:
     for number in _NUMBERS:
         if type(state[number]) is not int or state[number] < 0:
             raise TypeError(f"{name}: {number} of the state must be an int, 0 or more, got {state[number]!r}")
+        if state[number] > MOST:
+            raise ValueError(
+                f"{name}: {number} of the state must be at most {MOST}, got {state[number]}: the checkpoint is damaged"
+                " or was changed; take another one"
+            )
     if state["version"] != VERSION:
         raise ValueError(f"{name}: the state has version {state['version']}, this release reads version {VERSION}")
     if not isinstance(state["fingerprint"], Mapping) or type(state["dropped"]) is not bool:
