@@ -1,6 +1,7 @@
 """Members made to hurt whoever decodes them: each ends in an error that names it, soon and in little memory."""
 
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -206,6 +208,11 @@ BOMBS = [
     ("json", "b'[\"' + b'a' * 20_000_000 + b'\\\\ud83d\\\\ude00\"]'"),
     ("json", "('[' * 9_000_000).encode()"),
     ("json.gz", "gzip.compress(('[' + '[],' * 4_000_000 + '0]').encode('utf-16'))"),
+    ("json", "b'[' + b'\"ab\",' * 1_100_000 + b'0]'"),
+    ("json", "('[' + '\"\\u0101\",' * 700_000 + '0]').encode()"),
+    ("json", "b'[' + b','.join(b'{\"%x\":\"v\",\":%x\":1}' % (i, i) for i in range(130_000)) + b']'"),
+    ("json", "b'[' + b'300,' * 2_000_000 + b'x' + b'\"\"' * 900_000 + b'uuu' * 900_000"),
+    ("json", "b'[' + b','.join(b'{\"%x\\\\\\\\\":[]}' % i for i in range(200_000)) + b']'"),
     ("cls.gz", "gzip.compress(b'x' * 60_000_000)"),
     ("pkl", "b'\\x80\\x04(' + b'\\x8f' * 2_000_000 + b'l.'"),
     ("pkl", "b'\\x80\\x04(' + b']' * 3_000_000 + b'l.'"),
@@ -350,3 +357,54 @@ def test_a_worker_tells_kind_and_place(tmp_path: Path, fault: str) -> None:
     place = r"\(shard '.*\.tar', sample 's1000', member 's1000\.txt', offset 1024000\)"
     with pytest.raises(kind, match=place):
         list(loader)
+
+
+RECORDS = {
+    "small dicts": "[{'x': 12, 'y': 34}] * 500_000",
+    "boxes": "[{'id': i, 'bbox': [i + 0.5, i + 0.25, 9.5, 8.5], 'area': i / 7, 'iscrowd': 0} for i in range(60_000)]",
+    "edges": "[[i + 300, i * 7 % 9000 + 300] for i in range(500_000)]",
+    "tokens": "[i * 7919 % 50_000 for i in range(1_200_000)]",
+    "words": "['word%d' % (i % 5000) for i in range(700_000)]",
+    "marks in texts": "[{'text': 'a[b]: {c}, \"d\" ' * 60} for i in range(8_000)]",
+    "by name": "{'id%d' % i: {'x': i, 'y': i + 999} for i in range(200_000)}",
+}
+COUNT = """
+import json
+from headrace.webdatamodule.shards.json_memory import json_bytes
+data = json.dumps(eval(sys.argv[1])).encode()
+begin()
+made = json.loads(data)
+print(json_bytes(data))
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "record",
+    [pytest.param(name, marks=() if number % 3 == 0 else pytest.mark.nightly) for number, name in enumerate(RECORDS)],
+)
+def test_json_of_ordinary_records_is_counted_closely(record: str) -> None:
+    grown, told = peak(COUNT, RECORDS[record])
+    assert grown - 4 * MIB < int(told) < 2 * grown + 4 * MIB
+
+
+def test_json_of_50_mb_is_read() -> None:
+    data = b"[" + b",".join([b'{"x":12,"y":34}'] * 3_125_000) + b"]"
+    assert len(decode_member("json", data)) == 3_125_000
+
+
+def test_text_in_json_is_no_structure() -> None:
+    data = json.dumps(["[{,:" * 2_000_000]).encode()
+    assert decode_member("json", data, max_bytes=8 * len(data)) == json.loads(data)
+
+
+@pytest.mark.nightly
+def test_pickles_of_protocol_2_are_counted_by_what_they_take() -> None:
+    array = np.random.default_rng(0).random(25_000_000)
+    assert np.array_equal(decode_member("pkl", pickle.dumps(array, 2)), array)
+
+
+def test_latin_text_in_a_pickle_is_counted_by_what_it_takes() -> None:
+    array = np.random.default_rng(0).random(1_000_000)
+    data = pickle.dumps(array, 2)
+    assert np.array_equal(decode_member("pkl", data, max_bytes=8 * array.nbytes), array)

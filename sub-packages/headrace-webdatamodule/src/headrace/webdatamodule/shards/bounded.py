@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, BinaryIO
 
 from headrace.webdatamodule.shards.coalescing import Span
 
@@ -35,7 +35,9 @@ def is_http(system: Any) -> bool:
     return isinstance(system, kind)
 
 
-def fetch(system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float) -> list[Any]:
+def fetch(
+    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None = None
+) -> list[Any]:
     """Read pieces of a file at the same time.
 
     Args:
@@ -44,24 +46,27 @@ def fetch(system: Any, path: str, spans: Sequence[Span | None], most: int, timeo
         spans: Begin and end of each piece; None for the whole file.
         most: Bytes that a whole file may have.
         timeout: Seconds for all of them.
+        into: A file that the bytes of a single piece are written to, rather than given back.
 
     Returns:
         The bytes of each, or what went wrong.
     """
     sync = import_module("fsspec.asyn").sync
-    made: list[Any] = sync(system.loop, _gather, system, path, spans, most, timeout)
+    made: list[Any] = sync(system.loop, _gather, system, path, spans, most, timeout, into)
     return made
 
 
-async def _gather(system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float) -> list[Any]:
+async def _gather(
+    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None
+) -> list[Any]:
     async def one(span: Span | None) -> bytes:
         async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
-            return await _get(system, path, span, most)
+            return await _get(system, path, span, most, into)
 
     return await asyncio.gather(*map(one, spans), return_exceptions=True)
 
 
-async def _get(system: Any, path: str, span: Span | None, most: int) -> bytes:
+async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO | None) -> bytes:
     options = dict(system.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
     if span is not None:
@@ -72,18 +77,20 @@ async def _get(system: Any, path: str, span: Span | None, most: int) -> bytes:
             raise FileNotFoundError(path)
         answer.raise_for_status()
         _check_head(answer.status, answer.headers, span)
-        return await _body(answer, most if span is None else span[1] - span[0])
+        most = most if span is None else span[1] - span[0]
+        read = io.BytesIO()
+        await _body(answer, most, into or read)
+        return read.getvalue()  # what was written, not a copy of it
 
 
-async def _body(answer: Any, most: int) -> bytes:
-    # Its value is what was written, not a copy of it.
-    read = io.BytesIO()
+async def _body(answer: Any, most: int, read: BinaryIO) -> None:
+    came = 0
     async for chunk in answer.content.iter_any():
-        if read.tell() + len(chunk) > most:
+        came += len(chunk)
+        if came > most:
             message = f"more than {most} bytes came: the server does not read ranges, or the file is too large"
             raise WholeFileError(message)
         read.write(chunk)
-    return read.getvalue()
 
 
 def _check_head(status: int, headers: Any, span: Span | None) -> None:

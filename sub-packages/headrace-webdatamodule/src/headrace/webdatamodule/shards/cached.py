@@ -9,6 +9,7 @@ from typing import BinaryIO, TypeVar
 
 import xxhash
 
+from headrace.webdatamodule.shards.bounded import WholeFileError
 from headrace.webdatamodule.shards.cache import Cache
 from headrace.webdatamodule.shards.coalescing import Span
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
@@ -62,7 +63,8 @@ def cached_shard(cache: Cache, transport: Transport, index: ShardIndex) -> Mappe
         index: Of the shard; it names the URL.
 
     Returns:
-        The map. What has just come was compared with all checksums of the index.
+        The map. What has just come was compared with all checksums of the index. Where the server does not read
+        ranges, the whole file comes in one request.
 
     Raises:
         ShardError: It cannot be read, is another one than was indexed, or does not fit.
@@ -70,19 +72,26 @@ def cached_shard(cache: Cache, transport: Transport, index: ShardIndex) -> Mappe
     name = cached_name(index.shard, index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
-        for spans in _batches(index.shard_bytes):
-            file.writelines(transport.ranges(index.shard, spans))
+        try:
+            for spans in _batches(index.shard_bytes):
+                file.writelines(transport.ranges(index.shard, spans))
+        except ShardError as error:
+            _need_no_ranges(error)
+            transport.copy(index.shard, index.shard_bytes, file)
         file.flush()
         OpenShard(index, MappedFile(index, file), None, verify=True).check_all()
 
     def put() -> BinaryIO:
-        check_far(index, transport)  # before all of it is on its way
+        try:
+            check_far(index, transport)  # before all of it is on its way
+        except ShardError as error:
+            _need_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
     return _kept(cache, name, put, lambda file: MappedFile(index, file), index.shard)
 
 
-def cached_index(cache: Cache, transport: Transport, url: str, checksum: int) -> ShardIndex:
+def cached_index(cache: Cache, transport: Transport, url: str, checksum: int, most: int) -> ShardIndex:
     """Map an index that is in the cache, or comes there now.
 
     Args:
@@ -90,6 +99,7 @@ def cached_index(cache: Cache, transport: Transport, url: str, checksum: int) ->
         transport: Reads what is not there.
         url: Of the shard.
         checksum: That the index should have.
+        most: Bytes that it may have.
 
     Returns:
         The index, all of whose bytes were checked; of another checksum if there is another one.
@@ -99,7 +109,7 @@ def cached_index(cache: Cache, transport: Transport, url: str, checksum: int) ->
     """
 
     def put() -> BinaryIO:
-        data = transport.whole(f"{url}{SUFFIX}")
+        data = transport.whole(f"{url}{SUFFIX}", most)
         index = ShardIndex(data, shard=url)
         index.check_self()
         return cache.put(cached_name(url, index.checksum, SUFFIX), len(data), lambda file: file.writelines([data]))
@@ -133,6 +143,11 @@ def _once_more(put: Callable[[], BinaryIO]) -> BinaryIO:
         return put()
     except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
         return put()
+
+
+def _need_no_ranges(error: ShardError) -> None:
+    if not isinstance(error.__cause__, WholeFileError):
+        raise error
 
 
 def _batches(nbytes: int) -> Sequence[list[Span]]:

@@ -16,6 +16,7 @@ from headrace.webdatamodule.shards.arrays import Arrays, load_npy, load_npz, loa
 from headrace.webdatamodule.shards.capped import MAX_BYTES, Room, gunzip, text_bytes
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.images import SUFFIXES, load_image
+from headrace.webdatamodule.shards.json_memory import json_bytes
 from headrace.webdatamodule.shards.torch_bytes import load_torch_zip
 from headrace.webdatamodule.shards.unpickle import restricted_loads
 
@@ -25,10 +26,8 @@ _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _Decoder = Callable[[bytes, Collection[AllowedClass], Room], Any]
 # Longer texts are no integers that Python reads.
 _DIGITS = 1 << 16
-# What a character of JSON makes at the most: a list or a dict with room for some items; a number or a short text and
-# its place; a key, in the dict and among those that the parser remembers. More of them are in texts than in none.
-_JSON = ((b"[", 96), (b"{", 240), (b",", 64), (b":", 280))
-_MOST_JSON = 128
+# Shorter JSON is not counted, as its objects take no more than this for each byte.
+_MOST_JSON = 64
 _REASON = 500
 
 
@@ -40,15 +39,17 @@ def _text(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> str:
 
 def _json(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Any:
     if _MOST_JSON * len(data) > room.left:
-        room.take(_json_bytes(data), "the objects of this JSON take")
+        room.take(_json_bytes(data, room), "the objects of this JSON take")
     return json.loads(data)
 
 
-def _json_bytes(data: bytes) -> int:
-    wide = json.detect_encoding(data) not in ("utf-8", "utf-8-sig")
-    text = 4 * len(data) if wide else text_bytes(data)
-    inside = 4 * len(data) if b"\\u" in data else text  # an escape makes all of its text wide
-    return text + inside + sum(data.count(mark) * cost for mark, cost in _JSON)
+def _json_bytes(data: bytes, room: Room) -> int:
+    encoding = json.detect_encoding(data)
+    if encoding in ("utf-8", "utf-8-sig"):
+        return json_bytes(data)
+    wide = 6 * len(data)  # the text in memory, and in UTF-8
+    Room(room.left).take(wide, "this JSON takes")
+    return wide + json_bytes(data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass"))
 
 
 def _integer(data: bytes, _allowed: Collection[AllowedClass], _room: Room) -> int:

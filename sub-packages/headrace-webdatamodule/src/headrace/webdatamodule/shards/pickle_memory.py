@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from headrace.webdatamodule.shards.capped import Room
+from headrace.webdatamodule.shards.capped import Room, text_bytes
 from headrace.webdatamodule.shards.errors import DecodeError
 
 # What an instruction makes at the most, with its places on the stack and in a container: measured for CPython 3.11,
@@ -26,6 +26,7 @@ _ITEM = 128
 _SIZED = (list, tuple, dict, set, frozenset)
 # The longest pickle that is not counted takes this for each byte, and that for what it copies beyond.
 _PER_BYTE, _BEYOND = 640, 16 << 20
+_LONG = 1 << 12  # bytes of a text
 _WHAT = "the objects of this pickle take"
 Handler = Callable[[Any], None]
 
@@ -107,9 +108,10 @@ def counted(dispatch: Mapping[int, Handler], room: Room) -> dict[int, Handler]:
 
 def _text(size: int, room: Room) -> Handler:
     def handle(unpickler: Any) -> None:
-        length = int.from_bytes(unpickler.read(size), "little")
-        room.take(_OTHER + 4 * length, _WHAT)
-        unpickler.append(str(unpickler.read(length), "utf-8", "surrogatepass"))
+        data = unpickler.read(int.from_bytes(unpickler.read(size), "little"))
+        # Up to 4 bytes a character, but numpy's data in protocol 2 are long texts of one.
+        room.take(_OTHER + (4 * len(data) if len(data) < _LONG else text_bytes(data)), _WHAT)
+        unpickler.append(str(data, "utf-8", "surrogatepass"))
 
     return handle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -21,14 +22,20 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError, Stal
 from headrace.webdatamodule.shards.index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.manifest import MOST_BYTES, NAME, Manifest
 from headrace.webdatamodule.shards.open_shard import OpenShard
+from headrace.webdatamodule.shards.packing import MOST_DESCRIBED
+from headrace.webdatamodule.shards.places import refuse_patterns
 from headrace.webdatamodule.shards.ranged import RangedShard
 from headrace.webdatamodule.shards.retrying import Patience
-from headrace.webdatamodule.shards.shard_set import ShardSet, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.shard_set import Head, ShardSet, is_url, of_heads, of_manifest
 from headrace.webdatamodule.shards.transport import Transport
 
 _THREADS = 16
 # A column may have more bytes than these, and those for each sample, only where somebody means harm.
 _COLUMN, _WIDEST = 1 << 20, 1 << 12
+# An index has some numbers for each member, which takes a block of the shard at the least, and its key, which is in
+# the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
+# nobody tells how large the shard is, its index may have the most.
+_INDEX, _INDEX_MOST = 1 << 20, 1 << 28
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
@@ -38,7 +45,8 @@ class Remote:
     """Where shards are on another machine, and how to read them there. `IndexedShards` takes it, or its URL alone.
 
     Without a cache, a batch is read in as few requests as its members lie together. With one, whole shards are
-    copied there when they are first used, and checked; processes of one machine share it.
+    copied there when they are first used, and checked; processes of one machine share it. Pieces need a web server
+    that reads ranges; with a cache, one that sends whole files only will do.
 
     Args:
         url: Of a directory with a manifest, of a manifest, of a tar file, or several of tar files in one place.
@@ -92,9 +100,11 @@ class RemoteSet(ShardSet):
 
     Args:
         remote: Where, and how to read them.
+        nbytes: Bytes of each shard, as the manifest tells; empty when there is none.
     """
 
     remote: Remote
+    nbytes: tuple[int, ...] = ()
 
     def path(self, number: int) -> str:
         """The URL of a shard."""
@@ -103,9 +113,10 @@ class RemoteSet(ShardSet):
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
         url, remote = self.path(number), self.remote
+        most = most_index_bytes(self.nbytes[number]) if self.nbytes else _INDEX_MOST
         if remote.cache is not None:
-            return cached_index(remote.cache, remote.transport, url, self.checksums[number])
-        return ShardIndex(remote.transport.whole(f"{url}{SUFFIX}"), shard=url)
+            return cached_index(remote.cache, remote.transport, url, self.checksums[number], most)
+        return _fetched(remote.transport, url, most)
 
     def open_shard(
         self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
@@ -148,16 +159,45 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
     Raises:
         ManifestError: The manifest is damaged.
         ShardError: There is none, or no index, or one that is damaged; or the place cannot be reached.
-        ValueError: It is no URL.
+        ValueError: It is no URL, or a pattern.
     """
     remote = source if isinstance(source, Remote) else Remote(source)
+    refuse_patterns(remote.url)
     first = remote.url[0].rstrip("/")
     if len(remote.url) == 1 and not first.lower().endswith(".tar"):
         folder = first.removesuffix(f"/{NAME}")
-        return RemoteSet(**vars(of_manifest(folder, _manifest(folder, remote.transport))), remote=remote)
-    indexes = concurrently(lambda url: ShardIndex(remote.transport.whole(f"{url}{SUFFIX}"), shard=url), remote.url)
-    heads = [(index.n_samples, index.checksum, index.member_keys) for index in indexes]
+        manifest = _manifest(folder, remote.transport)
+        nbytes = tuple(shard.nbytes for shard in manifest.shards)
+        return RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
+    heads = list(concurrently(lambda url: _head(remote.transport, url), remote.url))
     return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
+
+
+def most_index_bytes(shard_bytes: int) -> int:
+    """How many bytes the index of a shard may have.
+
+    Args:
+        shard_bytes: Of the shard.
+
+    >>> most_index_bytes(10_240), most_index_bytes(1 << 40)
+    (1079296, 268435456)
+    """
+    return min(_INDEX + shard_bytes + min(2 * shard_bytes, MOST_DESCRIBED), _INDEX_MOST)
+
+
+def _fetched(transport: Transport, url: str, most: int) -> ShardIndex:
+    data = transport.whole(f"{url}{SUFFIX}", most)
+    try:
+        return ShardIndex(data, shard=url)
+    except ShardError as error:
+        failed = copy(error)  # its traceback would keep the data
+    del data
+    raise failed
+
+
+def _head(transport: Transport, url: str) -> Head:
+    index = _fetched(transport, url, _INDEX_MOST)
+    return index.n_samples, index.checksum, index.member_keys
 
 
 def concurrently(function: Callable[[_One], _Made], things: Sequence[_One]) -> Iterator[_Made]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from headrace.webdatamodule.shards.bounded import WholeFileError, fetch, is_http
 from headrace.webdatamodule.shards.coalescing import Span
@@ -13,7 +14,11 @@ from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.retrying import Patience, passes, persist
 
 Got = TypeVar("Got")
-_MOST, _REASON = 1 << 30, 500
+_REASON = 500
+# Files up to here are read in many threads at the same time, larger ones one after another: nobody knows which of
+# them are larger than they should be before they are here.
+_SMALL = 1 << 20
+_WINDOW = 32 << 20
 
 
 class ShortReadError(OSError):
@@ -37,12 +42,13 @@ class Transport:
         self.url, self._options, self._patience, self._timeout = url, dict(options), patience, timeout
         self._made: Any = None
         self._process = -1
+        self._alone: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "_process": -1}
+        return {**vars(self), "_made": None, "_process": -1, "_alone": {}}
 
-    def whole(self, url: str, most: int = _MOST) -> bytes:
-        """All bytes of a file.
+    def whole(self, url: str, most: int) -> bytes:
+        """All bytes of a file; of several large ones, a process reads one at a time.
 
         Args:
             url: Where it lies.
@@ -51,10 +57,36 @@ class Transport:
         Raises:
             ShardError: It cannot be read, or is larger.
         """
-        data = self._one(url, lambda system, limit: self._all(system, url, most, limit))
-        if len(data) > most:
+        data = self._up_to(url, min(most, _SMALL))
+        if data is None and most > _SMALL:
+            with self._alone.setdefault(os.getpid(), threading.Lock()):
+                data = self._up_to(url, most)
+        if data is None:
             raise ShardError(f"the file has more than {most} bytes, which no such file should have", shard=url)
         return data
+
+    def copy(self, url: str, nbytes: int, file: BinaryIO) -> None:
+        """Write all bytes of a file on a web server into another one, where pieces cannot be had.
+
+        Args:
+            url: Where it lies.
+            nbytes: How many it should have; more are not read.
+            file: Where to write them, from its begin.
+
+        Raises:
+            ShardError: It cannot be read, or the other one not be written.
+        """
+        seconds = self._timeout * (nbytes // _WINDOW + 1)
+
+        def read(system: Any, _: dict[str, float]) -> None:
+            file.seek(0)
+            (got,) = fetch(system, _path(system, url), [None], nbytes, seconds, file)
+            if isinstance(got, BaseException):
+                raise got
+            if file.tell() < nbytes:
+                raise ShortReadError(f"{file.tell()} bytes came, not {nbytes}")
+
+        self._one(url, read)
 
     def size(self, url: str) -> int:
         """The bytes of a file.
@@ -105,11 +137,17 @@ class Transport:
             return [error] * len(spans)
         return [_measured(one, *span) for one, span in zip(got, spans, strict=True)]
 
-    def _all(self, system: Any, url: str, most: int, limit: dict[str, float]) -> bytes:
+    def _up_to(self, url: str, most: int) -> bytes | None:
+        return self._one(url, lambda system, limit: self._all(system, url, most, limit))
+
+    def _all(self, system: Any, url: str, most: int, limit: dict[str, float]) -> bytes | None:
         path = _path(system, url)
         if not is_http(system):
-            return bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+            data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+            return data if len(data) <= most else None
         (got,) = fetch(system, path, [None], most, self._timeout)
+        if isinstance(got, WholeFileError):
+            return None
         if isinstance(got, BaseException):
             raise got
         return bytes(got)
