@@ -12,7 +12,9 @@ class Batching(Protocol):
     """Makes a rank's batches; `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)` is one.
 
     What it returns is an iterable of lists of positions with a length and, on its own or on its `sampler`,
-    `set_epoch(epoch)`. With `state_dict()` and `load_state_dict(state)` it is resumed at any number of ranks.
+    `set_epoch(epoch)`. With `state_dict()` and `load_state_dict(state)` it is resumed at any number of ranks. Such a
+    state is that behind the last batch that was taken; where it has an "epoch" and a "position", the position is 0 at
+    the begin of an epoch, and more behind each batch.
     """
 
     def __call__(
