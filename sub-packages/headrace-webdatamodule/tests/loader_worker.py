@@ -43,6 +43,7 @@ def fails(samples: list[Any]) -> Any:
 
 
 def main(folder: str, options: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
     if start := options.get("start"):
         multiprocessing.set_start_method(start)
     trouble = Trouble(options.get("what", ""), "s09")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.webdatamodule.shards.checksums import checksum64
 from headrace.webdatamodule.shards.columns import add_column, open_column
 from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.indexing import index_shards
@@ -210,8 +211,12 @@ def test_a_missing_or_changed_column_is_named(folder: Path) -> None:
     path = folder / manifest.columns[0].file
     for wrong in (np.zeros(9), np.zeros(10, np.float32)):
         np.save(path, wrong)
-        with pytest.raises(ManifestError, match=r"is <f. of shape \[.*\], not <f8 of \[10, \.\.\.\]"):
+        with pytest.raises(ManifestError, match="not those that were stored"):
             open_column(folder, manifest, "n")
+        checksum = f"{checksum64(path.read_bytes()):016x}"  # of a manifest that was tampered with
+        forged = replace(manifest, columns=(replace(manifest.columns[0], checksum=checksum),))
+        with pytest.raises(ManifestError, match=r"is <f. of shape \[.*\], not <f8 of \[10, \.\.\.\]"):
+            open_column(folder, forged, "n")
     for broken in (b"", b"\x93NUMPY", path.read_bytes()[:-1], b"\x80\x04."):
         path.write_bytes(broken)
         with pytest.raises(ManifestError, match="cannot be read"):
