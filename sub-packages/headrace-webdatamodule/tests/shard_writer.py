@@ -50,6 +50,7 @@ def limit_files(more: int) -> None:
 
 
 def main(directory: str, options: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
     samples = Made(
         options.get("count", 100),
         options.get("nbytes", 1000),
