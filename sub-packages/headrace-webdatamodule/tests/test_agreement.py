@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(out: Path, folders: list[str], options: list[dict[str, Any]], code: int) -> list[dict[str, Any]]:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}

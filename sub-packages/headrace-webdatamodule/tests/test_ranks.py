@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 def train(folder: Path, n: int, n_shards: int, workers: int = 0) -> list[dict[str, Any]]:
     write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(n)], folder, n_shards=n_shards)
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}

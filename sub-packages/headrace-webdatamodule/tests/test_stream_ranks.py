@@ -2,10 +2,12 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ def launch(
     folder: Path, n: int, workers: int, kill_at: int = -1, ckpt: str = "", differ: str = ""
 ) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -42,9 +44,13 @@ def launch(
 def finish(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     """Exit codes and messages; when one rank was killed, the other is not waited for."""
     try:
-        ranks[1].wait(timeout=200)
-        if ranks[1].returncode:
+        end = time.monotonic() + 200
+        while ranks[1].poll() is None and not ranks[0].poll() and time.monotonic() < end:
+            time.sleep(0.1)
+        if ranks[1].poll():
             ranks[0].kill()
+        elif ranks[0].poll():
+            ranks[1].kill()  # which would wait for it
         errors = [rank.communicate(timeout=200)[1] for rank in ranks]
     finally:
         for rank in ranks:

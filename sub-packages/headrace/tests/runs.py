@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ Step = tuple[int, int, list[str]]  # epoch, step, keys
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
         port: int = probe.getsockname()[1]
         return port
 

@@ -1,6 +1,7 @@
 """The mixture and the batches together under a real Lightning Trainer, on two real processes."""
 
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ WORLD, EPOCHS = 2, 6
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
         port: int = probe.getsockname()[1]
         return port
 
