@@ -32,6 +32,11 @@ class Trouble:
         return sample
 
 
+def write_down() -> None:
+    """Leave a file with the number of this process as its name, which no signal can leave half written."""
+    Path(json.loads(sys.argv[2])["pids"], str(os.getpid())).touch()
+
+
 def keys(samples: list[Any]) -> list[str]:
     return [sample["__key__"] for sample in samples]
 
@@ -59,8 +64,6 @@ def main(folder: str, options: dict[str, Any]) -> None:
     try:
         for batch in loader:
             told["came"].append(batch)
-            pids = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
-            Path(options["pids"]).write_text(json.dumps([os.getpid(), *pids]))
             if len(told["came"]) == options.get("pause"):
                 print("ready", flush=True)
                 time.sleep(600)
@@ -75,5 +78,8 @@ def main(folder: str, options: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
+if __name__ in ("__main__", "__mp_main__"):  # the latter in what is spawned
+    write_down()
+    os.register_at_fork(after_in_child=write_down)
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]))
