@@ -1,8 +1,16 @@
 """How hypothesis runs here."""
 
+import pytest
 from hypothesis import settings
 
-# A shared or busy machine makes single examples slow; that is no fault of the code.
-settings.register_profile("headrace", deadline=None)
-settings.register_profile("few", deadline=None, max_examples=10)  # where all of them ran before
+# No deadline: a shared or busy machine makes single examples slow; that is no fault of the code. And the same examples
+# each time, so that a change is judged by what it changes. The nightly run draws new ones.
+settings.register_profile("headrace", deadline=None, derandomize=True)
+settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)  # where all of them ran before
+settings.register_profile("nightly", deadline=None)
 settings.load_profile("headrace")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--nightly") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("nightly")
