@@ -201,8 +201,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "val by steps": {"check_val_every_n_epoch": None, "val_check_interval": 3},
     "no val": {"limit_val_batches": 0},
     "accumulate and limit": {"accumulate_grad_batches": 3, "limit_train_batches": 4},
+    "overfit": {"overfit_batches": 3, "limit_val_batches": 0},
 }
-BY_DEFAULT = {("plain", "plain"), ("uneven", "plain"), ("uneven", "half, val twice"), ("bare", "accumulate")}
+BY_DEFAULT = {
+    ("plain", "plain"),
+    ("uneven", "plain"),
+    ("uneven", "half, val twice"),
+    ("bare", "accumulate"),
+    ("uneven", "overfit"),
+}
 MATRIX = [
     pytest.param(kind, name, marks=() if (kind, name) in BY_DEFAULT else pytest.mark.nightly)
     for kind in BATCHING
@@ -211,6 +218,7 @@ MATRIX = [
 HOOKS = {"start", "epoch start", "batch start", "batch end", "val batch end", "val end", "epoch end", "end"}
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize(("kind", "name"), MATRIX)
 def test_a_checkpoint_of_any_moment_goes_on_exactly(
     folders: tuple[Path, Path], tmp_path: Path, kind: str, name: str

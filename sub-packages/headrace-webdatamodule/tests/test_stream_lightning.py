@@ -113,6 +113,18 @@ def test_a_checkpoint_after_each_step(
     assert trainer.global_step == 3 * STEPS
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("step", range(6))
+def test_overfitting_takes_the_same_batches_in_every_epoch(shards: Path, tmp_path: Path, step: int) -> None:
+    model, resumed = Model(), Model()
+    fit(model, module(shards), overfit_batches=2, callbacks=[Saving(tmp_path)])
+    assert len(model.seen) == 6
+    assert model.seen[:2] == model.seen[2:4] == model.seen[4:]
+    assert model.seen[0] != model.seen[1]
+    fit(resumed, module(shards), tmp_path / f"step{step}.ckpt" if step else None, overfit_batches=2)
+    assert resumed.seen == model.seen[step:]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_crash(shards: Path, tmp_path: Path, workers: int, own: bool) -> None:

@@ -13,9 +13,9 @@ from headrace.webdatamodule.pipeline import Recipe, SplitData
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.pickles import pack_files
 from headrace.webdatamodule.splits import Split, by_split, check_mixes, positive_int, suffix_keys
-from headrace.webdatamodule.streaming.following import follow_trainer
 from headrace.webdatamodule.streaming.mixing import Mix
 from headrace.webdatamodule.streaming.resumable import EpochLoader
+from headrace.webdatamodule.trainer.following import follow_trainer
 from headrace.webdatamodule.urls import check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]

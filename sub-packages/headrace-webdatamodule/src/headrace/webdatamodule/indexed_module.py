@@ -9,7 +9,6 @@ from types import MethodType
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,20 +17,21 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources, seed_int
 from headrace.webdatamodule.indexed.checking import BATCHING, check_arguments
 from headrace.webdatamodule.indexed.delivering import Damaged
-from headrace.webdatamodule.indexed.lengths import begin_afresh, follow, limited, take_back
+from headrace.webdatamodule.indexed.opening import Opening
 from headrace.webdatamodule.indexed.options import differences, in_words
 from headrace.webdatamodule.indexed.outcomes import in_order
 from headrace.webdatamodule.indexed.plain import PlainBatchSampler
 from headrace.webdatamodule.indexed.protocols import Batching, Ordering
-from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes, sizes_of
+from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import Reports
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
-from headrace.webdatamodule.shards.reader import Check, IndexedShards
+from headrace.webdatamodule.shards.reader import Check
 from headrace.webdatamodule.splits import Split
+from headrace.webdatamodule.trainer.following import follow_trainer
 
 VERSION = 1
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
@@ -190,11 +190,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """The loader of the train split. It goes on where the checkpoint that is being resumed stood."""
         loader = self._loader(Split.train)
-        loader.which_epoch = partial(self._which_epoch, loader)
-        loader.on_epoch = partial(self._follow, loader)
-        loader.steps_done = self._steps_done
-        if self._fitting is not None:  # before the trainer decides that its epochs are over
-            self._which_epoch(loader, self._fitting.fit_loop.epoch_progress.current.processed)
+        follow_trainer(self, loader)
         return loader
 
     def val_dataloader(self) -> ResumableLoader:
@@ -346,47 +342,29 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def _opened(self, split: Split) -> Sources:
         if split not in self._data:
-            transform = self._transform[split]
-            self._data[split] = Sources(
-                {name: self._open(split, place, transform) for name, place in self._places(split)}
-            )
+            self._data[split] = self._opening(split).sources()
         return self._data[split]
-
-    def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        return IndexedShards(
-            place,
-            self._keys[split],
-            self._decode[split],
-            transform,
-            self._check,
-            self._allowed,
-            max_bytes=self._max_bytes,
-        )
-
-    def _places(self, split: Split) -> list[tuple[str, Any]]:
-        return list(named_sources(f"shards[{split}]", self._shards[split], split.name).items())
 
     def _size(self, split: Split) -> Sizes | None:
         wanted = self._sizes[split]
         if wanted is None or not callable(self._batching[split]):
             return None
         if split not in self._found_sizes:
-            workers, decode, keys = self._num_workers[split], self._decode[split], self._keys[split]
-            reading = () if decode is decode_member and keys is None else (decode, keys)
-            parts = [
-                sizes_of(
-                    self._open(split, place, None),
-                    place,
-                    wanted,
-                    num_workers=workers,
-                    name=name,
-                    reading=reading,
-                    damaged=self._damaged[split],
-                )
-                for name, place in self._places(split)
-            ]
-            self._found_sizes[split] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            self._found_sizes[split] = self._opening(split).sizes(wanted)
         return self._found_sizes[split]
+
+    def _opening(self, split: Split) -> Opening:
+        return Opening(
+            named_sources(f"shards[{split}]", self._shards[split], split.name),
+            keys=self._keys[split],
+            decode=self._decode[split],
+            transform=self._transform[split],
+            check=self._check,
+            allowed_classes=self._allowed,
+            max_bytes=self._max_bytes,
+            damaged=self._damaged[split],
+            num_workers=self._num_workers[split],
+        )
 
     def _world(self) -> tuple[int, int]:
         if self.trainer is not None:
@@ -394,37 +372,6 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if dist.is_available() and dist.is_initialized():
             return dist.get_world_size(), dist.get_rank()
         return 1, 0
-
-    @property
-    def _fitting(self) -> Any:
-        """The trainer, when it fits with this module, and not with one that this is a part of."""
-        trainer: Any = self.trainer
-        return trainer if trainer is not None and trainer.training and trainer.datamodule is self else None
-
-    def _which_epoch(self, loader: ResumableLoader, asked: int) -> int:
-        """The epoch to deliver when the trainer asks for one: after a resume, what is left of the one before it."""
-        trainer = self._fitting
-        if trainer is None:
-            return asked
-        if trainer.overfit_batches:  # the same few batches in every epoch
-            return 0
-        if not loader.resumed or asked != loader.epoch + 1:
-            return asked
-        if not 0 < loader.steps < limited(len(loader), trainer.limit_train_batches):
-            return asked
-        take_back(trainer)
-        return loader.epoch
-
-    def _follow(self, loader: ResumableLoader) -> None:
-        trainer = self._fitting
-        if trainer is not None:
-            if loader.steps == 0:
-                begin_afresh(trainer)
-            follow(trainer, len(loader))
-
-    def _steps_done(self) -> int | None:
-        trainer = self._fitting
-        return None if trainer is None else int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
 
     def _validates(self) -> bool:
         model = None if self.trainer is None else self.trainer.lightning_module

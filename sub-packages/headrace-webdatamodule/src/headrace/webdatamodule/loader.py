@@ -21,6 +21,7 @@ from headrace.webdatamodule.indexed.shuffling import derive
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import LoaderReport, Tally
 from headrace.webdatamodule.indexed.waiting import Wait
+from headrace.webdatamodule.trainer.following import Follows
 
 VERSION = 1
 _WARNED = 10  # skipped samples that get a warning each
@@ -134,9 +135,7 @@ class ResumableLoader:
         self._length: int | None = None
         self._positions: list[tuple[int, State | None]] = []
         self._restart(0)
-        self.which_epoch: Callable[[int], int] | None = None
-        self.on_epoch: Callable[[], None] | None = None
-        self.steps_done: Callable[[], int | None] | None = None
+        self.follows: Follows | None = None
         self.on_batch: Callable[[Sequence[int]], None] | None = None
         self.counts: Callable[[], bool] | None = None
 
@@ -149,7 +148,9 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""
-        # Everything happens at the first `next`: trainers make an iterator before they set the epoch.
+        if self.follows is not None:
+            self.follows.before_epochs()
+        # The rest happens at the first `next`: trainers make an iterator before they set the epoch.
         return self._deliver()
 
     @property
@@ -172,19 +173,24 @@ class ResumableLoader:
         """Batches of the present epoch that were delivered."""
         return self._positions[-1][0]
 
+    @property
+    def at(self) -> tuple[int, int]:
+        """The present epoch, and the batches of it that were delivered."""
+        return self._epoch, self.steps
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to deliver next; a position that was loaded holds for its own epoch only."""
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"epoch must be 0 or more, got {epoch}")
-        if self.which_epoch is not None:
-            epoch = self.which_epoch(epoch)
+        if self.follows is not None:
+            epoch = self.follows.which_epoch(epoch)
         if epoch != self._epoch:
             self._epoch = epoch
             self._set_epoch(epoch)
             self._restart(0)
-        if self.on_epoch is not None:
-            self.on_epoch()
+        if self.follows is not None:
+            self.follows.on_epoch()
 
     def state_dict(self) -> State:
         """What it takes to go on behind the last batch that was delivered.
@@ -193,7 +199,7 @@ class ResumableLoader:
             A few numbers, the same on every rank: "version", "epoch", "steps" delivered in it, "fingerprint" of the
             shards, and "batches", the state of the batch sampler.
         """
-        done = None if self.steps_done is None else self.steps_done()
+        done = None if self.follows is None else self.follows.steps_done()
         # The last batch is on hand, but the training step on it failed: it is to come again.
         before = len(self._positions) > 1 and done == self._positions[-2][0]
         steps, batches = self._positions[-2 if before else -1]
@@ -240,6 +246,12 @@ class ResumableLoader:
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed
+
+    def rewind(self) -> None:
+        """Forget the position that was loaded: the epoch begins at its beginning."""
+        self._set_epoch(self._epoch + 1)  # a batch sampler forgets its position with its epoch
+        self._set_epoch(self._epoch)
+        self._restart(0)
 
     def report(self) -> LoaderReport:
         """What was delivered so far, on this rank."""

@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import webdataset as wds
 
@@ -16,22 +16,7 @@ from headrace.webdatamodule.streaming.position import Counting, Place
 from headrace.webdatamodule.streaming.ranges import RangeSource
 from headrace.webdatamodule.streaming.shares import rank_share
 from headrace.webdatamodule.streaming.state import MOST, VERSION, Stream, StreamState, check_state
-
-
-class Follows(Protocol):
-    """What a loader asks whoever takes its batches."""
-
-    def steps_done(self) -> int | None:
-        """Batches of the epoch that were made use of."""
-
-    def which_epoch(self, asked: int) -> int:
-        """The epoch to deliver when another one is asked for."""
-
-    def before_epochs(self) -> None:
-        """An iteration is about to be made."""
-
-    def on_epoch(self) -> None:
-        """An epoch was chosen."""
+from headrace.webdatamodule.trainer.following import Follows
 
 
 class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -104,6 +89,10 @@ class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no ty
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed is not None
+
+    def rewind(self) -> None:
+        """Forget the position that was loaded."""
+        self._resumed = self._at = None
 
     def state_dict(self) -> StreamState:
         """Where the loop is that takes the batches: what workers have read ahead does not count.

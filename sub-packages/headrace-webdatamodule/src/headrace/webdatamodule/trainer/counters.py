@@ -8,19 +8,26 @@ that was saved after `max_steps` ended the run counts the epoch as done, whateve
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
-def limited(length: int, limit: float) -> int:
+def limited(length: float, limit: float) -> float:
     """The batches that `limit_train_batches` leaves.
 
-    >>> limited(10, 1.0), limited(10, 4), limited(10, 0.25)
-    (10, 4, 2)
+    Args:
+        length: Batches of the epoch; infinite if it never ends.
+        limit: A number of batches if it is an int, else a share of them.
+
+    >>> limited(10, 1.0), limited(10, 4), limited(10, 0.25), limited(math.inf, 7)
+    (10, 4, 2, 7)
     """
-    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+    if isinstance(limit, int):
+        return min(length, limit)
+    return length if math.isinf(length) else int(length * limit)
 
 
-def follow(trainer: Any, length: int) -> None:
+def expect(trainer: Any, length: int) -> None:
     """Let the training loop expect `length` batches, as if it had asked now.
 
     Args:
@@ -31,7 +38,7 @@ def follow(trainer: Any, length: int) -> None:
     loaders = getattr(loop, "_combined_loader", None)
     if loaders is None or len(loaders.flattened) != 1 or loop.max_batches == 0:
         return
-    count = limited(length, trainer.limit_train_batches)
+    count = int(limited(length, trainer.limit_train_batches))
     loop.max_batches = count
     loaders.limits = [count]
     if loaders._iterator is not None:

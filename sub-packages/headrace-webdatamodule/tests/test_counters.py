@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.indexed.lengths import follow, limited
+from headrace.webdatamodule.trainer.counters import expect, limited
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0, 1))
@@ -18,7 +18,7 @@ def test_a_limit_is_a_number_or_a_share(length: int, number: int, share: float) 
 def test_a_trainer_that_does_not_fit_is_left_alone() -> None:
     trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     before = trainer.num_training_batches
-    follow(trainer, 5)
+    expect(trainer, 5)
     assert trainer.num_training_batches == before
 
 

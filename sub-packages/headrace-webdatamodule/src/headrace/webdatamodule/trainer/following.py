@@ -1,0 +1,130 @@
+"""What a train loader asks the trainer that it serves, and tells it: the trainer alone knows which steps were done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from headrace.webdatamodule.trainer.counters import begin_afresh, expect, limited, take_back
+
+
+class Follows(Protocol):
+    """What a loader asks whoever takes its batches."""
+
+    def steps_done(self) -> int | None:
+        """Batches of the epoch that were made use of."""
+
+    def which_epoch(self, asked: int) -> int:
+        """The epoch to deliver when another one is asked for."""
+
+    def before_epochs(self) -> None:
+        """An iteration is about to be made."""
+
+    def on_epoch(self) -> None:
+        """An epoch was chosen."""
+
+
+class Followed(Protocol):
+    """A train loader. Its `len` is batches of an epoch on this rank; a TypeError if it is endless."""
+
+    follows: Follows | None
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The epoch, and the batches of it that were delivered."""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a state was loaded, and nothing delivered since."""
+
+    def rewind(self) -> None:
+        """Forget the position that was loaded: the epoch begins at its beginning."""
+
+    def __len__(self) -> int: ...
+
+
+class Following:
+    """Joins a train loader with the trainer of a data module, as long as that fits with this loader and no other.
+
+    Args:
+        module: The data module; its `trainer` is looked at.
+        loader: The loader.
+    """
+
+    def __init__(self, module: Any, loader: Followed) -> None:
+        self.module = module
+        self.loader = loader
+
+    def trainer(self) -> Any:
+        """The trainer; None when it does not fit with the loader, or with others beside it, whose steps are theirs."""
+        trainer = self.module.trainer
+        if trainer is None or trainer.datamodule is not self.module or trainer.state.fn != "fit":
+            return None
+        loaders = getattr(trainer.fit_loop, "_combined_loader", None)
+        flat = [] if loaders is None else loaders.flattened
+        return trainer if len(flat) == 1 and flat[0] is self.loader else None
+
+    def steps_done(self) -> int | None:
+        """Batches of the epoch whose training step ended; None when no trainer counts them."""
+        trainer = self.trainer()
+        return None if trainer is None else int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+
+    def which_epoch(self, asked: int) -> int:
+        """The epoch to deliver when the trainer asks for one: after a resume, what is left of the one before it.
+
+        Args:
+            asked: The trainer's number. It counts an epoch that a limit ended in the middle as done.
+        """
+        trainer = self.trainer()
+        if trainer is None:
+            return asked
+        if trainer.overfit_batches:
+            return self._only_epoch(trainer, asked)
+        epoch, position = self.loader.at
+        most = limited(_length(self.loader), trainer.limit_train_batches)
+        if not self.loader.resumed or asked != epoch + 1 or not 0 < position < most:
+            return asked
+        take_back(trainer)
+        return epoch
+
+    def _only_epoch(self, trainer: Any, asked: int) -> int:
+        """The same few batches in every epoch: a loaded position is of the one that the trainer is in the middle of."""
+        loop = trainer.fit_loop
+        begun = loop.epoch_progress.current.ready > asked  # else the trainer counts it as done
+        if self.loader.resumed and not (begun and getattr(loop, "restarted_mid_epoch", False)):
+            self.loader.rewind()
+        return 0
+
+    def before_epochs(self) -> None:
+        """Look whether an epoch goes on, before the trainer decides that its epochs are over."""
+        trainer = self.trainer()
+        if trainer is not None and not trainer.overfit_batches:
+            self.which_epoch(int(trainer.fit_loop.epoch_progress.current.processed))
+
+    def on_epoch(self) -> None:
+        """Tell the trainer how long the epoch is, and when it is being resumed that it begins at its beginning."""
+        trainer = self.trainer()
+        if trainer is None:
+            return
+        if self.loader.at[1] == 0:
+            begin_afresh(trainer)
+        length = _length(self.loader)
+        if length < math.inf:
+            expect(trainer, int(length))
+
+
+def _length(loader: Followed) -> float:
+    try:
+        return len(loader)
+    except TypeError:
+        return math.inf
+
+
+def follow_trainer(module: Any, loader: Followed) -> None:
+    """Let a train loader heed the trainer of its data module.
+
+    Args:
+        module: The data module.
+        loader: Its loader.
+    """
+    loader.follows = Following(module, loader)
