@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.webdatamodule import (
     DamagedSampleWarning,
@@ -176,3 +177,16 @@ def test_a_stop_iteration_is_an_error_and_no_end(tmp_path: Path, where: str, wor
         list(stopping)
     assert "s04" in str(caught.value) + "".join(caught.value.__notes__)
     assert stopping.steps == 1
+
+
+def unsendable(samples: list[Any]) -> Any:
+    return [torch.zeros(2), lambda: samples]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(folder: Path, context: str) -> None:
+    waits = loader(folder, [[0, 1], [2, 3]], collate_fn=unsendable, num_workers=1, multiprocessing_context=context)
+    with pytest.raises(TypeError, match=r"a batch cannot be sent from a worker .*lambda.* or num_workers=0") as caught:
+        next(iter(waits))
+    assert "in collate_fn, of 2 samples: sample 's00'" in str(caught.value)
+    assert len(list(loader(folder, [[0, 1], [2, 3]], collate_fn=unsendable))) == 2  # nothing is sent

@@ -392,6 +392,37 @@ def test_an_epoch_without_batches(folder: Path) -> None:
     assert (len(loader), list(loader), loader.steps) == (0, [], 0)
 
 
+class Miscounted(Bare):
+    """Its length is off."""
+
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
+
+    def __len__(self) -> int:
+        return super().__len__() + self.by
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_length_that_is_too_small_loses_no_batch_in_silence(folder: Path, workers: int, done: int) -> None:
+    loader = make(folder, Miscounted(-1), num_workers=workers)
+    loader.load_state_dict({**loader.state_dict(), "steps": done})
+    with pytest.raises(RuntimeError, match=r"Miscounted has a length of 11, but gives more batches: .* plan by it"):
+        list(islice(loader, len(loader) - done))  # as many as a trainer takes
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("done", [0, 3, 12])
+def test_a_length_that_is_too_large_is_an_error(folder: Path, workers: int, done: int) -> None:
+    loader = make(folder, Miscounted(1), num_workers=workers)
+    loader.load_state_dict({**loader.state_dict(), "steps": done})
+    with pytest.raises(RuntimeError, match=r"Miscounted has a length of 13, but gave 12 batches: .* plan by it"):
+        list(loader)
+    loader.close()
+
+
 class Steps:
     """A training loop that takes each epoch it is given."""
 

@@ -333,9 +333,9 @@ class ResumableLoader:
             own = None if position is None else position.get("fingerprint")
             plan = {"epoch": self._epoch, "steps done": steps, "steps": len(self), "order and batches": own}
             agree({**plan, "shards": self._sources.fingerprint, "position": repr(position)}, self._name)
-        len(self)  # before the sampler moves on
-        if not self._stateful:
-            self._recorded.skip = steps
+        length = len(self)  # before the sampler moves on
+        self._recorded.most = length - steps if self._stateful else length
+        self._recorded.skip = 0 if self._stateful else steps
         self._before = 0
         key = derive(self._seed, self._epoch, steps, self._world[1])[0]
         self._generator.manual_seed(int(key >> np.uint64(1)))

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from headrace.webdatamodule.indexed.sending import check_sendable
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, UnsafePickleError
 
@@ -58,6 +59,7 @@ class Batches(Dataset[Any]):
     def __init__(self, sources: Sources, collate_fn: Callable[[list[Any]], Any] | None, damaged: Damaged) -> None:
         self.sources, self.damaged = sources, damaged
         self._collate_fn = default_collate if collate_fn is None else collate_fn
+        self._sent = False
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -107,7 +109,11 @@ class Batches(Dataset[Any]):
         if read.error is not None:
             return None, [], read.error
         try:
-            return self._collate_fn(read.samples), read.skipped, None
+            batch = self._collate_fn(read.samples)
+            if not self._sent and get_worker_info() is not None:
+                check_sendable(batch)  # the first one of each worker; to pickle all twice would cost too much
+                self._sent = True
+            return batch, read.skipped, None
         except Exception as caught:
             error = _stopped("collate_fn", caught) if isinstance(caught, StopIteration) else caught
             shown = ", ".join(self.sources.place(int(index)) for index in read.indices[:5])
