@@ -174,6 +174,7 @@ def test_what_is_no_function_is_a_type_error(folder: Path) -> None:
 
 
 LIMIT = 10
+WEIGHTS = {"a": 1}
 
 
 def helper(sample: Any) -> int:
@@ -182,6 +183,10 @@ def helper(sample: Any) -> int:
 
 def by_helper(sample: Any) -> int:
     return helper(sample)
+
+
+def closing_over(number: int) -> Callable[[Any], int]:
+    return lambda sample: number
 
 
 def test_code_constants_defaults_and_cells_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +231,32 @@ def test_code_constants_defaults_and_cells_tell(monkeypatch: pytest.MonkeyPatch)
     assert column_name(by_helper) != before
     monkeypatch.undo()
     assert column_name(by_helper) == before
+
+
+def test_helpers_in_inner_functions_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions: list[Any] = [
+        lambda sample: sum(helper(one) for one in sample),
+        lambda sample: [helper(one) for one in sample],
+        lambda sample: max(sample, key=lambda one: LIMIT - one),
+        lambda sample: WEIGHTS["a"],
+    ]
+    before = [column_name(function) for function in functions]
+    monkeypatch.setitem(globals(), "LIMIT", 11)
+    monkeypatch.setitem(WEIGHTS, "a", 2)
+    after = [column_name(function) for function in functions]
+    assert not set(before) & set(after)
+    assert after == [column_name(function) for function in functions]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_each_of_several_alike_tells(at: int) -> None:
+    def together(*numbers: int) -> Callable[..., Any]:
+        inner = [closing_over(number) for number in numbers]
+        return lambda sample: [one(sample) for one in inner]
+
+    changed = [1, 2, 3, 4]
+    changed[at] = 9
+    assert column_name(together(1, 2, 3, 4)) == column_name(together(1, 2, 3, 4)) != column_name(together(*changed))
 
 
 def test_the_code_of_a_callable_object_tells() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 import types
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from typing import Any
 from headrace.webdatamodule.shards.columns import DERIVED
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
 def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     """Names the column that keeps what a function says; another one when its code changes.
 
-    Its code is that of the function, of functions of the same module that it names, their constants, defaults and
-    what they close over. What it calls elsewhere does not count.
+    Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
+    they close over, and the plain values and containers that they find in the module. What it calls elsewhere does not
+    count.
 
     Args:
         function: Of a sample.
@@ -29,21 +32,21 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     """
     called = getattr(function, "__name__", type(function).__name__)
     plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
     told = b"|".join(_told(thing, seen) for thing in (function, *reading))
     return f"{DERIVED}{plain}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
 
 
-def _told(thing: Any, seen: set[int]) -> bytes:
+def _told(thing: Any, seen: dict[int, Any]) -> bytes:
     if isinstance(thing, _PLAIN):
         return f"{type(thing).__name__} {thing!r}".encode("utf-8", "surrogatepass")
     if id(thing) in seen:
         return b"again"
-    seen.add(id(thing))
+    seen[id(thing)] = thing
     if isinstance(thing, types.BuiltinFunctionType | type):
         return f"{thing.__module__}.{thing.__qualname__}".encode()
     if isinstance(thing, set | frozenset):  # whose order is another one in each process
-        return b"set " + b"|".join(sorted(_told(one, set()) for one in thing))
+        return b"set " + b"|".join(sorted(_told(one, {}) for one in thing))
     parts = _parts(thing)
     if parts is not None:
         return b"(" + b"|".join(_told(part, seen) for part in parts) + b")"
@@ -75,17 +78,23 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _named(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a function finds by name in its module: plain values, and functions that are written there."""
-    found = [function.__globals__.get(name) for name in function.__code__.co_names]
+    """What a function finds by name in its module: values, containers, and functions that are written there."""
+    found = [function.__globals__.get(name) for name in _names(function.__code__)]
     own = function.__module__
     return tuple(
         one
         for one in found
-        if isinstance(one, _PLAIN) or (isinstance(one, types.FunctionType) and one.__module__ == own)
+        if isinstance(one, _PLAIN + _CONTAINERS) or (isinstance(one, types.FunctionType) and one.__module__ == own)
     )
 
 
-def _pickled(thing: Any, seen: set[int]) -> bytes:
+def _names(code: types.CodeType) -> list[str]:
+    """The names that code uses, and the code inside it: comprehensions and lambdas."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return [*code.co_names, *itertools.chain(*inner)]
+
+
+def _pickled(thing: Any, seen: dict[int, Any]) -> bytes:
     kind = type(thing)
     call = kind.__dict__.get("__call__")
     code = _told(call, seen) if isinstance(call, types.FunctionType) else b""
