@@ -1,22 +1,29 @@
 """Packs pickle files in a process of its own, for tests that kill it."""
 
+import faulthandler
 import sys
 import time
 from pathlib import Path
 
 from headrace.webdatamodule import PickledDataWDS, Split
-from headrace.webdatamodule.shards.pickles import FileSamples
+from headrace.webdatamodule.shards import pickles
 from headrace.webdatamodule.shards.writing.task import Pair
 
-DELAY = 0.0
+_SECONDS = 120  # nobody waits longer than this, whatever happens
 
 
-class Slow(FileSamples):
-    """Takes its time, so that there is a moment to be killed in."""
+class Stuck(pickles.FileSamples):
+    """Says so when it is asked for one of its samples, and never gives it."""
+
+    key, delay = "", 0.0
 
     def __getitem__(self, position: int) -> Pair:
-        time.sleep(DELAY)
-        return super().__getitem__(position)
+        time.sleep(self.delay)
+        pair = super().__getitem__(position)
+        if pair[0] == self.key:
+            print("stuck", flush=True)
+            time.sleep(2 * _SECONDS)
+        return pair
 
 
 def main(source: str, target: str, count: int) -> None:
@@ -27,9 +34,8 @@ def main(source: str, target: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(_SECONDS, exit=True)
     if len(sys.argv) > 4:
-        from headrace.webdatamodule.shards import pickles
-
-        DELAY = float(sys.argv[4])
-        pickles.FileSamples = Slow  # type: ignore[misc] # its files only come later
+        Stuck.key, Stuck.delay = sys.argv[4], float(sys.argv[5])
+        pickles.FileSamples = Stuck  # type: ignore[misc] # its files only come later
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import os
 import signal
@@ -166,25 +167,39 @@ def test_processes_in_a_cache_too_small_for_all(tmp_path: Path, rounds: int) -> 
         assert path.read_bytes() == bytes([number]) * (1000 + number)
 
 
+def begun(directory: Path) -> set[tuple[int, int]]:
+    """The files that are being written, or were when their writer was killed."""
+    found = set()
+    for path in directory.glob("*.part"):
+        with contextlib.suppress(FileNotFoundError):  # it has its name now
+            found.add((path.stat().st_ino, path.stat().st_mtime_ns))
+    return found
+
+
 @pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.nightly)])
 def test_writers_that_are_killed_leave_nothing_that_looks_whole(tmp_path: Path, times: int) -> None:
     for seed in range(times):
         command = [sys.executable, "-c", WORKER, str(tmp_path), "4000", "9", "100000", str(seed), "0.002"]
+        before = begun(tmp_path)  # what the one before has left does not count
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             deadline = time.monotonic() + 60
-            while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(int(hashlib.sha256(bytes([seed])).hexdigest()[:2], 16) / 256 * 0.03)
-            process.kill()
-            assert process.wait() == -signal.SIGKILL
+            try:
+                while begun(tmp_path) <= before:
+                    assert process.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+                time.sleep(int(hashlib.sha256(bytes([seed])).hexdigest()[:2], 16) / 256 * 0.03)
+            finally:
+                process.kill()
+            assert process.wait(timeout=60) == -signal.SIGKILL
         for path in tmp_path.glob("*.tar"):
             number = int(path.name[:32], 16)
             assert path.read_bytes() == bytes([number]) * (1000 + number)
-    # What was left unfinished is taken up, or cleared away for want of room.
+    # What was left unfinished is taken up, or cleared away for want of room; empty ones take none.
     cache = Cache(tmp_path, 4000)
     filled(cache, 100, bytes(4000))
     assert held(cache) == [100]
-    assert not list(tmp_path.glob("*.part"))
+    assert not [path for path in tmp_path.glob("*.part") if path.stat().st_size]
 
 
 def test_no_room_at_all_is_refused(tmp_path: Path) -> None:

@@ -106,6 +106,37 @@ sys.exit(3 if {"torch", "lightning", "webdataset"} & set(sys.modules) else code)
     assert done.returncode == 0, done.stderr
 
 
+CLOSED = ["bash", "-c", '"$@" 2>&-', "-", *COMMAND]
+FULL = ["bash", "-c", '"$@" 2>/dev/full', "-", *COMMAND]
+
+
+@pytest.mark.parametrize("start", [CLOSED, FULL], ids=["closed", "full"])
+def test_exit_codes_do_not_need_stderr(folder: Path, start: list[str]) -> None:
+    stale = folder / "wdshards-000002.tar"
+    os.utime(stale, (2e9, 2e9))
+    (folder / "no.txt").touch()
+    wanted: list[tuple[list[object], int]] = [
+        (["verify", folder], 0),
+        (["verify", folder, "--workers", "2"], 0),
+        (["verify", folder / "nope"], 2),
+        (["ls", stale], 0),  # with a warning
+        (["ls", folder / "no.txt"], 1),
+        (["ls", folder / "nope"], 2),
+        (["nope"], 2),
+        (["index", folder], 0),
+    ]
+    for words, code in wanted:
+        done = subprocess.run([*start, *map(str, words)], stdout=subprocess.DEVNULL, check=False, timeout=120)
+        assert done.returncode == code, words
+
+
+@pytest.mark.parametrize("words", [["cat", "s3://a/b", "k"], ["ls", "https://a/b.tar"], ["pack", ".", "file:///out"]])
+def test_urls_are_refused_and_the_cure_named(words: list[str]) -> None:
+    line = error_of(*words, code=2)
+    assert "://" in line
+    assert "give a local path, or read it with IndexedShards" in line
+
+
 # index
 
 
@@ -244,7 +275,8 @@ def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:
     done = shards("ls", path)
     assert done.returncode == 0
     assert done.stderr.startswith(b"headrace-shards: warning: the index of ")
-    assert b"s003\t" in done.stdout
+    assert done.stderr.count(b"\n") == 1
+    assert done.stdout.count(b"s003\t") == 1
     error_of("ls", folder, code=1)
     path.unlink()
     assert "missing" in error_of("ls", folder, "--json", code=1)
@@ -273,6 +305,18 @@ def test_a_full_disk_is_told(folder: Path) -> None:
         done = shards("ls", folder, stdout=full)
     assert done.returncode == 2
     assert done.stderr == b"headrace-shards: error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_write_that_is_cut_is_told(tmp_path: Path, unbuffered: str) -> None:
+    write_tars([("a", {"bin": bytes(100_000)})], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    script = 'ulimit -f 8; "$@" > "$0"'  # of the first write, 8 KiB still fit
+    words = ["bash", "-c", script, str(tmp_path / "out"), *COMMAND, "cat", str(tmp_path), "a.bin"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(words, capture_output=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == b"headrace-shards: error: standard output cannot be written: File too large\n"
 
 
 def test_ctrl_c_is_quiet_and_code_130(tmp_path: Path) -> None:
@@ -327,6 +371,36 @@ def test_cat_of_damage_is_code_1_and_prints_nothing(tmp_path: Path) -> None:
     assert text_of("cat", tmp_path, "two.txt") == "whole"
 
 
+@pytest.mark.parametrize(
+    ("name", "nbytes"), [("a.txt", 5), pytest.param("a.bin", (2 << 30) + 1, marks=pytest.mark.nightly)]
+)
+def test_cat_reads_members_of_any_size_and_only_those_asked_for(tmp_path: Path, name: str, nbytes: int) -> None:
+    large = tarfile.TarInfo("a.bin")
+    large.size = (2 << 30) + 1
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(large.tobuf())
+        file.seek(512 + (2 << 30) + 512)
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            small = tarfile.TarInfo("a.txt")
+            small.size = 5
+            tar.addfile(small, io.BytesIO(b"small"))
+    index_shards(tmp_path)
+    counted = 'set -o pipefail; "$@" | wc -c'
+    words = ["bash", "-c", counted, "-", *COMMAND, "cat", str(tmp_path), name]
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # a single write takes less than 2 GiB
+    done = subprocess.run(words, capture_output=True, check=False, timeout=300, env=unbuffered)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert int(done.stdout) == nbytes
+    assert "has no member 'cls', only 'bin', 'txt'" in error_of("cat", tmp_path, "a.cls", code=2)
+
+
+def test_cat_of_a_member_that_other_samples_have(tmp_path: Path) -> None:
+    write_tars([("a", {"txt": b"1"}), ("b", {"cls": b"22"})], tmp_path, n_shards=2)
+    index_shards(tmp_path)
+    assert text_of("cat", tmp_path, "b.cls") == "22"
+    assert "'a' has no member 'cls', only 'txt'" in error_of("cat", tmp_path, "a.cls", code=2)
+
+
 # info
 
 
@@ -366,6 +440,11 @@ def test_export_dali_writes_what_dali_reads(folder: Path, tmp_path: Path) -> Non
     assert [[one.key for one in sample] for sample in samples] == [["json", "raw.bin"]] * 10
     found = json_of("export-dali", folder)["exported"]
     assert [Path(one["index"]).read_bytes() for one in found] == [Path(path).read_bytes() for path in paths]
+
+
+def test_export_dali_names_an_index_that_is_missing(folder: Path) -> None:
+    (folder / "wdshards-000001.tar.hri").unlink()
+    assert "run headrace-shards index on its directory" in error_of("export-dali", folder, code=2)
 
 
 def test_export_dali_refuses_what_the_format_cannot_hold(tmp_path: Path) -> None:

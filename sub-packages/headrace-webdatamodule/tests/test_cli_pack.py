@@ -264,8 +264,12 @@ def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     source = files(tmp_path / "in", a_txt=b"A")
     (source / "v1.2").mkdir()
     (source / "v1.2" / "b.txt").write_bytes(b"B")
-    assert "'v1.2/b'" in pack(source, tmp_path / "out", code=2)
+    told = pack(source, tmp_path / "out", code=2)
+    for part in ("'v1.2/b'", repr(str(source / "v1.2" / "b.txt")), "rename the directory", "pass --split-at last"):
+        assert part in told
     assert not (tmp_path / "out").exists()
+    pack(source, tmp_path / "out", "--split-at", "last")
+    assert [sample["__key__"] for sample in IndexedShards(tmp_path / "out")] == ["a", "v1-2/b"]
 
 
 @pytest.mark.parametrize("words", [[], ["--workers", "2"]])

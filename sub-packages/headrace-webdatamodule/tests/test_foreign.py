@@ -108,6 +108,14 @@ def test_names_that_dali_cannot_read_are_refused(tmp_path: Path, name: str) -> N
     assert not dali_path(path).exists()
 
 
+def test_a_shard_without_an_index_is_not_exported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", PLAIN)
+    with pytest.raises(ShardError, match=r"no index 'a\.tar\.hri'.*call index_shards") as caught:
+        export_dali(path)
+    assert caught.value.shard == str(path)
+    assert not dali_path(path).exists()
+
+
 def test_a_shard_without_samples_is_not_exported(tmp_path: Path) -> None:
     index_shard(write(tmp_path / "a.tar", {}))
     with pytest.raises(ShardError, match="without samples"):

@@ -563,10 +563,15 @@ list(dataset)
         assert child.stdout is not None
         assert child.stdout.readline() == b"%d\n" % COUNT
         if kind == "killed":
-            while not list(cache.glob("*.tar.part")):
-                time.sleep(0.01)
-            child.kill()
-        assert child.wait() == (-9 if kind == "killed" else 0)
+            deadline = time.monotonic() + 60
+            try:
+                while not list(cache.glob("*.tar.part")):
+                    assert child.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+            finally:
+                child.kill()
+        assert child.wait(timeout=60) == (-9 if kind == "killed" else 0)
     assert len(list(cache.glob("*.tar"))) == (0 if kind == "killed" else 4)
     release.set()
     assert list(site.dataset(cache)) == list(IndexedShards(site.folder))

@@ -5,6 +5,7 @@ import os
 import pty
 import random
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -786,11 +787,14 @@ def test_a_bar_counts_samples_on_a_terminal(tmp_path: Path, workers: int) -> Non
     words = command(tmp_path, workers=workers)
     process = subprocess.Popen(words, stderr=other, stdout=subprocess.DEVNULL)
     os.close(other)
-    said = b""
-    with contextlib.suppress(OSError):  # the other end was closed
-        while piece := os.read(main, 4096):
-            said += piece
-    os.close(main)
-    assert process.wait(timeout=60) == 0
+    said, deadline = b"", time.monotonic() + 120
+    try:
+        with contextlib.suppress(OSError):  # the other end was closed
+            while select.select([main], [], [], max(0, deadline - time.monotonic()))[0]:
+                said += os.read(main, 4096)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        os.close(main)
     assert b"100/100" in said
     assert b"sample/s" in said

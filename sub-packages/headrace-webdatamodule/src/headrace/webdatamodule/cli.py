@@ -9,7 +9,7 @@ from concurrent.futures import BrokenExecutor
 from typing import NoReturn
 
 from headrace.webdatamodule.commands import cat, export_dali, index, info, ls, pack, verify
-from headrace.webdatamodule.commands.output import DAMAGE, INPUT, STOPPED, drop_stdout, one_line
+from headrace.webdatamodule.commands.output import DAMAGE, INPUT, STOPPED, drop, open_stderr, say
 from headrace.webdatamodule.commands.wording import wording
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
@@ -31,7 +31,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Write the message and exit with status 2."""
-        self.exit(INPUT, f"headrace-shards: error: {one_line(message)}\n")
+        say("error", message)
+        self.exit(INPUT)
 
 
 def parser() -> Parser:
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all is well, 1 when faults or damage were found, 2 when the input is wrong, 130 after Ctrl-C. Wrong
         usage ends with `SystemExit` of code 2. Errors are one line on stderr.
     """
+    open_stderr()
     if sys.stdout is not None:
         # A terminal that cannot show a letter gets its escape sequence, not a traceback.
         getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="backslashreplace")
@@ -65,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(argv)
         code: int = options.run(options)
     except KeyboardInterrupt:
-        drop_stdout()
+        drop(sys.stdout)
         return STOPPED
     except (BrokenExecutor, ImportError, OSError, ShardError, TypeError, ValueError) as error:
-        sys.stderr.write(f"headrace-shards: error: {one_line(wording(error))}\n")
+        say("error", wording(error))
         return exit_code(error)
     return code
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
-from typing import Any
+from pathlib import Path
 
 from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_bytes, emit_json
 from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.shard_set import open_index
 
 HELP = "write the bytes of a sample or a member to stdout"
 DESCRIPTION = (
@@ -28,14 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the bytes."""
     key, member = parted(options.name)
-    dataset = IndexedShards(options.source, decode=None)
-    try:
-        index = dataset.find(key)
-    except KeyError:
-        raise ValueError(
-            f"there is no sample {key!r} in {str(options.source)!r}: headrace-shards ls shows all"
-        ) from None
-    sample = chosen(dataset[index], member)
+    index, sample = read(options.source, key, member)
     if options.json:
         plain = [{"member": one, "bytes": len(data), "base64": encoded(data)} for one, data in sample.items()]
         emit_json({"key": key, "index": index, "members": plain})
@@ -57,20 +51,34 @@ def parted(name: str) -> tuple[str, str | None]:
     return (name, None) if dot < 0 else (name[:dot], name[dot + 1 :].lower())
 
 
-def chosen(sample: dict[str, Any], member: str | None) -> dict[str, bytes]:
-    """The members to print.
+def read(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
+    """The members to print; no other ones are read, and none is too large.
 
     Args:
-        sample: As the reader gives it.
-        member: A member's key; None for all.
+        source: An indexed directory, or an indexed tar file.
+        key: The sample's key.
+        member: A member's key, in lower case; None for all.
+
+    Returns:
+        The sample's position, and its bytes by the keys of members.
 
     Raises:
-        ValueError: The sample does not have it.
+        ShardError: Something is missing or damaged.
+        ValueError: There is no such sample, or it does not have the member.
     """
-    key = sample.pop("__key__")
-    if member is not None and member not in sample:
-        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, sample))}")
-    return sample if member is None else {member: sample[member]}
+    dataset = IndexedShards(source, decode=None)
+    try:
+        at = dataset.find(key)
+    except KeyError:
+        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
+    index = open_index(dataset.shard_of(at))
+    held = index.layout(index.find(key))
+    if member is not None and member not in held:
+        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, held))}")
+    wanted = None if member is None else [member]
+    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
+    del sample["__key__"]
+    return at, sample
 
 
 def apart(members: list[bytes], *, terminal: bool) -> list[bytes]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.webdatamodule.commands.opening import a_path, open_shards
+from headrace.webdatamodule.commands.opening import a_path, is_set, open_shards
 from headrace.webdatamodule.commands.output import emit_json, emit_lines, table
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.manifest import Manifest
 
 HELP = "print counts and sizes"
 DESCRIPTION = "Print how many shards, samples and bytes there are, and how large the members are."
@@ -52,7 +52,7 @@ def described(source: Path) -> dict[str, Any]:
         for member in index.member_keys:
             sizes.setdefault(member, []).append(_sizes(index, member))
     folder = source if source.is_dir() else source.parent
-    manifest = Manifest.load(folder) if source.is_dir() or source.name == NAME else None
+    manifest = Manifest.load(folder) if is_set(source) else None
     return {
         "source": str(source),
         "samples": sum(shard["samples"] for shard in shards),

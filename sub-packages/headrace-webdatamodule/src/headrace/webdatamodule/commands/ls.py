@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.webdatamodule.commands.opening import a_path, open_shards
+from headrace.webdatamodule.commands.opening import a_path, is_set, open_shards
 from headrace.webdatamodule.commands.output import emit_json_list, emit_lines
 from headrace.webdatamodule.shards.dali import Component, indexed_components
 from headrace.webdatamodule.shards.index import ShardIndex
@@ -27,15 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the samples; nothing when a shard is damaged."""
-    for _ in open_shards(options.source):
-        pass
-    indexes = open_shards(options.source)
+    indexes = whole(options.source)
     if options.json:
         emit_json_list({"source": str(options.source)}, "samples", (one for index in indexes for one in _plain(index)))
     else:
         lines = _long if options.long else _short
         emit_lines(line for index in indexes for line in lines(index))
     return 0
+
+
+def whole(source: Path) -> Iterable[ShardIndex]:
+    """The indexes of shards, all of which were seen to be whole before the first one is given.
+
+    Args:
+        source: As of `open_shards`.
+    """
+    if not is_set(source):  # held, as an index that was made of the tar file took long
+        return list(open_shards(source))
+    for _ in open_shards(source):
+        pass
+    return open_shards(source)
 
 
 def _samples(index: ShardIndex) -> Iterator[tuple[str, list[tuple[Component, str]]]]:

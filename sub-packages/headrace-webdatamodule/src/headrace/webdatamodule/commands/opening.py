@@ -12,21 +12,33 @@ from headrace.webdatamodule.shards.errors import DamagedShardError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.indexing import fitting_index, map_file
 from headrace.webdatamodule.shards.manifest import NAME
-from headrace.webdatamodule.shards.shard_set import find_shards
+from headrace.webdatamodule.shards.shard_set import find_shards, is_url
 
 
 def a_path(word: str) -> Path:
-    """Read a path; an empty one, as of a variable that is not set, is refused.
+    """Read a path; an empty one, as of a variable that is not set, and a URL are refused.
 
     Args:
         word: From the command line.
 
     Raises:
-        argparse.ArgumentTypeError: It is empty.
+        argparse.ArgumentTypeError: It is empty, or a URL.
     """
     if not word:
         raise argparse.ArgumentTypeError("got an empty path, expected the name of a file or directory")
+    if is_url(word) and not Path(word).exists():
+        cure = "commands work on this machine's files only: give a local path, or read it with IndexedShards in Python"
+        raise argparse.ArgumentTypeError(f"got the URL {word!r}, but {cure}")
     return Path(word)
+
+
+def is_set(where: Path) -> bool:
+    """Whether a path stands for all shards of a directory, not for one tar file.
+
+    Args:
+        where: A directory, its manifest, or a tar file.
+    """
+    return where.is_dir() or where.name == NAME
 
 
 def open_shards(where: Path) -> Iterator[ShardIndex]:
@@ -43,7 +55,7 @@ def open_shards(where: Path) -> Iterator[ShardIndex]:
         FileNotFoundError: There is nothing at the path.
         ShardError: A manifest, an index or a shard is missing or damaged.
     """
-    if not where.is_dir() and where.name != NAME:
+    if not is_set(where):
         yield open_tar(where)
         return
     shards = find_shards(where)

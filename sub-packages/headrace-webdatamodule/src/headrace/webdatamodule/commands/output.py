@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
 
@@ -40,22 +42,34 @@ def emit_bytes(pieces: Iterable[bytes]) -> None:
 
 def _written(piece: bytes, *, flush: bool = False) -> bool:
     try:
-        sys.stdout.buffer.write(piece)
+        left = memoryview(piece)
+        while left:  # without a buffer (PYTHONUNBUFFERED), one write may take a part only
+            left = left[_taken(sys.stdout.buffer.write(left)) :]
         if flush:
             sys.stdout.flush()
     except OSError as error:
-        drop_stdout()
+        drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             raise OSError(f"standard output cannot be written: {error.strerror}") from error
         return False
     return True
 
 
-def drop_stdout() -> None:
-    """Write what is left nowhere; else the interpreter would try again at its end, and complain or wait."""
-    if sys.stdout is not None:
+def _taken(count: int | None) -> int:
+    if count is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return count
+
+
+def drop(stream: TextIO | None) -> None:
+    """Write what is left nowhere; else the interpreter would try again at its end, and complain or wait.
+
+    Args:
+        stream: Of the process; None where it is closed.
+    """
+    if stream is not None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
@@ -101,7 +115,27 @@ def warn(message: str) -> None:
     Args:
         message: What it says.
     """
-    sys.stderr.write(f"headrace-shards: warning: {one_line(message)}\n")
+    say("warning", message)
+
+
+def say(kind: str, message: str) -> None:
+    """Write one line to stderr; nothing where that cannot be written, as the exit code tells the outcome.
+
+    Args:
+        kind: "error" or "warning".
+        message: What it says.
+    """
+    try:
+        open_stderr().write(f"headrace-shards: {kind}: {one_line(message)}\n")
+    except OSError:
+        drop(sys.stderr)
+
+
+def open_stderr() -> TextIO:
+    """The stderr of the process; one that leads nowhere where it is closed, since progress bars need one too."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    return sys.stderr
 
 
 def escaped(text: str) -> str:

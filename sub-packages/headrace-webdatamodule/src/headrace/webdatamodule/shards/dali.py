@@ -16,6 +16,7 @@ from headrace.webdatamodule.shards.grouping import skip_reason
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import index_shard
 from headrace.webdatamodule.shards.plain_files import read_plain
+from headrace.webdatamodule.shards.shard_set import open_index
 from headrace.webdatamodule.shards.walking import Member
 from headrace.webdatamodule.shards.whole import write_whole
 
@@ -61,11 +62,12 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
         The path of the file.
 
     Raises:
-        ShardError: A name holds white space, which DALI's format cannot tell from its separators, a member key is
-            empty, or there are no samples.
+        ShardError: The shard's index is missing or damaged; or a name holds white space, which DALI's format cannot
+            tell from its separators, a member key is empty, or there are no samples.
+        OSError: The text cannot be written.
     """
     path = dali_path(shard) if listing is None else Path(listing)
-    samples = list(indexed_components(ShardIndex.open(shard)))
+    samples = list(indexed_components(open_index(str(shard))))
     if not samples:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
@@ -92,6 +94,7 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
         DamagedIndexError: The text has another form.
         StaleIndexError: It belongs to another shard; the first difference is named.
         ShardError: The shard is damaged, or cannot be indexed.
+        FileNotFoundError: There is no such shard, or no such text.
     """
     path = dali_path(shard) if listing is None else Path(listing)
     try:

@@ -69,7 +69,8 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first") -> Files
 
     Raises:
         ShardError: Two files would be the same member.
-        ValueError: There is no file that could be a member, or there are shards.
+        ValueError: There is no file that could be a member, a directory's name would put a dot into a key, or there
+            are shards.
     """
     samples: dict[str, Members] = {}
     left: list[str] = []
@@ -78,6 +79,9 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first") -> Files
             key, member = parted(path.relative_to(directory).as_posix(), split_at)
             if not member or not path.is_file():
                 left.append(str(path))
+            elif "." in key:
+                cure = "rename the directory or move it away, or pass --split-at last, which makes dashes of them"
+                raise ValueError(f"{str(path)!r} would be in the sample {key!r}, but keys have no dots: {cure}")
             elif (other := samples.setdefault(key, {}).setdefault(member, str(path))) != str(path):
                 message = f"{other!r} and {str(path)!r} would both be its member {member!r}: rename one"
                 raise ShardError(message, sample=key)
