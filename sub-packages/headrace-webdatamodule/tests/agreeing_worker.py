@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from headrace.webdatamodule import DifferentPlanError, IndexedShards, ResumableLoader
+from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.plain import PlainBatchSampler
 from headrace.webdatamodule.indexed.sources import Sources
 
@@ -16,8 +17,23 @@ def keys(samples: list[Any]) -> list[str]:
     return [sample["__key__"] for sample in samples]
 
 
+def compared(out: Path, plan: dict[str, Any]) -> int:
+    told: dict[str, Any] = {"came": []}
+    try:
+        agree(plan, "train")
+        code = 0
+    except DifferentPlanError as error:
+        told["said"], code = str(error), 3
+    (out / f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+    return code
+
+
 def main(out: Path, folder: str, options: dict[str, Any]) -> int:
     dist.init_process_group("gloo")
+    if plan := options.get("plan"):
+        return compared(out, plan)
     world = (dist.get_world_size(), dist.get_rank())
     sources = Sources({"a": IndexedShards(folder)})
     seed = options.get("seed", 0)

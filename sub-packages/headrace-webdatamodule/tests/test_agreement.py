@@ -110,5 +110,23 @@ def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) ->
         assert rank["came"] == []
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, "(b: rank 0 has none, rank 1 has 2)"),
+        ({"a": 1, "b": 2}, {"c": 2, "a": 1}, "(b: rank 0 has 2, rank 1 has none; c: rank 0 has none, rank 1 has 2)"),
+    ],
+)
+def test_plans_of_other_things_are_told_apart(
+    folder: str, tmp_path: Path, one: dict[str, Any], other: dict[str, Any], told: str
+) -> None:
+    for rank in run(tmp_path, [folder] * 2, [{"plan": one}, {"plan": other}], 3):
+        assert told in rank["said"]
+
+
+def test_plans_in_another_order_are_the_same(folder: str, tmp_path: Path) -> None:
+    run(tmp_path, [folder] * 2, [{"plan": {"a": 1, "b": 2}}, {"plan": {"b": 2, "a": 1}}], 0)
+
+
 def test_a_process_alone_agrees_with_itself() -> None:
     agree({"epoch": 0}, "train")

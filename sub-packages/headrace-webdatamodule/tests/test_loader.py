@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -341,6 +343,25 @@ def test_random_numbers_of_workers_repeat_themselves(folder: Path) -> None:
     assert not set(draws(0, 1)) & set(draws(1, 1))
 
 
+def drawn_of_all(samples: list[Any]) -> tuple[float, float, float]:
+    return random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002 - what is seeded
+
+
+@pytest.mark.parametrize("kind", [Bare, lambda: PlainBatchSampler(COUNT, 4)])
+@pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
+def test_random_numbers_are_those_of_the_step(folder: Path, kind: Any, workers: int, context: str) -> None:
+    whole = make(folder, kind(), num_workers=2, collate_fn=drawn_of_all)
+    first, second = epoch_of(whole, 0), epoch_of(whole, 1)
+    assert len({number for batch in first + second for number in batch}) == 3 * len(first + second)
+    for done in (1, 4):
+        assert list(islice(whole, done)) == second[:done]
+        resumed = make(folder, kind(), num_workers=workers, multiprocessing_context=context, collate_fn=drawn_of_all)
+        resumed.load_state_dict(whole.state_dict())
+        assert list(resumed) == second[done:]
+        resumed.close()
+    whole.close()
+
+
 def test_random_numbers_differ_from_epoch_to_epoch_in_workers_that_stay(folder: Path) -> None:
     loader = plain(folder, num_workers=2, collate_fn=drawn)
     first, second = (set(epoch_of(loader, epoch)) for epoch in (0, 1))
@@ -459,6 +480,9 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ({"batches": {"position": "1"}}, "position.* must be an int"),
+        ({"batches": {"position": None}}, "position.* must be an int"),
+        ({"batches": {"position": -1}}, "it was changed"),
         ({"steps": 0}, "it was changed"),
         ({"epoch": 5}, "of epoch 5, but its batches are of 0"),
         ({"steps": 10**30}, "ints of 0 to"),
@@ -468,8 +492,10 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
 def test_a_state_that_was_changed_by_hand(folder: Path, change: dict[str, Any], told: str) -> None:
     loader = plain(folder)
     assert len(list(islice(loader, 2))) == 2
+    state = loader.state_dict()
+    changed = {**state, **change, "batches": {**state["batches"], **change.get("batches", {})}}
     with pytest.raises(ValueError, match=told):
-        plain(folder).load_state_dict(loader.state_dict() | change)
+        plain(folder).load_state_dict(changed)
 
 
 def test_more_steps_than_there_are_batches_to_count(folder: Path) -> None:

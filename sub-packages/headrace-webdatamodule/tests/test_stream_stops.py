@@ -26,12 +26,12 @@ pytestmark = [
 class Model(lightning.LightningModule):
     """Notes the samples of each step; fails at one, or asks to stop after one."""
 
-    def __init__(self, *, fail: int = -1, stop: int = -1) -> None:
+    def __init__(self, *, fail: int = -1, stop: int = -1, early: bool = False) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.seen: list[list[int]] = []
         self.began: list[int] = []
-        self.fail, self.stop = fail, stop
+        self.fail, self.stop, self.early = fail, stop, early
 
     def on_train_epoch_start(self) -> None:
         self.began.append(self.current_epoch)
@@ -48,6 +48,8 @@ class Model(lightning.LightningModule):
         pass
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.early:  # as a schedule of the learning rate asks
+            _ = self.trainer.estimated_stepping_batches
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
@@ -171,16 +173,18 @@ def test_what_is_left_of_an_epoch_that_was_stopped(
     assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
 
 
-def test_the_last_epoch_was_stopped(shards: Path, tmp_path: Path, whole: list[list[int]]) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_the_last_epoch_was_stopped(shards: Path, tmp_path: Path, whole: list[list[int]], early: bool) -> None:
     """The trainer takes its epochs for done, unless it is told in time."""
-    first, resumed = Model(stop=12), Model()
+    first, resumed = Model(stop=12), Model(early=early)
     fit(first, module(shards), None, ModelCheckpoint(tmp_path, filename="a", save_on_train_epoch_end=True))
     fit(resumed, module(shards), tmp_path / "a.ckpt")
     assert first.seen + resumed.seen == whole
 
 
-def test_stopped_again_and_again(shards: Path, tmp_path: Path, whole: list[list[int]]) -> None:
-    models, ckpt = [Model(stop=stop) for stop in (2, 2, 3, 4, -1)], None
+@pytest.mark.parametrize("early", [False, True])
+def test_stopped_again_and_again(shards: Path, tmp_path: Path, whole: list[list[int]], early: bool) -> None:
+    models, ckpt = [Model(stop=stop, early=early) for stop in (2, 2, 3, 4, -1)], None
     for run, model in enumerate(models):
         fit(model, module(shards), ckpt).save_checkpoint(tmp_path / f"{run}.ckpt")
         ckpt = tmp_path / f"{run}.ckpt"

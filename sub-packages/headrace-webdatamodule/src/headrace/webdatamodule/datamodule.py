@@ -1,4 +1,4 @@
-"""The data modules. The only file here that imports lightning."""
+"""The data modules of streams. Imports lightning, as `indexed_module.py` does."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike

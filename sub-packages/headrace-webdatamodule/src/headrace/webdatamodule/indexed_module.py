@@ -25,7 +25,7 @@ from headrace.webdatamodule.indexed.protocols import Batching, Ordering
 from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import Reports
-from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule.loader import ResumableLoader, has_state
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
@@ -141,6 +141,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._loaders: dict[Split, ResumableLoader] = {}
         self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
+        self._by_words = False  # whether options are all that tells one order or batching from another
         self._saved: dict[str, Any] | None = None  # of the checkpoint to go on from
         self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
 
@@ -293,10 +294,12 @@ class IndexedWebDataModule(lightning.LightningDataModule):
     def _go_on(self, loader: ResumableLoader) -> None:
         if self._saved is None:
             return
+        changed = differences(self._saved.get("options"), self._options())
+        if changed and self._by_words:
+            raise ValueError(f"the checkpoint does not fit: {changed}; resume with the same, or begin without it")
         try:
             loader.load_state_dict(self._saved["train"])
         except ValueError as error:
-            changed = differences(self._saved.get("options"), self._options())
             raise ValueError(f"the checkpoint does not fit: {changed or 'see its cause'}. {error}") from error
 
     def _options(self) -> dict[str, str]:
@@ -319,6 +322,9 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         except TypeError as error:
             error.add_note(f"as batching(sizes, sampler=..., num_replicas=..., rank=..., seed=...); {BATCHING}")
             raise
+        if split is Split.train:
+            unnamed = order is not None and getattr(order, "fingerprint", None) is None
+            self._by_words = unnamed or not has_state(batches)
         pin = self._loading["pin_memory"]
         return ResumableLoader(
             sources,

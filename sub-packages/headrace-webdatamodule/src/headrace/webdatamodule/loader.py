@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
@@ -16,7 +15,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.arguments import seed_int
 from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
-from headrace.webdatamodule.indexed.recording import Recorded, Taken
+from headrace.webdatamodule.indexed.recording import Beginning, Recorded, Taken
+from headrace.webdatamodule.indexed.seeding import Steps
 from headrace.webdatamodule.indexed.shuffling import derive
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import LoaderReport, Tally
@@ -66,7 +66,7 @@ class ResumableLoader:
         multiprocessing_context: How workers are started; see torch.
         damaged: "raise" the error of a sample that is damaged, or "skip" the sample, count it and warn.
         sizes: Of each sample, for the report on padding.
-        seed: Decides the random numbers of the workers, together with the epoch, the position in it and the rank.
+        seed: Decides the random numbers of the workers, together with the epoch, the step and the rank.
         world: (number of ranks, this rank) that the batch sampler deals to.
         name: For messages.
         check_ranks: Whether all ranks compare their plans before each epoch.
@@ -115,10 +115,9 @@ class ResumableLoader:
         self._recorded = Recorded(batch_sampler)
         self._wait = Wait(timeout)
         dataset = Batches(sources, collate_fn, damaged)
-        self._generator = torch.Generator()
         self._inner: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=self._recorded,
+            Steps(dataset),
+            batch_sampler=self._recorded,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
             collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -126,10 +125,10 @@ class ResumableLoader:
             timeout=self._wait.seconds if num_workers else 0,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             persistent_workers=num_workers > 0,
-            generator=self._generator,
+            generator=torch.Generator(),  # else torch would draw from the process's own
         )
         self._tally = Tally(name, sources, sizes, world)
-        self._stateful = all(callable(getattr(batch_sampler, do, None)) for do in ("state_dict", "load_state_dict"))
+        self._stateful = has_state(batch_sampler)
         self._epoch = 0
         self._begun: object = None
         self._length: int | None = None
@@ -224,7 +223,8 @@ class ResumableLoader:
             raise TypeError(f"state['batches'] must be what state_dict() returned, got {type(own).__name__}")
         if own.get("epoch", epoch) != epoch:
             raise ValueError(f"state is of epoch {epoch}, but its batches are of {own['epoch']!r}: it was changed")
-        if (own.get("position", steps) > 0) != (steps > 0):
+        position = own.get("position", steps)
+        if type(position) is int and (position > 0) != (steps > 0):
             raise ValueError(f"state has steps {steps}, but its batches stand at {own['position']}: it was changed")
         if self._stateful:
             self._batches.load_state_dict(own)
@@ -334,11 +334,12 @@ class ResumableLoader:
             plan = {"epoch": self._epoch, "steps done": steps, "steps": len(self), "order and batches": own}
             agree({**plan, "shards": self._sources.fingerprint, "position": repr(position)}, self._name)
         length = len(self)  # before the sampler moves on
-        self._recorded.most = length - steps if self._stateful else length
-        self._recorded.skip = 0 if self._stateful else steps
+        key = int(derive(self._seed, self._epoch, self._world[1])[0])
+        if self._stateful:
+            self._recorded.beginning = Beginning(0, length - steps, key, steps)
+        else:
+            self._recorded.beginning = Beginning(steps, length, key)
         self._before = 0
-        key = derive(self._seed, self._epoch, steps, self._world[1])[0]
-        self._generator.manual_seed(int(key >> np.uint64(1)))
         return steps
 
     def _note(self, taken: Taken, skipped: list[Skipped]) -> None:
@@ -365,6 +366,11 @@ class ResumableLoader:
             more = f" and {len(taken.indices) - 3} more" if len(taken.indices) > 3 else ""
             at = f"batch {self.steps} of epoch {self._epoch}"
             error.add_note(f"the {self._name} loader waited for {at}: {shown}{more}")
+
+
+def has_state(batch_sampler: Any) -> bool:
+    """Whether a batch sampler finds any position by itself."""
+    return all(callable(getattr(batch_sampler, do, None)) for do in ("state_dict", "load_state_dict"))
 
 
 def check_state(state: Any, fingerprint: str, name: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ class DifferentPlanError(RuntimeError):
 def agree(plan: Mapping[str, Any], name: str) -> None:
     """Compare a plan over all ranks of `torch.distributed`; to be called on all of them.
 
-    It is one exchange of a few numbers. Without it ranks that differ would wait for one another without an end, or
+    It is one exchange of a number. Without it ranks that differ would wait for one another without an end, or
     would pair steps of different epochs in silence.
 
     Args:
@@ -29,27 +29,25 @@ def agree(plan: Mapping[str, Any], name: str) -> None:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return
-    mine = torch.tensor([_number(value) for value in plan.values()], dtype=torch.int64, device=_device())
-    all_plans = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_plans, mine)
-    table = torch.stack(all_plans).cpu()
-    different = [what for what, same in zip(plan, (table == table[0]).all(0).tolist(), strict=True) if not same]
-    if not different:
+    texts = {what: str(value) for what, value in plan.items()}
+    mine = torch.tensor(_number(sorted(texts.items())), dtype=torch.int64, device=_device())
+    numbers = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, mine)
+    if len({int(number) for number in numbers}) == 1:
         return
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {what: str(plan[what]) for what in different})
+    dist.all_gather_object(everyone, texts)
     told = "; ".join(
-        f"{what}: " + ", ".join(f"rank {rank} has {its[what]}" for rank, its in enumerate(everyone))
-        for what in different
+        f"{what}: " + ", ".join(f"rank {rank} has {its.get(what, 'none')}" for rank, its in enumerate(everyone))
+        for what in dict.fromkeys(what for its in everyone for what in its)
+        if len({its.get(what) for its in everyone}) > 1
     )
     cure = "give every rank the same shards, sizes, options and seed, and resume all of them from one checkpoint"
     raise DifferentPlanError(f"the ranks differ in what the {name} loader is to deliver ({told}): {cure}")
 
 
-def _number(value: Any) -> int:
-    if isinstance(value, int):
-        return value & (2**63 - 1)
-    return int.from_bytes(hashlib.blake2b(str(value).encode(), digest_size=8).digest(), "little") >> 1
+def _number(plan: list[tuple[str, str]]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(plan).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _device() -> torch.device:

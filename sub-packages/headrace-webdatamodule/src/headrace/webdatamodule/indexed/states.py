@@ -22,13 +22,16 @@ def check_sampler_state(state: Any, mine: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: It is no mapping.
-        ValueError: Something is missing or differs; the error names it, and the cure.
+        ValueError: Something is missing, no number or differs; the error names it, and the cure.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
     missing = {*mine, "epoch", "position"} - set(state)
     if missing:
         raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
+    for name in ("epoch", "position"):
+        if type(state[name]) is not int:
+            raise ValueError(f"state[{name!r}] must be an int, got {state[name]!r}: pass what state_dict() returned")
     for name, value in mine.items():
         if state[name] != value:
             raise ValueError(f"state[{name!r}] is {state[name]!r}, here it is {value!r}: {_CURES[name]}")

@@ -21,7 +21,7 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
 
     Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
     they close over, and the plain values and containers that they find in the module. What it calls elsewhere does not
-    count.
+    count. A function that changes such a container itself is another one afterwards.
 
     Args:
         function: Of a sample.

@@ -69,6 +69,35 @@ def begin_afresh(trainer: Any) -> None:
     inner.restarting = False
 
 
+def about_to_restore(trainer: Any) -> bool:
+    """Whether a training loop is still to get its counters from a checkpoint.
+
+    Args:
+        trainer: A `lightning.Trainer` that fits.
+    """
+    return bool(_loaded(trainer)) and trainer.fit_loop.epoch_progress.current.ready == 0
+
+
+def saved_epoch(trainer: Any) -> int:
+    """The epoch that a training loop is going to begin once it is restored."""
+    return int(_loaded(trainer)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
+
+
+def take_back_saved(trainer: Any) -> None:
+    """Say in the checkpoint that is being loaded that its last epoch is not done.
+
+    Args:
+        trainer: A `lightning.Trainer` that is about to restore its loops from it.
+    """
+    for part in _loaded(trainer)["loops"]["fit_loop"]["epoch_progress"].values():
+        part["processed"] -= 1
+        part["completed"] -= 1
+
+
+def _loaded(trainer: Any) -> Any:
+    return getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None)
+
+
 def take_back(trainer: Any) -> None:
     """Let a training loop that is being resumed know that the epoch before the one it is about to begin is not done.
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from headrace.webdatamodule.trainer.counters import begin_afresh, expect, limited, take_back
+from headrace.webdatamodule.trainer.counters import (
+    about_to_restore,
+    begin_afresh,
+    expect,
+    limited,
+    saved_epoch,
+    take_back,
+    take_back_saved,
+)
 
 
 class Follows(Protocol):
@@ -57,12 +65,17 @@ class Following:
 
     def trainer(self) -> Any:
         """The trainer; None when it does not fit with the loader, or with others beside it, whose steps are theirs."""
-        trainer = self.module.trainer
-        if trainer is None or trainer.datamodule is not self.module or trainer.state.fn != "fit":
+        trainer = self._fitting()
+        if trainer is None:
             return None
         loaders = getattr(trainer.fit_loop, "_combined_loader", None)
         flat = [] if loaders is None else loaders.flattened
         return trainer if len(flat) == 1 and flat[0] is self.loader else None
+
+    def _fitting(self) -> Any:
+        trainer = self.module.trainer
+        fits = trainer is not None and trainer.datamodule is self.module and trainer.state.fn == "fit"
+        return trainer if fits else None
 
     def steps_done(self) -> int | None:
         """Batches of the epoch whose training step ended; None when no trainer counts them."""
@@ -80,12 +93,16 @@ class Following:
             return asked
         if trainer.overfit_batches:
             return self._only_epoch(trainer, asked)
-        epoch, position = self.loader.at
-        most = limited(_length(self.loader), trainer.limit_train_batches)
-        if not self.loader.resumed or asked != epoch + 1 or not 0 < position < most:
+        if not self._left(trainer, asked):
             return asked
         take_back(trainer)
-        return epoch
+        return self.loader.at[0]
+
+    def _left(self, trainer: Any, asked: int) -> bool:
+        """Whether something is left of the epoch before the one that is asked for."""
+        epoch, position = self.loader.at
+        most = limited(_length(self.loader), trainer.limit_train_batches)
+        return self.loader.resumed and asked == epoch + 1 and 0 < position < most
 
     def _only_epoch(self, trainer: Any, asked: int) -> int:
         """The same few batches in every epoch: a loaded position is of the one that the trainer is in the middle of."""
@@ -94,6 +111,14 @@ class Following:
         if self.loader.resumed and not (begun and getattr(loop, "restarted_mid_epoch", False)):
             self.loader.rewind()
         return 0
+
+    def before_restoring(self) -> None:
+        """The same, when the loader was asked for before the trainer knows its epoch: it may take it for its last."""
+        trainer = self._fitting()
+        if trainer is None or trainer.overfit_batches or not about_to_restore(trainer):
+            return
+        if self._left(trainer, saved_epoch(trainer)):
+            take_back_saved(trainer)
 
     def before_epochs(self) -> None:
         """Look whether an epoch goes on, before the trainer decides that its epochs are over."""
@@ -121,10 +146,11 @@ def _length(loader: Followed) -> float:
 
 
 def follow_trainer(module: Any, loader: Followed) -> None:
-    """Let a train loader heed the trainer of its data module.
+    """Let a train loader heed the trainer of its data module; to be called when the loader has its position.
 
     Args:
         module: The data module.
         loader: Its loader.
     """
-    loader.follows = Following(module, loader)
+    loader.follows = following = Following(module, loader)
+    following.before_restoring()
