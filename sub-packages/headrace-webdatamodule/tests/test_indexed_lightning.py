@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
@@ -426,6 +427,10 @@ def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
         ({"seed": -1}, ValueError, "seed must be 0 to"),
         ({"damaged": "ignore"}, ValueError, "damaged must be"),
         ({"num_workers": -1}, ValueError, "num_workers"),
+        ({"num_workers": True}, ValueError, "num_workers must be 0 or more processes, got True"),
+        ({"num_workers": 1.5}, ValueError, "num_workers must be 0 or more processes, got 1.5"),
+        ({"timeout": -1}, ValueError, "timeout must be seconds"),
+        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be None, or 1 or more"),
         ({"check": "never"}, ValueError, "check must be"),
     ],
 )
@@ -434,6 +439,15 @@ def test_arguments_that_are_not_allowed(
 ) -> None:
     with pytest.raises(kind, match=told):
         data(folders, **options)
+
+
+def test_integers_of_numpy_are_integers(folders: tuple[Path, Path]) -> None:
+    numbers: dict[str, Any] = {name: np.int64(2) for name in ("batching", "num_workers", "prefetch_factor", "seed")}
+    module = data(folders, **numbers)
+    module.setup("test")
+    loader = module.test_dataloader()
+    assert [len(batch) for batch in loader] == [2, 2, 2, 1]
+    loader.close()
 
 
 def test_a_stage_without_its_split_says_so(folders: tuple[Path, Path]) -> None:

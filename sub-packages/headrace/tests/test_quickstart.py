@@ -86,6 +86,14 @@ def test_what_cannot_work_is_refused_in_a_line(words: list[str], complaint: str,
     assert complaint in result.stderr
 
 
+def test_a_single_batch_cannot_be_interrupted(tmp_path: Path) -> None:
+    file = write_fasta(tmp_path / "a.fasta", [30] * 20, 1)
+    options = ["--tokens", "1000", "--budget", "4096", "--max-length", "64"]
+    result = quickstart("--fasta", file, *options, "--out", tmp_path / "out")
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert "make one batch of 4,096 tokens: pass more --tokens" in result.stderr
+
+
 def test_a_file_that_is_no_fasta_is_named(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.fasta"
     wrong.write_text("ACDE\n")

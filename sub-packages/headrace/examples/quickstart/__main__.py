@@ -138,6 +138,10 @@ def main() -> int:
     ways = ways_of_batching(
         draws, list(make(sizes, sampler=sampler, num_replicas=1, rank=0, seed=0)), sizes, options.budget
     )
+    if len(ways["headrace"]) < 2:
+        told = f"{len(draws):,} samples of {sizes[draws].sum():,} tokens make one batch of {options.budget:,} tokens"
+        print(f"{told}: pass more --tokens or less --budget, to train in steps", file=sys.stderr)
+        return 2
     runs = []
     for name, batches in ways.items():
         fixed = DataLoader(samples, batch_sampler=batches, collate_fn=padded)

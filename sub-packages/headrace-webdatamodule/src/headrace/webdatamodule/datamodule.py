@@ -12,15 +12,21 @@ from headrace.webdatamodule.composing import calls_of, stages_of
 from headrace.webdatamodule.pipeline import Recipe, SplitData
 from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.pickles import pack_files
-from headrace.webdatamodule.splits import Split, by_split, check_mixes, positive_int, suffix_keys
+from headrace.webdatamodule.splits import (
+    Split,
+    by_split,
+    check_mixes,
+    needed_by,
+    positive_int,
+    stage_name,
+    suffix_keys,
+)
 from headrace.webdatamodule.streaming.mixing import Mix
 from headrace.webdatamodule.streaming.resumable import EpochLoader
 from headrace.webdatamodule.trainer.following import follow_trainer
 from headrace.webdatamodule.urls import check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
-
-_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
 
 
 class WebDataModule(lightning.LightningDataModule):
@@ -191,13 +197,12 @@ class WebDataModule(lightning.LightningDataModule):
                 kwargs_wds or kwargs_wld.
             FileNotFoundError: A split has no shards.
         """
-        stage = str(getattr(stage, "value", stage))  # a trainer hands over a member of its own Enum
-        if stage not in _NEEDED:
-            raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
-        self._need(_NEEDED[stage], f"{stage}()")
+        stage = stage_name(stage)
+        needed = needed_by(stage)
+        self._need(needed, f"{stage}()")
         if stage == "fit":
             self._left = {}
-        wanted = {_NEEDED[stage]} | ({Split.val} & self._recipes.keys() if stage == "fit" else set())
+        wanted = {needed} | ({Split.val} & self._recipes.keys() if stage == "fit" else set())
         self._data.update({split: SplitData(self._recipes[split]) for split in wanted})
 
     def train_dataloader(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources, seed_int
-from headrace.webdatamodule.indexed.checking import BATCHING, check_arguments
+from headrace.webdatamodule.indexed.checking import BATCHING, check_arguments, check_loading
 from headrace.webdatamodule.indexed.delivering import Damaged
 from headrace.webdatamodule.indexed.opening import Opening
 from headrace.webdatamodule.indexed.options import differences, in_words
@@ -30,11 +31,10 @@ from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
 from headrace.webdatamodule.shards.reader import Check
-from headrace.webdatamodule.splits import Split
+from headrace.webdatamodule.splits import Split, needed_by, stage_name
 from headrace.webdatamodule.trainer.following import follow_trainer
 
 VERSION = 1
-_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
 
 
 class SharedShardsWarning(UserWarning):
@@ -127,6 +127,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._keys, self._check, self._allowed = PerSplit("keys", keys), check, tuple(allowed_classes)
         self._max_bytes = max_bytes
         self._seed, self._report = seed_int(seed), report
+        check_loading(timeout, prefetch_factor)
         self._loading = {
             "prefetch_factor": prefetch_factor,
             "pin_memory": pin_memory,
@@ -175,10 +176,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             FileNotFoundError: There is nothing at a split's place.
             ShardError: There is no index or no manifest, or it is damaged.
         """
-        stage = str(getattr(stage, "value", stage))  # a trainer hands over a member of its own Enum
-        if stage not in _NEEDED:
-            raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {stage!r}")
-        needed = _NEEDED[stage]
+        stage = stage_name(stage)
+        needed = needed_by(stage)
         self._left = {} if stage == "fit" else self._left
         if stage == "fit" and not self._shards.mapped and self._validates():
             told = "shards has no Split keys, so that validation reads what training reads"
@@ -312,8 +311,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         make, seed = self._batching[split], self._seed
         # The order is that of all ranks; the batches are what is dealt to them.
         order = None if self._order[split] is None else self._order[split](sources, num_replicas=1, rank=0, seed=seed)
-        if isinstance(make, int):
-            make = partial(PlainBatchSampler, batch_size=make, shuffle=split is Split.train)
+        if not callable(make):
+            make = partial(PlainBatchSampler, batch_size=operator.index(make), shuffle=split is Split.train)
             sized: Any = len(sources)
         else:
             sized = sizes

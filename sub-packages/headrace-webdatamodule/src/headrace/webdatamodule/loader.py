@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from headrace.webdatamodule.indexed.agreement import agree
 from headrace.webdatamodule.indexed.arguments import seed_int
+from headrace.webdatamodule.indexed.checking import check_loading
 from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
 from headrace.webdatamodule.indexed.recording import Beginning, Recorded, Taken
 from headrace.webdatamodule.indexed.seeding import Steps
@@ -108,8 +109,7 @@ class ResumableLoader:
         if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
             kind = type(batch_sampler).__name__
             raise TypeError(f"batch_sampler must give lists of positions in every epoch and have a length, got {kind}")
-        if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
-            raise ValueError(f"prefetch_factor must be None, or 1 or more batches, got {prefetch_factor!r}")
+        check_loading(timeout, prefetch_factor)
         self._sources, self._batches, self._name = sources, batch_sampler, name
         self._world, self._seed, self._check_ranks = world, seed_int(seed), check_ranks
         self._recorded = Recorded(batch_sampler)

@@ -16,6 +16,33 @@ class Split(Enum):
     test = "test"
 
 
+_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
+
+
+def stage_name(stage: Any) -> str:
+    """Check the name of a stage.
+
+    Args:
+        stage: "fit", "validate", "test", "predict", or a trainer's own Enum of these.
+
+    Raises:
+        ValueError: Another one.
+    """
+    name = str(getattr(stage, "value", stage))
+    if name not in _NEEDED:
+        raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {name!r}")
+    return name
+
+
+def needed_by(stage: str) -> Split:
+    """The split that a stage cannot do without.
+
+    >>> needed_by("predict")
+    <Split.test: 'test'>
+    """
+    return _NEEDED[stage]
+
+
 def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
     """Check an argument that is a mapping from splits.
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources
+from headrace.webdatamodule.indexed.waiting import Wait
 from headrace.webdatamodule.shards.reader import Check
+from headrace.webdatamodule.shards.writing.planning import whole_number
 from headrace.webdatamodule.splits import Split
 
 BATCHING = (
@@ -44,13 +46,30 @@ def check_arguments(given: Mapping[str, PerSplit], check: str) -> None:
         )
 
 
+def check_loading(timeout: Any, prefetch_factor: Any) -> None:
+    """Refuse what no loader waits or reads ahead for.
+
+    Args:
+        timeout: Seconds to wait for a batch, 0 for no limit.
+        prefetch_factor: Batches that a worker reads ahead, or None.
+
+    Raises:
+        ValueError: They are not allowed.
+    """
+    Wait(timeout)
+    ahead = whole_number(prefetch_factor)
+    if prefetch_factor is not None and (ahead is None or ahead < 1):
+        raise ValueError(f"prefetch_factor must be None, or 1 or more batches, got {prefetch_factor!r}")
+
+
 def _check_batching(split: Split, given: PerSplit, sizes: Any) -> None:
     if split not in given:
         raise ValueError(f"batching lacks {split}, of which there are shards: add batching[{split}]")
     batching = given[split]
-    if isinstance(batching, bool) or not (callable(batching) or isinstance(batching, int)):
+    count = whole_number(batching)
+    if count is None and not callable(batching):
         raise TypeError(f"batching must be the samples of a batch, or {BATCHING}; got {batching!r} for {split}")
-    if isinstance(batching, int) and batching < 1:
+    if count is not None and count < 1:
         raise ValueError(f"batching must be 1 or more samples a batch, got {batching} for {split}")
     if callable(batching) and sizes is None:
         raise ValueError(
@@ -62,9 +81,9 @@ def _check_batching(split: Split, given: PerSplit, sizes: Any) -> None:
 def _check_rest(split: Split, given: Mapping[str, PerSplit]) -> None:
     if given["damaged"][split] not in ("raise", "skip"):
         raise ValueError(f"damaged must be 'raise' or 'skip', got {given['damaged'][split]!r} for {split}")
-    workers = given["num_workers"][split]
-    if not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"num_workers must be 0 or more processes, got {workers!r} for {split}")
+    workers = whole_number(given["num_workers"][split])
+    if workers is None or workers < 0:
+        raise ValueError(f"num_workers must be 0 or more processes, got {given['num_workers'][split]!r} for {split}")
     for name in ("transform", "collate_fn", "order"):
         function = given[name][split]
         if function is not None and not callable(function):
