@@ -1,16 +1,12 @@
 """Two processes, gloo: ranks that hold different plans all end with an error that names the difference."""
 
 import json
-import os
-import secrets
-import socket
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from two_ranks import ended, started
 
 from headrace.webdatamodule import IndexedShards, ResumableLoader, index_shards, write_tars
 from headrace.webdatamodule.indexed.agreement import agree
@@ -34,27 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(out: Path, folders: list[str], options: list[dict[str, Any]], code: int) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    worker = str(Path(__file__).with_name("agreeing_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(out), folders[rank], json.dumps(options[rank])],
-            env={**os.environ, **meeting, **interface, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]  # far below gloo's own half hour
-    finally:
-        for process in processes:
-            process.kill()  # does nothing to those that have ended
-    assert [process.returncode for process in processes] == [code, code], errors
+    ended(started("agreeing_worker.py", lambda rank: (str(out), folders[rank], json.dumps(options[rank]))), code)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,15 +1,11 @@
 """Two processes, gloo, Lightning's DDP: equally many batches, whatever the shards hold."""
 
 import json
-import os
-import secrets
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from two_ranks import ended, started
 
 from headrace.webdatamodule import write_tars
 
@@ -18,27 +14,7 @@ pytestmark = pytest.mark.slow
 
 def train(folder: Path, n: int, n_shards: int, workers: int = 0) -> list[dict[str, Any]]:
     write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(n)], folder, n_shards=n_shards)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    worker = str(Path(__file__).with_name("rank_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(folder), str(rank), str(n), str(workers)],
-            env={**os.environ, **meeting, **interface, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # does nothing to those that have ended
-    assert [process.returncode for process in processes] == [0, 0], errors
+    ended(started("rank_worker.py", lambda rank: (str(folder), str(rank), str(n), str(workers))), 0)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,44 +1,27 @@
 """Two processes, gloo, Lightning's DDP: equal shares of uneven shards, and a fit that goes on after a kill."""
 
 import json
-import os
-import secrets
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from two_ranks import started
 
 from headrace.webdatamodule import index_shards, write_tars
 
 pytestmark = pytest.mark.slow
 
-WORKER = str(Path(__file__).with_name("stream_rank.py"))
 Row = tuple[int, int, list[int]]  # epoch, step, samples
 
 
 def launch(
     folder: Path, n: int, workers: int, kill_at: int = -1, ckpt: str = "", differ: str = ""
 ) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return [
-        subprocess.Popen(
-            [sys.executable, WORKER, str(folder), str(n), str(workers), str(kill_at), ckpt, differ],
-            env={**os.environ, **meeting, **interface, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    return started("stream_rank.py", lambda rank: (str(folder), str(n), str(workers), str(kill_at), ckpt, differ))
 
 
 def finish(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:

@@ -1,28 +1,19 @@
 """The mixture and the batches together under a real Lightning Trainer, on two real processes."""
 
 import json
-import secrets
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from runs import counted, run
+from runs import counted, free_port, run
 from simulated import write_source
 
 pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 WORLD, EPOCHS = 2, 6
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_two_ranks_train_on_the_exact_mixture_in_equal_steps(tmp_path: Path) -> None:
