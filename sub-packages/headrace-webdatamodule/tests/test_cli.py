@@ -269,6 +269,24 @@ def test_ls_escapes_what_a_terminal_would_obey(tmp_path: Path) -> None:
     assert [one["members"][0]["name"] for one in json_of("ls", path)["samples"]] == names
 
 
+def test_sizes_are_those_of_members_and_columns(folder: Path) -> None:
+    expected = [256 * (i % 3) for i in range(10)]
+    assert text_of("sizes", folder, "raw.bin") == "".join(f"{size}\n" for size in expected)
+    assert json_of("sizes", folder / "manifest.json", "RAW.bin")["sizes"] == expected
+    assert text_of("sizes", sorted(folder.glob("*.tar"))[1], "json") == "3\n" * 3
+    add_column(folder, "tokens", np.arange(10) / 4)
+    add_column(folder, "both", np.arange(20).reshape(10, 2))
+    add_column(folder, "names", np.array(list("abcdefghij")))
+    assert text_of("sizes", folder, "tokens").splitlines()[:3] == ["0.0", "0.25", "0.5"]
+    assert text_of("sizes", folder, "both").splitlines()[:2] == ["0 1", "2 3"]
+    assert "column 'names' holds <U1 of shape [], not numbers" in error_of("sizes", folder, "names", code=2)
+    told = error_of("sizes", folder, "seq", code=2)
+    assert "neither a member nor a column 'seq', but json, raw.bin, both, names, tokens: name one of these" in told
+    assert "run headrace-shards index" in error_of(
+        "sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2
+    )
+
+
 def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:
     path = folder / "wdshards-000000.tar"
     shutil.copy(folder / "wdshards-000001.tar", path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from typing import NoReturn
 
-from headrace.webdatamodule.commands import cat, export_dali, index, info, ls, pack, verify
+from headrace.webdatamodule.commands import cat, export_dali, index, info, ls, pack, sizes, verify
 from headrace.webdatamodule.commands.output import DAMAGE, INPUT, STOPPED, drop, open_stderr, say
 from headrace.webdatamodule.commands.wording import wording
 from headrace.webdatamodule.shards.errors import (
@@ -22,7 +22,7 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
 )
 
-COMMANDS = (pack, index, verify, ls, cat, info, export_dali)
+COMMANDS = (pack, index, verify, ls, cat, info, sizes, export_dali)
 _DAMAGES = (DamagedIndexError, DamagedShardError, DecodeError, GroupingError, RefusedMemberError, StaleIndexError)
 
 
