@@ -434,6 +434,11 @@ def test_a_length_that_is_too_small_loses_no_batch_in_silence(folder: Path, work
     loader.close()
 
 
+def test_a_length_of_nothing_is_too_small(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="Miscounted has a length of 0, but gives more batches"):
+        list(make(folder, Miscounted(-12)))
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("done", [0, 3, 12])
 def test_a_length_that_is_too_large_is_an_error(folder: Path, workers: int, done: int) -> None:

@@ -63,7 +63,7 @@ class Recorded(Sampler[Asked]):
         given, number = iter(self.batches), 0
         for number, batch in enumerate(given, 1):
             taken = Taken(batch, self._state() if self._state else None)
-            if number == most and next(given, None) is not None:
+            if most is not None and (number > most or (number == most and next(given, None) is not None)):
                 raise self._miscounted(most, "gives more")
             if number > skip:
                 on_the_way.append(taken)
