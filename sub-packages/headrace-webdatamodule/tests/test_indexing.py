@@ -150,3 +150,11 @@ def test_a_copy_of_the_files_is_the_same_set(folder: Path, tmp_path_factory: pyt
     for path in folder.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     assert index_shards(copy) == first
+
+
+def test_a_place_that_is_no_directory_is_named(folder: Path) -> None:
+    path = folder / "wdshards-000000.tar"
+    with pytest.raises(FileNotFoundError, match=r"000000\.tar' is no directory: give the one that"):
+        index_shards(path)
+    with pytest.raises(FileNotFoundError, match=r"there is no directory '.*nowhere'"):
+        index_shards(folder / "nowhere")

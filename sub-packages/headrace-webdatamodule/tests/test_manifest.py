@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.checksums import checksum64
-from headrace.webdatamodule.shards.columns import add_column, open_column
+from headrace.webdatamodule.shards.columns import DERIVED, add_column, columns_that_stay, open_column
 from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.grouping import RESERVED
-from headrace.webdatamodule.shards.indexing import index_shards
+from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.indexing import index_shard, index_shards
 from headrace.webdatamodule.shards.manifest import NAME, ColumnEntry, Manifest, ShardEntry, is_plain_name
 from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.writing.finishing import only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -227,3 +230,92 @@ def test_a_missing_or_changed_column_is_named(folder: Path) -> None:
     path.unlink()
     with pytest.raises(ManifestError, match="cannot be read"):
         open_column(folder, manifest, "n")
+
+
+def test_a_column_of_uneven_rows_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"column 'n': values must be .* each sample, got .*inhomogeneous"):
+        add_column(folder, "n", [[1], [1, 2]] * 5)
+
+
+def test_columns_that_are_added_at_once_are_all_there(folder: Path) -> None:
+    names = [f"c{number}" for number in range(8)]
+    together = threading.Barrier(len(names) + 1)
+
+    def add(name: str) -> None:
+        together.wait()
+        add_column(folder, name, np.arange(10))
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    for _ in range(5):
+        index_shards(folder)
+    for thread in threads:
+        thread.join()
+    manifest = Manifest.load(folder)
+    assert sorted(column.name for column in manifest.columns) == names
+    assert [open_column(folder, manifest, name).tolist() for name in names] == [list(range(10))] * len(names)
+    assert not list(folder.glob(".*"))
+
+
+ADDING = """
+import sys
+from headrace.webdatamodule.shards import add_column
+print("ready", flush=True)
+sys.stdin.readline()
+add_column(sys.argv[1], sys.argv[2], range(10))
+"""
+
+
+def test_columns_of_several_processes_are_all_there(folder: Path) -> None:
+    names = ["a", "b", "c"]
+    words = [[sys.executable, "-c", ADDING, str(folder), name] for name in names]
+    processes = [subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for one in words]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert sorted(column.name for column in Manifest.load(folder).columns) == names
+
+
+def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))
+    manifest = add_column(f"~/{folder.name}", "n", np.zeros(10))
+    assert manifest == Manifest.load(folder)
+
+
+def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
+    add_column(folder, f"{DERIVED}x", np.zeros(10))
+    manifest = add_column(folder, "n", np.zeros(10))
+    assert columns_that_stay(folder, manifest, cure="") == manifest.columns
+    other = replace(manifest, shards=manifest.shards[:1])
+    with pytest.raises(ManifestError, match=r"these columns were made: n\. Do this$"):
+        columns_that_stay(folder, other, cure="Do this")
+    assert columns_that_stay(folder, other, replaced={"n", "m"}, cure="") == ()
+    (folder / NAME).unlink()
+    assert columns_that_stay(folder, other, cure="") == ()
+
+
+def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
+    done = [index_shard(path) for path in sorted(folder.glob("*.tar"))]
+    write_tars([("t", {"txt": b""})], folder, n_shards=1, prefix="other")
+    add_column(folder, f"{DERIVED}x", np.zeros(10))
+    manifest = add_column(folder, "n", np.zeros(10))
+    with pytest.raises(ManifestError, match=r"beside those of its manifest, which has columns: n\."):
+        only_manifest(folder, done)
+    replace(manifest, columns=manifest.columns[:1]).save(folder)
+    assert only_manifest(folder, done) is None
+    assert not (folder / NAME).exists()
+
+
+def test_an_entry_is_what_the_index_says(folder: Path) -> None:
+    for entry in Manifest.load(folder).shards:
+        assert ShardEntry.of(ShardIndex.open(folder / entry.name)) == entry

@@ -12,8 +12,9 @@ def test_numbered_keys_are_named_as_they_are(
     prefix: str, suffix: str, first: int, step: int, width: int, data: st.DataObject
 ) -> None:
     keys = NumberedKeys(20, prefix, first, step, width, suffix)
-    start, stop = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
-    assert list(namer(keys)(range(start, stop))) == list(keys)[start:stop]
+    start, stop, by = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20)), data.draw(st.integers(1, 30))
+    for asked in (range(start, stop), range(start, stop, by), range(start, stop, by)[::-1]):
+        assert list(namer(keys)(asked)) == [keys[sample] for sample in asked]
     samples = data.draw(st.lists(st.integers(0, 19)))
     assert list(namer(keys)(samples)) == [keys[sample] for sample in samples]
 

@@ -91,6 +91,33 @@ def test_a_newer_file_of_the_same_size_renews_its_shard(source: Path) -> None:
     assert pickle.dumps(9) in paths[0].read_bytes()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_file_that_changes_while_it_is_packed_renews_its_shard(
+    source: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, read, saved = source / f"{NAMES[0]}.my.pt", Path.read_bytes, pickle.dumps(9)
+
+    def read_and_save(path: Path) -> bytes:
+        data = read(path)
+        if path == file:
+            path.write_bytes(saved)  # another process saves it, and then the rest is packed
+        if waits:
+            time.sleep(0.05)
+        return data
+
+    assert len(saved) == file.stat().st_size
+    monkeypatch.setattr(Path, "read_bytes", read_and_save)
+    paths = pack(source)
+    monkeypatch.undo()
+    assert saved not in paths[0].read_bytes()
+    before = states(paths)
+    assert saved in pack(source)[0].read_bytes()
+    after = states(paths)
+    assert after[1] == before[1]
+    assert states(pack(source)) == after
+    assert verify_shards(source.parent / "tars") == []
+
+
 def test_a_missing_shard_of_the_set_is_written(source: Path) -> None:
     paths = pack(source)
     data = paths[1].read_bytes()

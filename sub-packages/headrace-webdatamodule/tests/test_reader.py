@@ -328,10 +328,35 @@ def test_what_cannot_be_read_is_refused_at_the_start(tmp_path: Path) -> None:
         IndexedShards([])
 
 
-@pytest.mark.parametrize(("name", "value"), [("check", "never"), ("max_open", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("check", "never"),
+        ("max_open", 0),
+        ("keys", [3]),
+        ("keys", [["txt"]]),
+        ("keys", 3),
+        ("keys", b"txt"),
+        ("transform", 3),
+        ("decode", {"txt": "json"}),
+    ],
+)
 def test_options_are_checked(folder: Path, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be .*got"):
+    with pytest.raises(ValueError, match=rf"{name}.* must be .*got"):
         IndexedShards(folder, **{name: value})
+
+
+def test_members_that_are_no_texts_are_refused(folder: Path) -> None:
+    wrong: dict[Any, Any] = {3: float}
+    with pytest.raises(ValueError, match=r"decode names \[3\], but the members are \['bin', 'txt'\]"):
+        IndexedShards(folder, decode=wrong)
+    with pytest.raises(ValueError, match=r"keys must be one or more"):
+        IndexedShards(folder).sizes(3)  # type: ignore[arg-type] # what is refused
+
+
+def test_keys_may_come_one_by_one(folder: Path) -> None:
+    keys: Any = iter(["TXT", "bin"])
+    assert IndexedShards(folder, keys).member_keys == ("txt", "bin")
 
 
 def test_the_reader_loads_neither_torch_nor_lightning() -> None:

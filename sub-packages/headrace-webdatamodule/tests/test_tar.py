@@ -1,14 +1,18 @@
+import io
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import ShardError
-from headrace.webdatamodule.shards.tar import check_key, members, stage_tar, write_tar
+from headrace.webdatamodule.shards.storable import check_key
+from headrace.webdatamodule.shards.tar import members, stage_tar, write_tar
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -26,6 +30,17 @@ def read_with_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
     return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
 
 
+def by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar:
+        for key, sample in samples:
+            for suffix, data in sample.items():
+                header = tarfile.TarInfo(f"{key}.{suffix}")
+                header.size = len(data)
+                tar.addfile(header, io.BytesIO(data))
+    return stream.getvalue()
+
+
 @given(SAMPLES)
 def test_webdataset_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]
@@ -35,6 +50,18 @@ def test_webdataset_reads_what_was_written(
     assert read_with_webdataset(path) == list(samples.items())
     sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
     assert list(members(path)) == sizes
+    assert path.read_bytes() == by_tarfile(samples.items())
+
+
+def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path: Path) -> None:
+    samples = [("d" * 120 + "/ü", {"bin": bytes(3 << 20)}), ("b", {"x": b"1", "y.z": b""})]
+    write_tar(tmp_path / "a.tar", samples)
+    assert (tmp_path / "a.tar").read_bytes() == by_tarfile(samples)
+
+
+def test_a_tar_file_without_samples_is_one(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [])
+    assert (tmp_path / "a.tar").read_bytes() == by_tarfile([])
 
 
 def test_bytes_depend_on_the_samples_only_and_the_format_is_plain_ustar(tmp_path: Path) -> None:
@@ -77,8 +104,8 @@ def test_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, key: 
         write_tar(tmp_path / "a.tar", [(key, {"x": b""})])
 
 
-@pytest.mark.parametrize("sample", [{"": b""}, {"a/b": b""}, {"A": b"", "a": b""}])
-def test_member_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, sample: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("sample", [{"": b""}, {"a/b": b""}, {"A": b"", "a": b""}, {1: b""}, {"a": b"", 1: b""}])
+def test_member_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, sample: dict[Any, bytes]) -> None:
     with pytest.raises(ShardError, match=r"member key .* cannot be stored.*sample 'k'"):
         write_tar(tmp_path / "a.tar", [("k", sample)])
 
@@ -89,3 +116,39 @@ def test_a_sample_without_members_and_a_long_name_are_refused(tmp_path: Path) ->
     with pytest.raises(ShardError, match="100 bytes"):
         write_tar(tmp_path / "a.tar", [("k" * 101, {"x": b""})])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.arange(4.0), r"must be bytes, got ndarray: numpy\.save.*sample 'k', member 'k\.x'"),
+        ("text", r"must be bytes, got str: .*text\.encode\(\)"),
+        (3, "must be bytes, got int"),
+    ],
+)
+def test_members_that_are_no_bytes_are_refused(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(ShardError, match=message):
+        write_tar(tmp_path / "a.tar", [("k", {"x": data})])
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_like_members_are_stored_whole(tmp_path: Path) -> None:
+    numbers = np.arange(4.0)
+    sample: dict[str, Any] = {"a": numbers.data, "b": bytearray(b"22"), "c": memoryview(b"abcdef")[::2]}
+    write_tar(tmp_path / "a.tar", [("k", sample)])
+    plain = {"a": numbers.tobytes(), "b": b"22", "c": b"ace"}
+    assert read_with_webdataset(tmp_path / "a.tar") == [("k", plain)]
+
+
+@pytest.mark.parametrize("sample", [(3, {"x": b""}), (["k"], {"x": b""}), ("k", [b""]), ("k", None)])
+def test_what_is_no_sample_is_refused(tmp_path: Path, sample: Any) -> None:
+    with pytest.raises(ShardError, match="must be a pair of a text"):
+        write_tar(tmp_path / "a.tar", [sample])
+
+
+@pytest.mark.parametrize("key", ["a\ud800", "\udc80"])
+def test_keys_that_are_no_utf8_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
+        check_key(key)
+    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
+        write_tar(tmp_path / "a.tar", [(key, {"x": b""})])

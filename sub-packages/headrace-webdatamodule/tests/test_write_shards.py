@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import io
 import json
 import os
 import pty
@@ -92,6 +93,17 @@ def by_tarfile(path: Path) -> list[tuple[str, bytes]]:
         return [(one.name, tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr] # all are files
 
 
+def made_by_tarfile(samples: Samples) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar:
+        for key, sample in samples:
+            for suffix, data in sample.items():
+                header = tarfile.TarInfo(f"{key}.{suffix}")
+                header.size = len(data)
+                tar.addfile(header, io.BytesIO(data))
+    return stream.getvalue()
+
+
 # What is written
 
 
@@ -122,8 +134,7 @@ def test_every_sample_is_in_one_shard_in_order_for_all_readers(samples: Samples,
         bounds = np.cumsum([0, *(shard.samples for shard in manifest.shards)]).tolist()
         for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
             assert Path(f"{path}.hri").read_bytes() == build_index(path.read_bytes())
-            write_tar(folder / "again", samples[start:stop])
-            assert path.read_bytes() == (folder / "again").read_bytes()
+            assert path.read_bytes() == made_by_tarfile(samples[start:stop])
 
 
 def test_gnu_tar_reads_them(tmp_path: Path) -> None:
@@ -159,6 +170,21 @@ def test_measured_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     assert max(sizes) <= 50_000
     given = write_shards(some(100), tmp_path / "given", bytes_per_shard=50_000, sizes=[2560] * 100)
     assert given.shards == Manifest.load(tmp_path).shards
+
+
+def test_members_are_measured_by_their_bytes(tmp_path: Path) -> None:
+    numbers: Any = [(f"s{i}", {"bin": np.arange(1000.0).data}) for i in range(20)]
+    write_shards(numbers, tmp_path, bytes_per_shard=20_480, workers=1)
+    assert len(tars(tmp_path)) == 10
+    assert max(path.stat().st_size for path in tars(tmp_path)) <= 20_480
+    others: list[tuple[Any, str]] = [
+        ("text", r"got str: .*text\.encode\(\)"),
+        (np.ones(3), r"got ndarray: numpy\.save"),
+    ]
+    for wrong, message in others:
+        with pytest.raises(ShardError, match=rf"number 20 .*{message}"):
+            write_shards([*numbers, ("k", {"x": wrong})], tmp_path / "new", bytes_per_shard=20_480)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
@@ -209,6 +235,13 @@ def test_samples_that_cannot_be_sent_are_written_here_and_that_is_said(tmp_path:
     assert verify_shards(tmp_path) == []
 
 
+class Strange(list[Any]):
+    """Texts as the keys of samples."""
+
+    def keys(self) -> list[str]:
+        return list(self)
+
+
 def test_a_source_is_asked_for_its_keys_and_parts(tmp_path: Path) -> None:
     class Source(Sequence[Any]):
         asked: list[tuple[int, int]] = []  # noqa: RUF012 - one test, one list
@@ -230,6 +263,10 @@ def test_a_source_is_asked_for_its_keys_and_parts(tmp_path: Path) -> None:
     write_shards(Source(), tmp_path, n_shards=2, workers=1)
     assert Source.asked == [(0, 5), (5, 10)]
     assert list(IndexedShards(tmp_path).keys) == Source().keys()
+    for key in ("\ud800", "\udc80"):
+        with pytest.raises(ShardError, match="cannot be written as UTF-8"):
+            write_shards(Strange([key]), tmp_path / "new", n_shards=1, workers=1)
+    assert not (tmp_path / "new").exists()
     Source.known = 9
     with pytest.raises(ValueError, match="gives 9 keys of 10 samples"):
         write_shards(Source(), tmp_path, n_shards=2, workers=1)
@@ -242,9 +279,15 @@ def test_columns(tmp_path: Path) -> None:
     assert open_column(tmp_path, manifest, "tokens").tolist() == tokens.tolist()
     assert verify_shards(tmp_path) == []
     assert write_shards(some(6), tmp_path, n_shards=2) == manifest  # they stay
-    columns: list[tuple[str, Any]] = [("tokens", [1, 2]), ("../a", range(6)), ("t", np.array([None] * 6))]
-    for name, wrong in columns:
-        with pytest.raises(ValueError, match="column"):
+    columns: list[tuple[Any, Any, str]] = [
+        ("tokens", [1, 2], r"columns\['tokens'\] must be plain numbers or texts of shape \[6, \.\.\.\]"),
+        ("../a", range(6), "column's name must be"),
+        (3, range(6), "column's name must be a part of a file name, got 3"),
+        ("t", np.array([None] * 6), r"columns\['t'\] must be"),
+        ("t", [[1, 2], [3]] * 3, r"columns\['t'\] must be .*one row for each sample, got .*inhomogeneous"),
+    ]
+    for name, wrong, message in columns:
+        with pytest.raises(ValueError, match=message):
             write_shards(some(6), tmp_path / "new", n_shards=2, columns={name: wrong})
     assert not (tmp_path / "new").exists()
 
@@ -255,6 +298,18 @@ def test_columns_of_other_shards_are_not_lost_in_silence(tmp_path: Path) -> None
         path.unlink()
     with pytest.raises(ManifestError, match="others than when these columns were made: tokens"):
         write_shards(some(6, 100), tmp_path, n_shards=2)
+
+
+def test_columns_that_a_function_gave_are_forgotten(tmp_path: Path) -> None:
+    columns = {"sizes-abc": range(6), "tokens": range(6)}
+    write_shards(some(6), tmp_path, n_shards=2, columns=columns)
+    for path in tars(tmp_path):
+        path.unlink()
+    with pytest.raises(ManifestError, match=r"others than when these columns were made: tokens\. Remove"):
+        write_shards(some(6, 100), tmp_path, n_shards=2)
+    manifest = write_shards(some(6, 100), tmp_path, n_shards=2, columns={"tokens": range(6)})
+    assert [column.name for column in manifest.columns] == ["tokens"]
+    assert verify_shards(tmp_path) == []
 
 
 # What is refused
@@ -273,7 +328,9 @@ def test_columns_of_other_shards_are_not_lost_in_silence(tmp_path: Path) -> None
         (("k", {"x": "text"}), r"must be bytes, got str: .*text\.encode\(\)"),
         (("k", {"x": np.ones(3)}), r"must be bytes, got ndarray: numpy\.save.*BytesIO.*safetensors\.numpy\.save"),
         (("k", {"x": 3}), r"must be bytes, got int: .*json\.dumps"),
+        (("k", {1: b""}), "the member key 1 cannot be stored"),
         (("\udc80", {"x": b""}), "UTF-8"),
+        (("a\ud800", {"x": b""}), "UTF-8"),
         (("k", {"\udc80": b""}), "UTF-8"),
         (("k", [b"x"]), "must be a pair of a text"),
         ((1, {"x": b""}), "must be a pair of a text"),
@@ -427,6 +484,47 @@ def test_a_rerun_keeps_what_is_whole(tmp_path: Path) -> None:
         assert contents(tmp_path) == data
 
 
+def test_a_shard_of_zero_bytes_is_written_again(tmp_path: Path) -> None:
+    manifest = write_shards(some(8), tmp_path, n_shards=2)
+    path, data = tars(tmp_path)[1], contents(tmp_path)
+    times = path.stat()
+    os.truncate(path, 0)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk that was full may leave it
+    assert fitting_index(path) is None
+    assert write_shards(some(8), tmp_path, n_shards=2) == manifest
+    assert contents(tmp_path) == data
+
+
+class Broken(list[Any]):
+    def __getitem__(self, number: Any) -> Any:
+        raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([("k", {"x": 3})], r"must be bytes, got int.*shard-000000\.tar', sample 'k', member 'k\.x'"),
+        ([("k", {"x": "\0\0\0"})], "must be bytes, got str"),
+        ([("k", {1: b"\0\0\0"})], "member key 1 cannot be stored"),
+        ([("k", [b"\0\0\0"])], "must be a pair of a text"),
+        (["k"], "sample number 0 cannot be had: ValueError"),
+        (lambda: Broken([1]), "sample number 0 cannot be had: KeyError: 'gone'"),
+    ],
+)
+def test_a_rerun_refuses_what_a_first_run_does(tmp_path: Path, samples: Any, message: str) -> None:
+    write_shards([("k", {"x": bytes(3)})], tmp_path / "set", n_shards=1, workers=1)
+    for folder in ("new", "set"):
+        with pytest.raises(ShardError, match=message):
+            write_shards(samples, tmp_path / folder, n_shards=1, workers=1)
+
+
+def test_a_rerun_takes_the_same_bytes_in_another_form(tmp_path: Path) -> None:
+    manifest = write_shards([("k", {"X": bytes(8)})], tmp_path, n_shards=1, workers=1)
+    before, samples = inodes(tmp_path), [("k", {"x": np.zeros(1).data})]
+    assert write_shards(samples, tmp_path, n_shards=1, workers=1) == manifest  # type: ignore[arg-type] # allowed beyond the type
+    assert inodes(tmp_path) == before
+
+
 @pytest.mark.parametrize("options", [{"n_shards": 3}, {"n_shards": 4, "fingerprint": "v2"}])
 def test_shards_of_another_plan_are_not_touched(tmp_path: Path, options: dict[str, Any]) -> None:
     write_shards(some(40), tmp_path, n_shards=4)
@@ -440,7 +538,11 @@ def test_shards_of_another_plan_are_not_touched(tmp_path: Path, options: dict[st
 def test_shards_of_other_samples_are_not_touched(tmp_path: Path, changed: int) -> None:
     write_shards(some(40), tmp_path, n_shards=4)
     data = contents(tmp_path)
-    for sample in ("other", {}), (f"s{changed:04d}", {"txt": b"", "bin": b""}), (f"s{changed:04d}", {"txt": b"9"}):
+    for sample in (
+        ("other", {"x": b""}),
+        (f"s{changed:04d}", {"txt": b"", "bin": b""}),
+        (f"s{changed:04d}", {"txt": b"9"}),
+    ):
         samples: Any = [*some(40)[:changed], sample, *some(40)[changed + 1 :]]
         with pytest.raises(FileExistsError, match=r"shard-000001.tar is whole, but holds other samples"):
             write_shards(samples, tmp_path, n_shards=4)

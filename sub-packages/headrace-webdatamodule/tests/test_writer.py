@@ -1,11 +1,12 @@
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import ShardError, write_tars
+from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards.tar import members
 from headrace.webdatamodule.shards.writer import find_shards, shard_bounds, shard_paths
 
@@ -82,3 +83,21 @@ def test_a_prefix_is_taken_literally(tmp_path: Path) -> None:
     assert find_shards(tmp_path, "a[b]") == []
     assert find_shards(tmp_path, "a*") == []
     assert len(find_shards(tmp_path, "ab")) == 1
+
+
+def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    paths = write_tars(samples(3), "~/tars", n_shards=1)
+    assert paths == [tmp_path / "home" / "tars" / "wdshards-000000.tar"]
+    assert not (tmp_path / "~").exists()
+    index_shards("~/tars")
+    assert len(IndexedShards("~/tars")) == 3
+
+
+@pytest.mark.parametrize("key", [3, ["s0"], None])
+def test_a_key_that_is_no_text_is_refused(tmp_path: Path, key: Any) -> None:
+    with pytest.raises(ShardError, match="must be a pair of a text"):
+        write_tars([*samples(3), (key, {"x": b""})], tmp_path, n_shards=2)
+    assert not list(tmp_path.iterdir())

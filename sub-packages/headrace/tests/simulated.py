@@ -89,7 +89,7 @@ class Recipe:
             **options,
         )
         # A trainer tells the data module where it is, and no more than this is asked of it.
-        module.trainer = cast(Any, SimpleNamespace(world_size=world, global_rank=rank, training=False))
+        module.trainer = cast(Any, SimpleNamespace(world_size=world, global_rank=rank, datamodule=None))
         module.setup("fit")
         return module
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from headrace.webdatamodule.shards.arrays import load_npy
 from headrace.webdatamodule.shards.checksums import checksum64
 from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, is_plain_name
-from headrace.webdatamodule.shards.plain_files import open_plain
+from headrace.webdatamodule.shards.plain_files import expanded, open_plain
 from headrace.webdatamodule.shards.whole import write_whole
+from headrace.webdatamodule.shards.writing.locking import alone
 
 _READ = 1 << 20  # bytes; more are mapped
 
@@ -38,27 +40,105 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
         ManifestError: There is no manifest.
         ValueError: The name or the array is not allowed.
     """
-    folder, array = Path(directory), np.asarray(values)
-    manifest = Manifest.load(folder)
+    folder = expanded(directory)
+    with alone(folder):  # others may add columns to the manifest at the same time
+        manifest = Manifest.load(folder)
+        array = check_column(name, values, manifest.n_samples, what=f"column {name!r}: values")
+        made = manifest.with_column(store_column(folder, name, array))
+        made.save(folder)
+        # A manifest that was tampered with may give a shard or an index out for a column: those are not removed.
+        kept = {entry.file for entry in made.columns} | {entry.name for entry in made.shards}
+        for old in {entry.file for entry in manifest.columns} - kept:
+            if old.endswith(".npy"):
+                (folder / old).unlink(missing_ok=True)
+    return made
+
+
+def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str) -> npt.NDArray[Any]:
+    """Refuse a column that cannot be kept.
+
+    Args:
+        name: Its name.
+        values: What is to be its array.
+        n_samples: Rows that it has to have.
+        what: What the caller calls the values, for errors.
+
+    Returns:
+        The array, shape [n_samples, ...].
+
+    Raises:
+        ValueError: The name or the values are not allowed.
+    """
     if not is_plain_name(name) or name.startswith("."):
-        raise ValueError(f"name must be a part of a file name, got {name!r}")
-    if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (manifest.n_samples,):
-        allowed = f"plain numbers or texts of shape [{manifest.n_samples}, ...], one row for each sample"
-        raise ValueError(f"values must be {allowed}, got {array.dtype} of shape {list(array.shape)}")
+        raise ValueError(f"a column's name must be a part of a file name, got {name!r}")
+    allowed = f"{what} must be plain numbers or texts of shape [{n_samples}, ...], one row for each sample"
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:  # such as rows of unlike lengths
+        raise ValueError(f"{allowed}, got what makes no array: {error}") from error
+    if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (n_samples,):
+        raise ValueError(f"{allowed}, got {array.dtype} of shape {list(array.shape)}")
+    return array
+
+
+def store_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnEntry:
+    """Write the file of a column; no manifest names it yet.
+
+    Args:
+        directory: Where the shards lie.
+        name: Of the column.
+        array: As of `check_column`.
+
+    Returns:
+        The entry for the manifest.
+    """
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
     checksum = f"{checksum64(stream.getbuffer()):016x}"
     # The checksum in the name keeps the old file whole until the new manifest names the new one.
     column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
-    write_whole(folder / column.file, stream.getvalue())
-    made = manifest.with_column(column)
-    made.save(folder)
-    # A manifest that was tampered with may give a shard or an index out for a column: those are not removed.
-    kept = {entry.file for entry in made.columns} | {entry.name for entry in made.shards}
-    for old in {entry.file for entry in manifest.columns} - kept:
-        if old.endswith(".npy"):
-            (folder / old).unlink(missing_ok=True)
-    return made
+    write_whole(directory / column.file, stream.getvalue())
+    return column
+
+
+def columns_that_stay(
+    directory: Path, manifest: Manifest, *, replaced: Container[str] = (), drop: bool = False, cure: str
+) -> tuple[ColumnEntry, ...]:
+    """The columns of an earlier manifest that go into the next one.
+
+    Args:
+        directory: Where the shards lie.
+        manifest: The next one.
+        replaced: Names of columns that are made anew.
+        drop: Whether all may be lost.
+        cure: What to do so that they may.
+
+    Returns:
+        All, when the shards are the same; none otherwise.
+
+    Raises:
+        ManifestError: Columns that somebody added would be lost.
+    """
+    try:
+        before = Manifest.load(directory)
+    except ManifestError:
+        return ()
+    if before.shards == manifest.shards:
+        return before.columns
+    lost = [name for name in added(before) if name not in replaced]
+    if lost and not drop:
+        message = f"the shards of {str(directory)!r} are others than when these columns were made: {', '.join(lost)}"
+        raise ManifestError(f"{message}. {cure}")
+    return ()
+
+
+def added(manifest: Manifest) -> list[str]:
+    """Names of the columns that somebody added, and nobody makes anew.
+
+    Args:
+        manifest: Which has them.
+    """
+    return [column.name for column in manifest.columns if not column.name.startswith(DERIVED)]
 
 
 def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
+from headrace.webdatamodule.shards.grouping import META
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import index_shard, map_file
@@ -17,7 +17,6 @@ from headrace.webdatamodule.shards.plain_files import read_plain
 from headrace.webdatamodule.shards.walking import Member, walk
 
 _MOST_BYTES = 1 << 30
-_META = re.compile(r"__[^/]*__($|/)")
 
 
 def energon_path(shard: str | Path) -> Path:
@@ -99,7 +98,7 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
     for member in members:
         end = member.offset + member.size + -member.size % BLOCK
         key = sample_key(member.name)
-        if member.kind != "file" or key is None or _META.match(member.name):
+        if member.kind != "file" or key is None or META.match(member.name):
             continue
         if key != last:
             starts.append(member.start)

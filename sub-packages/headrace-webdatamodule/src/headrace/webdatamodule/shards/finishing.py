@@ -40,6 +40,8 @@ class Finishing:
         allowed_classes: Collection[AllowedClass],
         max_bytes: int = MAX_BYTES,
     ) -> None:
+        if transform is not None and not callable(transform):
+            raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
         self._transform = transform
         self._decoders = decoders(tuple(members), decode, allowed_classes, max_bytes)
         self.idle = transform is None and not self._decoders
@@ -97,13 +99,26 @@ def decoders(
     if decode is None or decode is decode_member:
         return by_default if usual else {}
     if isinstance(decode, Mapping):
-        own = {member.lower(): decoder for member, decoder in decode.items()}
-        if not own.keys() <= set(members):
-            raise ValueError(f"decode names {sorted(own.keys() - set(members))}, but the members are {sorted(members)}")
+        own = {folded(member): decoder for member, decoder in decode.items()}
+        strange = [member for member in own if member not in members]
+        if strange:
+            raise ValueError(f"decode names {strange}, but the members are {sorted(members)}")
+        for member, decoder in own.items():
+            if decoder is not None and not callable(decoder):
+                raise ValueError(f"decode[{member!r}] must be a function of bytes or None, got {decoder!r}")
         return {member: decoder for member, decoder in {**by_default, **own}.items() if decoder is not None}
     if not callable(decode):
         raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
     return {member: partial(decode, member) for member in members}
+
+
+def folded(member: object) -> Any:
+    """A member's key in lower case; what is no text stays as it is, and is no member's key.
+
+    >>> folded("JPG"), folded(3)
+    ('jpg', 3)
+    """
+    return member.lower() if isinstance(member, str) else member
 
 
 def _decoded(decoder: Decoder, data: bytes, shard: OpenShard, number: int, member: str) -> Any:

@@ -10,7 +10,7 @@ from headrace.webdatamodule.shards.errors import GroupingError
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.walking import Member
 
-_META = re.compile(r"__[^/]*__($|/)")
+META = re.compile(r"__[^/]*__($|/)")
 RESERVED = frozenset(("__key__", "__url__", "__local_path__"))
 
 
@@ -109,7 +109,7 @@ def skip_reason(member: Member) -> str:
     dot = member.name.find(".", begin)
     if dot <= begin:
         return "hidden" if dot == begin else "no extension"
-    return "meta" if member.name.startswith("__") and _META.match(member.name) else ""
+    return "meta" if member.name.startswith("__") and META.match(member.name) else ""
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.checksums import checksum64, spot_ranges, spots
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.keys import Keys, read_keys
 from headrace.webdatamodule.shards.packing import unpack
 from headrace.webdatamodule.shards.plain_files import open_plain
 from headrace.webdatamodule.shards.ranges import check_arrays, check_counts, check_layouts, check_samples
 
 Integers = npt.NDArray[Any]
-BLOCK = 512
 SUFFIX = ".hri"
 # To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
 _READ = 1 << 18
@@ -131,11 +131,6 @@ class ShardIndex:
     def n_skipped(self) -> int:
         """How many members are no part of a sample, directories and volume labels aside."""
         return sum(count for reason, count in self.skipped.items() if reason not in ("directory", "label"))
-
-    @property
-    def regular(self) -> bool:
-        """Whether all samples have the same members in the same order."""
-        return len(self.layouts) <= 1
 
     @cached_property
     def member_keys(self) -> tuple[str, ...]:

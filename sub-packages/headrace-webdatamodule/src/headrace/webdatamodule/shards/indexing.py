@@ -11,13 +11,14 @@ from typing import NamedTuple, Never, TypeVar
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.columns import DERIVED
-from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ManifestError, StaleIndexError
+from headrace.webdatamodule.shards.columns import columns_that_stay
+from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, StaleIndexError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.manifest import ColumnEntry, Manifest, ShardEntry
+from headrace.webdatamodule.shards.manifest import Manifest, ShardEntry
 from headrace.webdatamodule.shards.plain_files import FileBytes, expanded
 from headrace.webdatamodule.shards.stopped import refuse_stopped
 from headrace.webdatamodule.shards.whole import write_whole
+from headrace.webdatamodule.shards.writing.locking import alone
 
 _Result = TypeVar("_Result")
 
@@ -56,7 +57,7 @@ def index_shards(directory: str | Path, *, executor: Executor | None = None, dro
         The manifest.
 
     Raises:
-        FileNotFoundError: There are no tar files.
+        FileNotFoundError: There is no such directory, or there are no tar files in it.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
         ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
             before all shards that it had planned were there.
@@ -66,15 +67,14 @@ def index_shards(directory: str | Path, *, executor: Executor | None = None, dro
     """
     folder = expanded(directory)
     refuse_stopped(folder)
-    paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-    if not paths:
-        raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")
-    done = spread(index_shard, paths, executor, what="indexing")
-    members = sorted({member for indexed in done for member in indexed.members})
-    manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
-    columns = _columns(folder, manifest, drop=drop_columns)
-    manifest = Manifest(manifest.shards, manifest.members, columns)
-    manifest.save(folder)
+    with alone(folder):  # others may add columns to the manifest at the same time
+        done = spread(index_shard, _found(folder), executor, what="indexing")
+        members = sorted({member for indexed in done for member in indexed.members})
+        manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
+        cure = "Pass drop_columns=True, and add them again"
+        columns = columns_that_stay(folder, manifest, drop=drop_columns, cure=cure)
+        manifest = Manifest(manifest.shards, manifest.members, columns)
+        manifest.save(folder)
     _warn(done)
     return manifest
 
@@ -93,9 +93,7 @@ def index_shard(path: Path) -> Indexed:
         data = build_index(map_file(path), shard=str(path))
         write_whole(index_path(path), data)
         index = ShardIndex(data, shard=str(path))
-    checksum = f"{index.checksum:016x}"
-    entry = ShardEntry(path.name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
-    return Indexed(entry, index.member_keys, index.skipped_names)
+    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
 
 
 def fitting_index(path: Path) -> ShardIndex | None:
@@ -109,11 +107,11 @@ def fitting_index(path: Path) -> ShardIndex | None:
             return None
         index = ShardIndex.open(path, mapped=False)
         index.check_self()
-        shard = map_file(path)
+        shard = FileBytes(path)
         index.check_shard(len(shard), lambda begin, end: shard[begin:end])
     except (FileNotFoundError, DamagedIndexError, StaleIndexError):
         return None
-    return index
+    return index if len(shard) else None
 
 
 def map_file(path: Path) -> FileBytes:
@@ -166,18 +164,15 @@ def spread(
         return [future.result() for future in futures]
 
 
-def _columns(folder: Path, manifest: Manifest, *, drop: bool) -> tuple[ColumnEntry, ...]:
-    try:
-        before = Manifest.load(folder)
-    except ManifestError:
-        return ()
-    if before.shards == manifest.shards:
-        return before.columns
-    names = ", ".join(column.name for column in before.columns if not column.name.startswith(DERIVED))
-    if names and not drop:
-        message = f"the shards of {str(folder)!r} are others than when these columns were made: {names}"
-        raise ManifestError(f"{message}. Pass drop_columns=True, and add them again")
-    return ()
+def _found(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if paths:
+        return paths
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no directory {str(folder)!r}: give the one that the .tar files lie in")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r} is no directory: give the one that the .tar files lie in")
+    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")
 
 
 def _warn(done: Sequence[Indexed]) -> None:

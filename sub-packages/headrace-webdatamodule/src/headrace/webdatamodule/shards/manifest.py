@@ -14,6 +14,7 @@ import xxhash
 
 from headrace.webdatamodule.shards.errors import ManifestError
 from headrace.webdatamodule.shards.grouping import RESERVED
+from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.keys import is_utf8
 from headrace.webdatamodule.shards.plain_files import read_plain
 from headrace.webdatamodule.shards.stopped import stopped_write
@@ -44,6 +45,16 @@ class ShardEntry:
     samples: int
     index: str
     skipped: int = 0
+
+    @classmethod
+    def of(cls, index: ShardIndex) -> ShardEntry:
+        """The entry of a shard that was indexed.
+
+        Args:
+            index: The shard's index, which knows the shard's path.
+        """
+        name, checksum = Path(index.shard).name, f"{index.checksum:016x}"
+        return cls(name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
 
     def __post_init__(self) -> None:
         _need(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")

@@ -28,8 +28,8 @@ def _numbered(keys: NumberedKeys) -> Namer:
     make, numbers = keys.template.__mod__, keys.numbers
 
     def names(samples: Sequence[int]) -> Iterable[str]:
-        if isinstance(samples, range):
-            return map(make, numbers[samples.start : samples.stop])
+        if isinstance(samples, range) and samples.step > 0:
+            return map(make, numbers[samples.start : samples.stop : samples.step])
         return map(make, map(numbers.__getitem__, samples))
 
     return names

@@ -9,7 +9,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
+from headrace.webdatamodule.shards.headers import BLOCK
+from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.naming import namer
 from headrace.webdatamodule.shards.oversize import oversized, refuse_size

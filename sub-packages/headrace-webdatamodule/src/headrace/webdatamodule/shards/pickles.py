@@ -13,7 +13,8 @@ from tarfile import TarError
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.indexing import index_shard
-from headrace.webdatamodule.shards.tar import check_key, members
+from headrace.webdatamodule.shards.storable import check_key
+from headrace.webdatamodule.shards.tar import members
 from headrace.webdatamodule.shards.writer import find_shards, refuse_leftovers, shard_bounds, shard_paths
 from headrace.webdatamodule.shards.writing.finishing import only_manifest
 from headrace.webdatamodule.shards.writing.locking import alone
@@ -26,6 +27,7 @@ Plan = dict[Path, list[tuple[str, Files]]]
 
 _MOST_BYTES = 256 * 2**20  # of a shard, when the number of shards is left to us
 _THREADS = 8  # they wait for the disk more than they work
+_TICK = 0.02  # seconds that the clock of a file system may be behind
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def pack_files(
     """Pack `{source}/{name}.{suffix}` into shards, and keep shards that are up to date.
 
     The bytes go into the shards as they are: nothing is unpickled while writing. A shard is kept when
-    it holds the planned members, all of their sizes, and is at least as new as every file of it; after
-    a run that was killed, the next one writes the rest. Each shard gets its name when it is on the disk,
+    it holds the planned members, all of their sizes, and no file of it was saved since the shard was begun;
+    after a run that was killed, the next one writes the rest. Each shard gets its name when it is on the disk,
     whole, and an index beside it, also one that was kept without. The manifest comes last; see
     `only_manifest` for directories that hold other tar files too.
 
@@ -160,14 +162,16 @@ def refuse_strangers(directory: Path, prefix: str, plan: Plan) -> None:
 def up_to_date(path: Path, samples: Sequence[tuple[str, Files]]) -> bool:
     """Whether a shard holds the samples' files as they are now, by names, sizes and times.
 
+    A shard has the time when it was begun, so that a file that changed while it was packed is newer.
+
     Args:
         path: The shard; may be missing.
         samples: What it is to hold.
     """
     if not path.is_file() or _held(path) != [(n, file.stat().st_size) for n, file in _wanted(samples)]:
         return False
-    written = path.stat().st_mtime_ns
-    return all(file.stat().st_mtime_ns <= written for _, file in _wanted(samples))
+    begun = path.stat().st_mtime_ns
+    return all(file.stat().st_mtime_ns <= begun for _, file in _wanted(samples))
 
 
 def write_plan(plan: Plan, prefix: str) -> None:
@@ -177,6 +181,8 @@ def write_plan(plan: Plan, prefix: str) -> None:
         plan: {shard: its samples}.
         prefix: Begin of the shards' names.
     """
+    if plan:
+        time.sleep(_TICK)  # so that files that were saved until now are older than what is written
     token, first, tasks = secrets.token_hex(4), 0, []
     for path, samples in plan.items():
         tasks.append(ShardTask(path, FileSamples(samples), 0, len(samples), first, token))

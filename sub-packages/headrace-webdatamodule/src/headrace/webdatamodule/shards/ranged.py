@@ -13,7 +13,8 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.coalescing import Offsets, Pieces, coalesce
 from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
+from headrace.webdatamodule.shards.headers import BLOCK
+from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.open_shard import OpenShard
 from headrace.webdatamodule.shards.rows import Sample

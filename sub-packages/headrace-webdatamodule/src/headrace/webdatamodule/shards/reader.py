@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
@@ -18,7 +18,7 @@ from headrace.webdatamodule.shards.allowed import AllowedClass
 from headrace.webdatamodule.shards.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decode import decode_member
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.finishing import Decode, Finishing, Transform
+from headrace.webdatamodule.shards.finishing import Decode, Finishing, Transform, folded
 from headrace.webdatamodule.shards.held import Held
 from headrace.webdatamodule.shards.measuring import member_sizes
 from headrace.webdatamodule.shards.open_shard import OpenShard
@@ -313,8 +313,11 @@ class IndexedShards:
 def _chosen(keys: Sequence[str], members: Collection[str]) -> tuple[str, ...]:
     if isinstance(keys, str):
         raise ValueError(f"keys must be a list of member keys, got the text {keys!r}: write [{keys!r}]")
-    chosen = tuple(key.lower() for key in keys)
-    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(members):
+    if not isinstance(keys, Iterable):
+        raise ValueError(f"keys must be a list of member keys, got {keys!r}: write [{keys!r}]")
+    given = list(keys)
+    chosen = tuple(map(folded, given))
+    if not chosen or not all(key in members for key in chosen) or len(set(chosen)) < len(chosen):
         allowed = f"one or more of {sorted(members)}, each once"
-        raise ValueError(f"keys must be {allowed}, got {list(keys)}")
+        raise ValueError(f"keys must be {allowed}, got {given}")
     return chosen

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.index import BLOCK, ShardIndex
+from headrace.webdatamodule.shards.headers import BLOCK
+from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.naming import Namer
 

@@ -9,7 +9,9 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.manifest import is_plain_name
-from headrace.webdatamodule.shards.tar import Sample, publish, stage_tar
+from headrace.webdatamodule.shards.plain_files import expanded
+from headrace.webdatamodule.shards.tar import Sample, stage_tar
+from headrace.webdatamodule.shards.whole import publish
 
 
 def write_tars(
@@ -38,7 +40,7 @@ def write_tars(
         ValueError: `n_shards` or `prefix` is not allowed.
         FileExistsError: The directory holds further shards of this prefix, which readers would take for
             a part of the new set.
-        ShardError: A key that occurs twice or cannot be stored.
+        ShardError: A key that occurs twice or cannot be stored, or a member that is no bytes.
 
     >>> import tempfile
     >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
@@ -47,7 +49,7 @@ def write_tars(
     ['wdshards-000000.tar', 'wdshards-000001.tar']
     """
     bounds = shard_bounds(len(samples), n_shards)
-    target = Path(directory)
+    target = expanded(directory)
     paths = shard_paths(target, prefix, n_shards)
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
@@ -149,9 +151,9 @@ def _take(
 ) -> Iterator[Sample]:
     for position in range(start, stop):
         key, sample = samples[position]
-        if key in seen:
+        yield key, sample
+        if key in seen:  # a text: who took the sample has seen to that
             message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
             raise ShardError(message, shard=str(path), sample=key)
         seen[key] = path
-        yield key, sample
         bar.update()

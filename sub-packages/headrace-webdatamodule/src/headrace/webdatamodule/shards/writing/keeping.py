@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.checksums import checksum32
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index import ShardIndex
 from headrace.webdatamodule.shards.indexing import fitting_index
 from headrace.webdatamodule.shards.mapped import Mapped
 from headrace.webdatamodule.shards.open_shard import OpenShard
-from headrace.webdatamodule.shards.writing.task import Pair, ShardTask, Written, opened, result
+from headrace.webdatamodule.shards.writing.recording import Recording
+from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, Written, opened, result
 
 
 def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Written | None:
@@ -32,6 +32,7 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Writt
 
     Raises:
         FileExistsError: The shard is whole, but holds other samples.
+        ShardError: A sample cannot be had, or could not be stored.
     """
     index = fitting_index(task.path) if task.path.exists() else None
     if index is None:
@@ -44,7 +45,7 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Writt
     samples = opened(task.samples)
     numbers = sorted({0, len(task) // 2, len(task) - 1})
     for number in numbers:
-        if not _same(index, number, samples[task.start + number]):
+        if not _same(index, number, task, samples):
             raise _other(task.path, f"the sample {index.key(number)!r}")
     return found if _whole(index, numbers) else None
 
@@ -86,14 +87,16 @@ def _key(sample: int, ends: npt.NDArray[np.int64], written: Sequence[Written], d
     return index.key(sample - int(ends[shard]) + entry.samples), entry.name
 
 
-def _same(index: ShardIndex, number: int, pair: Pair) -> bool:
-    key, sample = pair
+def _same(index: ShardIndex, number: int, task: ShardTask, samples: MapStyle) -> bool:
+    again = Recording(str(task.path))
+    again.add(*task.sample(samples, task.start + number))
+    [layout] = again.samples.layouts
     start, stop = index.span(number)
-    layout, data = tuple(suffix.lower() for suffix in sample), [bytes(one) for one in sample.values()]
     return (
-        (key, layout) == (index.key(number), index.layout(number))
-        and [len(one) for one in data] == index.sizes[start:stop].tolist()
-        and [checksum32(one) for one in data] == index.checksums[start:stop].tolist()
+        again.samples.keys == [index.key(number)]
+        and tuple(suffix.lower() for suffix in layout) == index.layout(number)
+        and again.samples.sizes == index.sizes[start:stop].tolist()
+        and again.checksums == index.checksums[start:stop].tolist()
     )
 
 

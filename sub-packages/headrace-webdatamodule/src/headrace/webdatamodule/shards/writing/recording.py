@@ -11,12 +11,14 @@ import xxhash
 from headrace.webdatamodule.shards.building import Arrays, narrow, ragged
 from headrace.webdatamodule.shards.checksums import FRAME_GAPS, spot_ranges, spots
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.grouping import RESERVED, Samples
+from headrace.webdatamodule.shards.grouping import Samples
 from headrace.webdatamodule.shards.headers import BLOCK
 from headrace.webdatamodule.shards.keys import describe_keys
 from headrace.webdatamodule.shards.packing import pack
-from headrace.webdatamodule.shards.tar import check_key, member_names
+from headrace.webdatamodule.shards.storable import check_key, member_bytes, member_endings
 from headrace.webdatamodule.shards.writing import ustar
+
+CHUNK = 1 << 20  # bytes that are worth a write
 
 
 class Layout(NamedTuple):
@@ -39,13 +41,14 @@ class Recording:
 
     Attributes:
         samples: What was taken.
+        checksums: `checksum32` of each member's data.
         pending: How many bytes wait to be taken away.
     """
 
     def __init__(self, shard: str) -> None:
         self.shard, self.samples, self.pending = shard, Samples(), 0
+        self.checksums: list[int] = []
         self._pieces: list[bytes] = []
-        self._checksums: list[int] = []
         self._gaps: list[bytes] = []
         self._frames: list[int] = []
         self._layouts: dict[tuple[str, ...], Layout] = {}
@@ -64,14 +67,13 @@ class Recording:
         if not isinstance(key, str) or not isinstance(sample, Mapping):
             message = f"a sample must be a pair of a text and {{member key: bytes}}, got {key!r:.80} and {sample!r:.80}"
             raise ShardError(message, shard=self.shard)
-        check_key(key, shard=self.shard)
+        begin = check_key(key, shard=self.shard)
         layout = self._layouts.get(tuple(sample)) or self._new_layout(key, sample)
-        begin = _encoded(key, self.shard, key)
         begin_sum = sum(begin)
         samples, pieces, padding, at = self.samples, self._pieces, self._padding, self.samples.end
         for (ending, ending_sum), data in zip(layout.endings, sample.values(), strict=True):
             if type(data) is not bytes:
-                data = self._as_bytes(key, begin + ending, data)
+                data = member_bytes(data, shard=self.shard, sample=key, member=(begin + ending).decode())
             name, size = begin + ending, len(data)
             if len(name) <= ustar.NAME and size <= ustar.MOST_BYTES:
                 gap = padding + ustar.header(name, begin_sum + ending_sum, size)
@@ -84,7 +86,7 @@ class Recording:
             samples.sizes.append(size)
             at += size + len(padding)
             self._gap(gap)
-            self._checksums.append(xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)
+            self.checksums.append(xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)
         # Padding waits with the next header: this many bytes are a little more than those in `pieces`.
         self.pending += at - samples.end
         self._padding, samples.end = padding, at
@@ -126,7 +128,7 @@ class Recording:
         arrays: Arrays = {
             "blocks": narrow(np.array(samples.offsets, np.uint64) // BLOCK),
             "sizes": narrow(np.array(samples.sizes, np.uint64)),
-            "checksums": np.array(self._checksums, np.uint32),
+            "checksums": np.array(self.checksums, np.uint32),
             "frames": np.array(self._frames, np.uint64),
             **ragged(samples),
             **key_arrays,
@@ -150,22 +152,11 @@ class Recording:
             self._gaps.clear()
 
     def _new_layout(self, key: str, sample: Mapping[str, bytes]) -> Layout:
-        names = [name for name, _ in member_names(key, sample, shard=self.shard)]
-        for suffix, name in zip(sample, names, strict=True):
-            if suffix.lower() in RESERVED:
-                message = "the member has a key that readers use for themselves: rename it"
-                raise ShardError(message, shard=self.shard, sample=key, member=name)
-        endings = [_encoded(f".{suffix}", self.shard, key) for suffix in sample]
+        endings = member_endings(sample, shard=self.shard, sample=key)
         layout = Layout(len(self._layouts), tuple((ending, sum(ending)) for ending in endings))
         self._layouts[tuple(sample)] = layout
         self.samples.layouts[tuple(sample)] = layout.number
         return layout
-
-    def _as_bytes(self, key: str, name: bytes, data: object) -> bytes:
-        if isinstance(data, bytes | bytearray | memoryview):
-            return bytes(data)
-        message = f"a member must be bytes, got {type(data).__name__}: {_how_to_encode(data)}"
-        raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
 
     def _rare(self, key: str, name: bytes, size: int) -> bytes:
         made = ustar.long_header(name, size) if size <= ustar.MOST_BYTES else None
@@ -174,21 +165,3 @@ class Recording:
             message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"
             raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
         return made
-
-
-def _how_to_encode(data: object) -> str:
-    if isinstance(data, str):
-        return "encode it, such as with text.encode()"
-    if isinstance(data, np.ndarray | np.generic):
-        cure = "numpy.save it into an io.BytesIO as a member 'npy' and give its getvalue()"
-        return f"{cure}, or use safetensors.numpy.save for a member 'safetensors'"
-    if type(data).__module__.partition(".")[0] == "torch":
-        return "use safetensors.torch.save for a member 'safetensors', or torch.save it into an io.BytesIO as a 'pt'"
-    return "encode it, such as with json.dumps(value).encode() for a member 'json'"
-
-
-def _encoded(text: str, shard: str, key: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ShardError(f"{text!r} cannot be written as UTF-8: {error.reason}", shard=shard, sample=key) from error

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.headers import BLOCK
+from headrace.webdatamodule.shards.storable import member_bytes
 from headrace.webdatamodule.shards.writing.task import MapStyle
 
 
@@ -32,7 +33,7 @@ def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
         Bytes of each in a tar file, shape [n_samples], and the keys.
 
     Raises:
-        ShardError: A sample cannot be had.
+        ShardError: A sample cannot be had, or its members are no bytes.
     """
     keys: list[str] = []
     sizes = np.empty(len(samples), np.int64)
@@ -41,13 +42,18 @@ def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
         for number in range(len(samples)):
             try:
                 key, sample = samples[number]
-                sizes[number] = sum(stored_bytes(len(data)) for data in sample.values())
+                sizes[number] = sum(stored_bytes(_length(key, one, data)) for one, data in sample.items())
             except Exception as error:
                 message = f"sample number {number} cannot be measured: {type(error).__name__}: {error}"
                 raise ShardError(message, sample=f"number {number}") from error
             keys.append(key)
             bar.update()
     return sizes, keys
+
+
+def _length(key: str, suffix: str, data: object) -> int:
+    # The length of a memory view, or of an array, counts numbers of several bytes each.
+    return len(data if type(data) is bytes else member_bytes(data, sample=key, member=f"{key}.{suffix}"))
 
 
 def given_sizes(sizes: Any, n_samples: int) -> npt.NDArray[np.int64]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +18,10 @@ import xxhash
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index import ShardIndex, index_path
 from headrace.webdatamodule.shards.manifest import ShardEntry
-from headrace.webdatamodule.shards.tar import sync_directory
+from headrace.webdatamodule.shards.whole import sync_directory
 from headrace.webdatamodule.shards.writing.parts import Part
-from headrace.webdatamodule.shards.writing.recording import Recording
+from headrace.webdatamodule.shards.writing.recording import CHUNK, Recording
 
-CHUNK = 1 << 20
 _SECONDS = 0.2
 Pair = tuple[str, Mapping[str, bytes]]
 Shown = Callable[[int], object]
@@ -59,7 +60,6 @@ class ShardTask:
         stop: The one after the last.
         first: Number of the first sample in the whole set.
         run: Hexadecimal digits that tell this run's files from others.
-        indexed: Whether to write the index too.
     """
 
     path: Path
@@ -68,7 +68,6 @@ class ShardTask:
     stop: int
     first: int
     run: str
-    indexed: bool = True
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -92,19 +91,20 @@ class ShardTask:
     def _write(self, shown: Shown) -> Written:
         recording = Recording(str(self.path))
         with Part(self.path, self.run) as tar:
+            begin = os.fstat(tar.stream.fileno()).st_mtime_ns
             self._fill(tar, recording, shown)
             nbytes = tar.stream.tell()
             data = recording.index(nbytes, tar.read)
+            # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
+            with contextlib.suppress(PermissionError):  # who may write need not be the owner, on some disks
+                os.utime(tar.stream.fileno(), ns=(begin - 1, begin - 1))
             tar.sync()
             # Opened when the tar file is finished: an index that is older than its shard counts as stale.
-            if self.indexed:
-                with Part(index_path(self.path), self.run) as index:
-                    index.write(data)
-                    index.sync()
-                    tar.publish()
-                    index.publish()
-            else:
+            with Part(index_path(self.path), self.run) as index:
+                index.write(data)
+                index.sync()
                 tar.publish()
+                index.publish()
         sync_directory(self.path.parent)
         return result(ShardIndex(data, shard=str(self.path)), recording.samples.keys)
 
@@ -112,7 +112,7 @@ class ShardTask:
         samples = opened(self.samples)
         add, looked, told = recording.add, time.monotonic(), self.start
         for position in range(self.start, self.stop):
-            add(*self._sample(samples, position))
+            add(*self.sample(samples, position))
             now = time.monotonic()
             if recording.pending >= CHUNK or now > looked + _SECONDS:
                 tar.write(recording.take())
@@ -122,7 +122,16 @@ class ShardTask:
         tar.stream.flush()
         shown(self.stop - told)
 
-    def _sample(self, samples: MapStyle, position: int) -> Pair:
+    def sample(self, samples: MapStyle, position: int) -> Pair:
+        """One of the task's samples.
+
+        Args:
+            samples: As of `opened`.
+            position: Its position in them.
+
+        Raises:
+            ShardError: It cannot be had.
+        """
         try:
             key, sample = samples[position]
         except Exception as error:
@@ -150,9 +159,8 @@ def result(index: ShardIndex, keys: Sequence[str] | None = None) -> Written:
         index: Of the shard.
         keys: Of its samples; those of the index when None.
     """
-    name, checksum = Path(index.shard).name, f"{index.checksum:016x}"
-    entry = ShardEntry(name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
-    return Written(entry, index.member_keys, key_hashes(index.keys if keys is None else keys))
+    hashes = key_hashes(index.keys if keys is None else keys)
+    return Written(ShardEntry.of(index), index.member_keys, hashes)
 
 
 def key_hashes(keys: Sequence[str]) -> npt.NDArray[np.uint64]:

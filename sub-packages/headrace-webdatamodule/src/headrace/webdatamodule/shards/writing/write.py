@@ -15,7 +15,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.manifest import Manifest
 from headrace.webdatamodule.shards.plain_files import expanded
-from headrace.webdatamodule.shards.tar import check_key
+from headrace.webdatamodule.shards.storable import check_key
 from headrace.webdatamodule.shards.writer import shard_paths
 from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
 from headrace.webdatamodule.shards.writing.keeping import kept, repeated
