@@ -21,7 +21,7 @@ environment() {
         [ "$(cat "$VENV/.headrace-$have" 2>/dev/null)" = "$stamp" ] && return 0
     done
     if [ "$extra" = test ]; then
-        tools=(build import-linter mypy ruff types-tqdm)
+        tools=(build import-linter mypy pytest-xdist ruff types-tqdm)
     fi
     echo "installing headrace into $VENV (once)" >&2
     [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
