@@ -14,3 +14,8 @@ settings.load_profile("headrace")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--nightly") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("nightly")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes would be names that nobody can type, and that differ from run to run where they hold a time."""
+    return f"{argname} of {len(val)} bytes" if isinstance(val, bytes) and len(val) > 20 else None

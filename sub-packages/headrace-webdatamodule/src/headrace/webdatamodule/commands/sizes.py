@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.commands.opening import a_path, is_set
+from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_json, emit_lines
 from headrace.webdatamodule.shards.reader import IndexedShards
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the sizes."""
-    sizes = sizes_of(IndexedShards(options.source if is_set(options.source) else [options.source]), options.name)
+    sizes = sizes_of(IndexedShards(options.source), options.name)
     if options.json:
         emit_json({"source": str(options.source), "name": options.name, "sizes": sizes.tolist()})
     else:

@@ -75,12 +75,12 @@ def about_to_restore(trainer: Any) -> bool:
     Args:
         trainer: A `lightning.Trainer` that fits.
     """
-    return bool(_loaded(trainer)) and trainer.fit_loop.epoch_progress.current.ready == 0
+    return bool(_saved_epochs(trainer)) and trainer.fit_loop.epoch_progress.current.ready == 0
 
 
 def saved_epoch(trainer: Any) -> int:
     """The epoch that a training loop is going to begin once it is restored."""
-    return int(_loaded(trainer)["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
+    return int(_saved_epochs(trainer)["current"]["processed"])
 
 
 def take_back_saved(trainer: Any) -> None:
@@ -89,13 +89,14 @@ def take_back_saved(trainer: Any) -> None:
     Args:
         trainer: A `lightning.Trainer` that is about to restore its loops from it.
     """
-    for part in _loaded(trainer)["loops"]["fit_loop"]["epoch_progress"].values():
+    for part in _saved_epochs(trainer).values():
         part["processed"] -= 1
         part["completed"] -= 1
 
 
-def _loaded(trainer: Any) -> Any:
-    return getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None)
+def _saved_epochs(trainer: Any) -> Any:
+    loaded = getattr(trainer._checkpoint_connector, "_loaded_checkpoint", None) or {}
+    return loaded.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
 
 
 def take_back(trainer: Any) -> None:
