@@ -18,5 +18,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes would be names that nobody can type, and that differ from run to run where they hold a time."""
-    plain = not isinstance(val, bytes) or (val.isascii() and len(val) <= 20)
-    return None if plain else f"{argname} of {len(val)} bytes"
+    if not isinstance(val, bytes) or (val.isascii() and len(val) <= 20):
+        return None
+    return f"{argname} of {len(val)} bytes"
