@@ -1,5 +1,6 @@
 """`IndexedWebDataModule` inside a real trainer: whole epochs, and exact resume from a checkpoint of any moment."""
 
+import contextlib
 import logging
 import random
 from collections import Counter
@@ -115,6 +116,7 @@ class Model(lightning.LightningModule):
         self.seen: Seen = []
         self.lengths: dict[int, float] = {}
         self.val: list[str] = []
+        self.validated: list[tuple[int, int]] = []
         self.fail_at = fail_at
 
     def on_train_epoch_start(self) -> None:
@@ -125,6 +127,10 @@ class Model(lightning.LightningModule):
             raise RuntimeError("no such luck")
         self.seen.append((self.trainer.current_epoch, tuple(batch)))
         return torch.Tensor(self.layer(torch.ones(1, 1)).sum())
+
+    def on_validation_epoch_start(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.validated.append((self.trainer.current_epoch, self.trainer.global_step))
 
     def validation_step(self, batch: list[str], batch_idx: int) -> None:
         self.val += batch
@@ -295,6 +301,44 @@ def test_the_batch_of_a_step_that_failed_comes_again(
     path = max(tmp_path.glob("*.ckpt"), key=lambda one: ("exception" in one.name, one.stat().st_mtime))
     assert failing.seen == whole[:9]
     assert fit(data(folders, kind), path=path).seen == whole[9:]
+
+
+CHAINS = [
+    pytest.param(name, first, second, marks=() if (first, second) == (4, 3) else pytest.mark.nightly)
+    for name in ("plain", "accumulate", "limit", "half, val twice", "val often")
+    for first in (0, 1, 3, 4, 5, 7)
+    for second in (1, 2, 3, 4)
+    if (name, second) != ("accumulate", 1)  # which saves nothing
+]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+@pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
+@pytest.mark.parametrize("kind", ["plain", "uneven"])
+@pytest.mark.parametrize(("name", "first", "second"), CHAINS)
+def test_a_failed_step_and_then_a_checkpoint_of_the_resumed_run(
+    folders: tuple[Path, Path], tmp_path: Path, kind: str, name: str, first: int, second: int
+) -> None:
+    whole = Model()
+    trainer(**OPTIONS[name]).fit(whole, datamodule=data(folders, kind))
+    models = [Model(fail_at=first), Model(fail_at=second), Model()]
+    crash = OnExceptionCheckpoint(tmp_path / "1", "a")
+    savings: list[list[Callback]] = [[crash], [ModelCheckpoint(tmp_path / "2", "b", every_n_train_steps=1)], []]
+    path: Any = None
+    for model, saving, left in zip(models, savings, ("1/a.ckpt", "2/b.ckpt", ""), strict=True):
+        running = trainer(*saving, **{**OPTIONS[name], "enable_checkpointing": bool(saving)})
+        with contextlib.suppress(RuntimeError):
+            running.fit(model, datamodule=data(folders, kind), ckpt_path=path, weights_only=False)
+        path = tmp_path / left
+    # Where steps are accumulated, the last checkpoint may be of an earlier batch than the one that failed.
+    seen = models[0].seen + models[1].seen
+    assert models[2].seen == whole.seen[len(whole.seen) - len(models[2].seen) :]
+    assert seen == whole.seen[: len(seen)]
+    if name != "accumulate":
+        assert seen + models[2].seen == whole.seen
+        assert [one for model in models for one in model.validated] == whole.validated
+    assert running.current_epoch == 3
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,37 @@ def test_the_batch_of_a_step_that_failed_comes_again(
     assert workers or expected.seen == whole
 
 
+LIMITS: list[dict[str, Any]] = [{}, {"limit_train_batches": 4}, {"limit_val_batches": 1.0, "val_check_interval": 2}]
+
+
+@pytest.mark.parametrize("options", LIMITS)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(first, second, marks=() if (first, second) == (4, 3) else pytest.mark.nightly)
+        for first in (0, 1, 3, 4, 5, 7)
+        for second in (1, 2, 3, 4)
+    ],
+)
+def test_a_failed_step_and_then_a_checkpoint_of_the_resumed_run(
+    shards: Path, tmp_path: Path, first: int, second: int, options: dict[str, Any]
+) -> None:
+    whole = Model()
+    fit(whole, module(shards), **options)
+    crash, steps = (
+        OnExceptionCheckpoint(tmp_path / "1", "a"),
+        ModelCheckpoint(tmp_path / "2", "b", every_n_train_steps=1),
+    )
+    models = [Model(fail=first), Model(fail=second), Model()]
+    with pytest.raises(KeyError):
+        fit(models[0], module(shards), None, crash, **options)
+    with pytest.raises(KeyError):
+        fit(models[1], module(shards), tmp_path / "1" / "a.ckpt", steps, **options)
+    trainer = fit(models[2], module(shards), tmp_path / "2" / "b.ckpt", **options)
+    assert [batch for model in models for batch in model.seen] == whole.seen
+    assert (trainer.global_step, trainer.current_epoch) == (len(whole.seen), EPOCHS)
+
+
 def test_a_failure_after_a_resume(shards: Path, tmp_path: Path, whole: list[list[int]]) -> None:
     models, ckpt = [Model(fail=at) for at in (7, 0, 2, -1)], None
     for run, model in enumerate(models):

@@ -27,6 +27,22 @@ def limited(length: float, limit: float) -> float:
     return length if math.isinf(length) else int(length * limit)
 
 
+def settle(trainer: Any) -> None:
+    """Let a training loop that is being resumed forget the step that had begun when its checkpoint was saved.
+
+    It forgets it in the epoch's counters only. With those over all epochs ahead, it would not know from the next
+    checkpoint where it stood.
+
+    Args:
+        trainer: A `lightning.Trainer` that fits.
+    """
+    inner = trainer.fit_loop.epoch_loop
+    if inner.restarting:
+        total = inner.batch_progress.total
+        done = total.completed + bool(getattr(inner, "restarted_on_train_batch_end", False))
+        total.ready = total.started = total.processed = done
+
+
 def expect(trainer: Any, length: int) -> None:
     """Let the training loop expect `length` batches, as if it had asked now.
 
@@ -62,6 +78,10 @@ def begin_afresh(trainer: Any) -> None:
         return
     if getattr(loop, "restarted_on_epoch_end", False):
         loop.epoch_progress.increment_completed()
+    if getattr(loop, "restarted_mid_epoch", False):  # its beginning is counted once more
+        for count in (loop.epoch_progress.total, loop.epoch_progress.current):
+            count.ready -= 1
+            count.started -= 1
     if getattr(inner, "restarted_on_train_batch_end", False) and not inner._should_accumulate():
         inner._batches_that_stepped += 1  # as the loop would have done itself
     if not getattr(loop, "restarted_on_epoch_start", False) and hasattr(loop, "reset_restart_stage"):

@@ -11,6 +11,7 @@ from headrace.webdatamodule.trainer.counters import (
     expect,
     limited,
     saved_epoch,
+    settle,
     take_back,
     take_back_saved,
 )
@@ -131,6 +132,7 @@ class Following:
         trainer = self.trainer()
         if trainer is None:
             return
+        settle(trainer)
         if self.loader.at[1] == 0:
             begin_afresh(trainer)
         length = _length(self.loader)
