@@ -279,9 +279,17 @@ def test_sizes_are_those_of_members_and_columns(folder: Path) -> None:
     add_column(folder, "names", np.array(list("abcdefghij")))
     assert text_of("sizes", folder, "tokens").splitlines()[:3] == ["0.0", "0.25", "0.5"]
     assert text_of("sizes", folder, "both").splitlines()[:2] == ["0 1", "2 3"]
-    assert "column 'names' holds <U1 of shape [], not numbers" in error_of("sizes", folder, "names", code=2)
+    assert "column 'names' holds <U1 of shape [], not sizes" in error_of("sizes", folder, "names", code=2)
+    add_column(folder, "odd", np.array([1.0, np.nan] * 5))
+    for more in ((), ("--json",)):
+        assert "column 'odd' holds nan for sample 's001'" in error_of("sizes", folder, "odd", *more, code=2)
+    add_column(folder, "flags", np.zeros(10, bool))
+    assert "holds bool of shape [], not sizes" in error_of("sizes", folder, "flags", code=2)
     told = error_of("sizes", folder, "seq", code=2)
-    assert "neither a member nor a column 'seq', but json, raw.bin, both, names, tokens: name one of these" in told
+    assert (
+        "neither a member nor a column 'seq', but json, raw.bin, both, flags, names, odd, tokens: name one of these"
+        in told
+    )
     assert "run headrace-shards index" in error_of(
         "sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2
     )

@@ -179,14 +179,21 @@ def test_a_stop_iteration_is_an_error_and_no_end(tmp_path: Path, where: str, wor
     assert stopping.steps == 1
 
 
-def unsendable(samples: list[Any]) -> Any:
+def with_lambda(samples: list[Any]) -> Any:
     return [torch.zeros(2), lambda: samples]
 
 
+def with_gradients(samples: list[Any]) -> Any:
+    return {"a": torch.ones(2, requires_grad=True) * len(samples)}
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(folder: Path, context: str) -> None:
-    waits = loader(folder, [[0, 1], [2, 3]], collate_fn=unsendable, num_workers=1, multiprocessing_context=context)
-    with pytest.raises(TypeError, match=r"a batch cannot be sent from a worker .*lambda.* or num_workers=0") as caught:
+@pytest.mark.parametrize(("collate", "told"), [(with_lambda, ".*lambda.*"), (with_gradients, r".*detach\(\) it.*")])
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(
+    folder: Path, collate: Any, told: str, context: str
+) -> None:
+    waits = loader(folder, [[0, 1], [2, 3]], collate_fn=collate, num_workers=1, multiprocessing_context=context)
+    with pytest.raises(TypeError, match=rf"a batch cannot be sent from a worker {told} or num_workers=0") as caught:
         next(iter(waits))
     assert "in collate_fn, of 2 samples: sample 's00'" in str(caught.value)
-    assert len(list(loader(folder, [[0, 1], [2, 3]], collate_fn=unsendable))) == 2  # nothing is sent
+    assert len(list(loader(folder, [[0, 1], [2, 3]], collate_fn=collate))) == 2  # nothing is sent

@@ -312,6 +312,22 @@ CHAINS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("asks", [False, True])
+def test_overfitting_that_max_steps_stopped_goes_on(folders: tuple[Path, Path], tmp_path: Path, asks: bool) -> None:
+    whole = fit(data(folders, "uneven"), overfit_batches=3).seen
+    seen: Seen = []
+    path = None
+    for stop in (1, 3, 5, 8, -1):
+        model = Model(asks=asks)
+        running = trainer(max_steps=stop, overfit_batches=3)
+        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, weights_only=False)
+        seen += model.seen
+        path = str(tmp_path / f"{stop}.ckpt")
+        running.save_checkpoint(path)
+    assert seen == whole
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 @pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")
 @pytest.mark.filterwarnings("ignore:.*was called without a model")

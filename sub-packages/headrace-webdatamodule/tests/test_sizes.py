@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,24 @@ def test_the_code_of_a_callable_object_tells() -> None:
     assert column_name(kind(lambda self, sample: 1)) != column_name(kind(lambda self, sample: 2))
 
 
+def test_what_an_object_holds_and_does_tells() -> None:
+    def kind(cost: Callable[..., int]) -> Any:
+        body = {"__call__": lambda self, sample: self.cost(), "cost": cost, "__module__": __name__}
+        return type("Sizer", (), body)
+
+    def holding(**state: Any) -> Any:
+        made = kind(lambda self: 1)()
+        vars(made).update(state)
+        return made
+
+    assert column_name(kind(lambda self: 1)()) != column_name(kind(lambda self: 2)())
+    assert column_name(kind(lambda self: 1)().cost) != column_name(kind(lambda self: 2)().cost)
+    assert column_name(lru_cache(closing_over(1))) != column_name(lru_cache(closing_over(2)))
+    assert column_name(holding(kept=torch.ones(3))) == column_name(holding(kept=torch.ones(3)))
+    assert column_name(holding(kept=torch.ones(3))) != column_name(holding(kept=torch.zeros(3)))
+    assert column_name(holding(kept=np.arange(3))) != column_name(holding(kept=np.arange(4)))
+
+
 def test_functions_that_call_themselves_have_a_name() -> None:
     def deep(sample: Any) -> int:
         return deep(sample[0]) if sample else 0
@@ -287,7 +305,12 @@ from headrace.webdatamodule.indexed.telling import column_name
 known = {"a", "b", "gamma", "delta"}
 def f(sample, kinds=frozenset(known)):
     return len(sample) if sample in {"x", "yy", "zzz", "wwww"} else len(known)
-print(column_name(f), column_name(partial(f, kinds=known)), column_name(lambda s: known))
+class Tokens:
+    def __init__(self):
+        self.special = set(known)
+    def length(self, sample):
+        return len(sample)
+print(column_name(f), column_name(partial(f, kinds=known)), column_name(lambda s: known), column_name(Tokens().length))
 """
     names = {
         subprocess.run(

@@ -67,7 +67,7 @@ class ResumableLoader:
         multiprocessing_context: How workers are started; see torch.
         damaged: "raise" the error of a sample that is damaged, or "skip" the sample, count it and warn.
         sizes: Of each sample, for the report on padding.
-        seed: Decides the random numbers of the workers, together with the epoch, the step and the rank.
+        seed: Decides the random numbers of the workers, together with the name, the epoch, the step and the rank.
         world: (number of ranks, this rank) that the batch sampler deals to.
         name: For messages.
         check_ranks: Whether all ranks compare their plans before each epoch.
@@ -334,7 +334,7 @@ class ResumableLoader:
             plan = {"epoch": self._epoch, "steps done": steps, "steps": len(self), "order and batches": own}
             agree({**plan, "shards": self._sources.fingerprint, "position": repr(position)}, self._name)
         length = len(self)  # before the sampler moves on
-        key = int(derive(self._seed, self._epoch, self._world[1])[0])
+        key = int(derive(self._seed, self._epoch, self._world[1], int.from_bytes(self._name.encode()[:7], "big"))[0])
         if self._stateful:
             self._recorded.beginning = Beginning(0, length - steps, key, steps)
         else:

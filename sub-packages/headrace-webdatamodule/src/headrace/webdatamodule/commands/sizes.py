@@ -56,6 +56,11 @@ def sizes_of(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
             raise ValueError(f"there is neither a member nor a column {name!r}, but {have}: name one of these")
         return shards.sizes(name)
     values = np.asarray(shards.column(name))
-    if values.dtype.kind not in "biuf" or values.ndim > 2:
-        raise ValueError(f"column {name!r} holds {values.dtype} of shape {list(values.shape[1:])}, not numbers")
+    if values.dtype.kind not in "iuf" or values.ndim > 2 or 0 in values.shape[1:]:
+        raise ValueError(f"column {name!r} holds {values.dtype} of shape {list(values.shape[1:])}, not sizes")
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
+        if not np.isfinite(values).all():
+            at = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
+            raise ValueError(f"column {name!r} holds {values[at]} for sample {shards.key(at)!r}, not a size")
     return values

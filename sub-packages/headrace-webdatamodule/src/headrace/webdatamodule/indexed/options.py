@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+from headrace.webdatamodule.indexed.telling import digest
 
 _LONGEST = 120
 
 
 def in_words(option: Any) -> str:
-    """Tell an option so that a reader knows it again.
+    """Tell an option so that a reader knows it again; a digest stands for what is too long, and for code.
 
     >>> in_words(partial(sorted, reverse=True)), in_words(64), in_words("seq")
     ('sorted(reverse=True)', '64', "'seq'")
@@ -19,16 +22,26 @@ def in_words(option: Any) -> str:
         words = [in_words(word) for word in option.args]
         words += [f"{name}={in_words(value)}" for name, value in sorted(option.keywords.items())]
         return f"{in_words(option.func)}({', '.join(words)})"
+    if getattr(option, "shape", None) == () and callable(getattr(option, "item", None)):
+        return in_words(option.item())
     if isinstance(option, Mapping):
-        return "{" + ", ".join(f"{key!r}: {in_words(value)}" for key, value in option.items()) + "}"
-    if hasattr(option, "__qualname__"):
-        return str(option.__qualname__)
+        pairs = sorted((repr(key), in_words(value)) for key, value in option.items())
+        return _short("{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}")
+    if isinstance(option, tuple | list):
+        return _short("[" + ", ".join(map(in_words, option)) + "]")
+    if isinstance(option, float) and option.is_integer():
+        return repr(int(option))
+    if isinstance(option, str | bool | int | float | type(None)):
+        return _short(repr(option))
     if hasattr(option, "shape"):
-        return f"{type(option).__name__} of shape {tuple(option.shape)}"
-    if isinstance(option, str | bool | int | float | tuple | list | type(None)):
-        told = repr(option)
-        return told if len(told) <= _LONGEST else f"{told[:_LONGEST]}..."
-    return type(option).__name__
+        return f"{type(option).__name__} of shape {tuple(option.shape)} ({digest(option)})"
+    if inspect.isclass(option) or inspect.isbuiltin(option):
+        return str(option.__qualname__)
+    return f"{getattr(option, '__qualname__', type(option).__name__)} ({digest(option)})"
+
+
+def _short(told: str) -> str:
+    return told if len(told) <= _LONGEST else f"{told[:_LONGEST]}... ({digest(told)})"
 
 
 def differences(before: Any, now: Mapping[str, str]) -> str:

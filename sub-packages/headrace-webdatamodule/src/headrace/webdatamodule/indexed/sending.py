@@ -14,10 +14,14 @@ class _Nowhere:
 
 
 class _Trial(ForkingPickler):
-    """As workers send batches, but for tensors, which always can be, and would be put into shared memory for it."""
+    """As workers send batches, but for tensors, which would be put into shared memory for it."""
 
     def reducer_override(self, thing: Any) -> Any:
-        return (int, ()) if isinstance(thing, torch.Tensor) else NotImplemented
+        if not isinstance(thing, torch.Tensor):
+            return NotImplemented
+        if thing.requires_grad and not thing.is_leaf:  # the only ones that torch does not send
+            raise TypeError("a tensor that was computed with gradients: detach() it")
+        return int, ()
 
 
 def check_sendable(batch: Any) -> None:

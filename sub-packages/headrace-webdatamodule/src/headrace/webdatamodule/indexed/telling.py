@@ -10,6 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+
 from headrace.webdatamodule.shards.columns import DERIVED
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -20,8 +23,9 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     """Names the column that keeps what a function says; another one when its code changes.
 
     Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
-    they close over, and the plain values and containers that they find in the module. What it calls elsewhere does not
-    count. A function that changes such a container itself is another one afterwards.
+    they close over, and the plain values, containers and arrays that they find in the module; of an object also the
+    methods of its class and what it holds. What it calls elsewhere does not count. A function that changes such a
+    container itself is another one afterwards.
 
     Args:
         function: Of a sample.
@@ -32,9 +36,18 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     """
     called = getattr(function, "__name__", type(function).__name__)
     plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
+    return f"{DERIVED}{plain}-{digest(function, *reading)}"
+
+
+def digest(*things: Any) -> str:
+    """Stands for values, code and what they hold; the same in every process.
+
+    >>> digest({"b", "a"}, 1) == digest({"a", "b"}, 1) != digest({"a"}, 1)
+    True
+    """
     seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
-    told = b"|".join(_told(thing, seen) for thing in (function, *reading))
-    return f"{DERIVED}{plain}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
+    told = b"|".join(_told(thing, seen) for thing in things)
+    return hashlib.blake2b(told, digest_size=6).hexdigest()
 
 
 def _told(thing: Any, seen: dict[int, Any]) -> bytes:
@@ -50,7 +63,7 @@ def _told(thing: Any, seen: dict[int, Any]) -> bytes:
     parts = _parts(thing)
     if parts is not None:
         return b"(" + b"|".join(_told(part, seen) for part in parts) + b")"
-    return _pickled(thing, seen)
+    return _object(thing, seen)
 
 
 def _parts(thing: Any) -> tuple[Any, ...] | None:
@@ -59,6 +72,8 @@ def _parts(thing: Any) -> tuple[Any, ...] | None:
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, types.MethodType):
         return thing.__func__, thing.__self__
+    if not isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):  # such as of lru_cache
+        return (thing.__wrapped__,)
     if isinstance(thing, types.FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
         return thing.__code__, thing.__defaults__, thing.__kwdefaults__, tuple(cells), _named(thing)
@@ -84,7 +99,9 @@ def _named(function: types.FunctionType) -> tuple[Any, ...]:
     return tuple(
         one
         for one in found
-        if isinstance(one, _PLAIN + _CONTAINERS) or (isinstance(one, types.FunctionType) and one.__module__ == own)
+        if isinstance(one, _PLAIN + _CONTAINERS)
+        or _is_array(one)
+        or (callable(one) and not isinstance(one, type) and getattr(one, "__module__", None) == own)
     )
 
 
@@ -94,13 +111,22 @@ def _names(code: types.CodeType) -> list[str]:
     return [*code.co_names, *itertools.chain(*inner)]
 
 
-def _pickled(thing: Any, seen: dict[int, Any]) -> bytes:
+def _object(thing: Any, seen: dict[int, Any]) -> bytes:
+    """A thing of some class: its name, its code and what it holds."""
     kind = type(thing)
-    call = kind.__dict__.get("__call__")
-    code = _told(call, seen) if isinstance(call, types.FunctionType) else b""
-    if code and isinstance(state := getattr(thing, "__dict__", None), dict):
-        return f"{kind.__module__}.{kind.__qualname__}".encode() + code + _told(state, seen)
+    name = f"{kind.__module__}.{kind.__qualname__}".encode()
+    if _is_array(thing):
+        array = np.ascontiguousarray(thing.detach().cpu() if hasattr(thing, "detach") else thing)
+        return name + f" {array.dtype} {array.shape}".encode() + hashlib.blake2b(array.tobytes()).digest()
+    state = getattr(thing, "__dict__", None)
+    if isinstance(state, dict):
+        methods = [one for one in kind.__dict__.values() if isinstance(one, types.FunctionType)]
+        return b"|".join([name, _told(state, seen), *(_told(method, seen) for method in methods)])
     try:
-        return code + pickle.dumps(thing, protocol=5)
+        return pickle.dumps(thing, protocol=5)
     except Exception:
-        return f"{kind.__module__}.{kind.__qualname__}".encode() + code
+        return name
+
+
+def _is_array(thing: Any) -> bool:
+    return (isinstance(thing, np.ndarray) and not thing.dtype.hasobject) or isinstance(thing, torch.Tensor)

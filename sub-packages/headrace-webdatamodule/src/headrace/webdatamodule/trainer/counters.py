@@ -98,9 +98,10 @@ def about_to_restore(trainer: Any) -> bool:
     return bool(_saved_epochs(trainer)) and trainer.fit_loop.epoch_progress.current.ready == 0
 
 
-def saved_epoch(trainer: Any) -> int:
-    """The epoch that a training loop is going to begin once it is restored."""
-    return int(_saved_epochs(trainer)["current"]["processed"])
+def saved_epochs(trainer: Any) -> tuple[int, int]:
+    """How many epochs a training loop will have begun, and ended, once it is restored."""
+    current = _saved_epochs(trainer)["current"]
+    return int(current["ready"]), int(current["processed"])
 
 
 def take_back_saved(trainer: Any) -> None:

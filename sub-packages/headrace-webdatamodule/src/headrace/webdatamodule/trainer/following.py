@@ -10,7 +10,7 @@ from headrace.webdatamodule.trainer.counters import (
     begin_afresh,
     expect,
     limited,
-    saved_epoch,
+    saved_epochs,
     settle,
     take_back,
     take_back_saved,
@@ -92,40 +92,37 @@ class Following:
         trainer = self.trainer()
         if trainer is None:
             return asked
-        if trainer.overfit_batches:
-            return self._only_epoch(trainer, asked)
-        if not self._left(trainer, asked):
-            return asked
-        take_back(trainer)
-        return self.loader.at[0]
+        if self._left(trainer, *_epochs(trainer)):
+            take_back(trainer)
+            return self.loader.at[0]
+        return self._only_epoch(trainer) if trainer.overfit_batches else asked
 
-    def _left(self, trainer: Any, asked: int) -> bool:
-        """Whether something is left of the epoch before the one that is asked for."""
+    def _left(self, trainer: Any, begun: int, ended: int) -> bool:
+        """Whether something is left of the last epoch that ended."""
         epoch, position = self.loader.at
         most = limited(_length(self.loader), trainer.limit_train_batches)
-        return self.loader.resumed and asked == epoch + 1 and 0 < position < most
+        last = 0 < begun == ended if trainer.overfit_batches else ended == epoch + 1
+        return self.loader.resumed and last and 0 < position < most
 
-    def _only_epoch(self, trainer: Any, asked: int) -> int:
+    def _only_epoch(self, trainer: Any) -> int:
         """The same few batches in every epoch: a loaded position is of the one that the trainer is in the middle of."""
-        loop = trainer.fit_loop
-        begun = loop.epoch_progress.current.ready > asked  # else the trainer counts it as done
-        if self.loader.resumed and not (begun and getattr(loop, "restarted_mid_epoch", False)):
+        begun, ended = _epochs(trainer)
+        goes_on = getattr(trainer.fit_loop, "restarted_mid_epoch", False) and begun > ended
+        if self.loader.resumed and not goes_on:
             self.loader.rewind()
         return 0
-
-    def before_restoring(self) -> None:
-        """The same, when the loader was asked for before the trainer knows its epoch: it may take it for its last."""
-        trainer = self._fitting()
-        if trainer is None or trainer.overfit_batches or not about_to_restore(trainer):
-            return
-        if self._left(trainer, saved_epoch(trainer)):
-            take_back_saved(trainer)
 
     def before_epochs(self) -> None:
         """Look whether an epoch goes on, before the trainer decides that its epochs are over."""
         trainer = self.trainer()
-        if trainer is not None and not trainer.overfit_batches:
-            self.which_epoch(int(trainer.fit_loop.epoch_progress.current.processed))
+        if trainer is not None and self._left(trainer, *_epochs(trainer)):
+            take_back(trainer)
+
+    def before_restoring(self) -> None:
+        """The same, when the loader was asked for before the trainer knows its epoch: it may take it for its last."""
+        trainer = self._fitting()
+        if trainer is not None and about_to_restore(trainer) and self._left(trainer, *saved_epochs(trainer)):
+            take_back_saved(trainer)
 
     def on_epoch(self) -> None:
         """Tell the trainer how long the epoch is, and when it is being resumed that it begins at its beginning."""
@@ -138,6 +135,12 @@ class Following:
         length = _length(self.loader)
         if length < math.inf:
             expect(trainer, int(length))
+
+
+def _epochs(trainer: Any) -> tuple[int, int]:
+    """How many epochs the trainer counts as begun, and as ended, which is the number of the next one."""
+    current = trainer.fit_loop.epoch_progress.current
+    return int(current.ready), int(current.processed)
 
 
 def _length(loader: Followed) -> float:
