@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -230,6 +231,19 @@ def test_a_missing_or_changed_column_is_named(folder: Path) -> None:
     path.unlink()
     with pytest.raises(ManifestError, match="cannot be read"):
         open_column(folder, manifest, "n")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (torch.ones(10, requires_grad=True), "makes no array: .*detach"),
+        (np.ma.masked_less(np.arange(10), 3), "some that are masked: fill them"),
+    ],
+)
+def test_a_column_that_would_lose_something_is_refused(folder: Path, values: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"column 'n': values must be .*{told}"):
+        add_column(folder, "n", values)
+    add_column(folder, "n", np.ma.masked_less(np.arange(10), -3))  # nothing is
 
 
 def test_a_column_of_uneven_rows_is_named(folder: Path) -> None:

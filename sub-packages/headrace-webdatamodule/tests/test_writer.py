@@ -101,3 +101,12 @@ def test_a_key_that_is_no_text_is_refused(tmp_path: Path, key: Any) -> None:
     with pytest.raises(ShardError, match="must be a pair of a text"):
         write_tars([*samples(3), (key, {"x": b""})], tmp_path, n_shards=2)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "samples", [[("a", {"txt": b"1"}, 3)], ["abc"], [3], {0: ("a", {"txt": b"1"}), "b": ("b", {"txt": b"1"})}]
+)
+def test_what_gives_no_pairs_is_told_with_its_number(tmp_path: Path, samples: Any) -> None:
+    with pytest.raises(ShardError, match=r"sample number [01] cannot be had: \w+Error: .*shard .*000000.tar"):
+        write_tars(samples, tmp_path, n_shards=1)
+    assert list(tmp_path.iterdir()) == []

@@ -74,8 +74,10 @@ def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str)
     allowed = f"{what} must be plain numbers or texts of shape [{n_samples}, ...], one row for each sample"
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError) as error:  # such as rows of unlike lengths
+    except (RuntimeError, TypeError, ValueError) as error:  # such as rows of unlike lengths
         raise ValueError(f"{allowed}, got what makes no array: {error}") from error
+    if np.ma.is_masked(values):
+        raise ValueError(f"{allowed}, got some that are masked: fill them")
     if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (n_samples,):
         raise ValueError(f"{allowed}, got {array.dtype} of shape {list(array.shape)}")
     return array

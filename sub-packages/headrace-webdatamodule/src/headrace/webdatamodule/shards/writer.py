@@ -150,7 +150,11 @@ def _take(
     samples: Sequence[Sample], start: int, stop: int, path: Path, seen: dict[str, Path], bar: "tqdm[Never]"
 ) -> Iterator[Sample]:
     for position in range(start, stop):
-        key, sample = samples[position]
+        try:
+            key, sample = samples[position]
+        except Exception as error:
+            message = f"sample number {position} cannot be had: {type(error).__name__}: {error}"
+            raise ShardError(message, shard=str(path), sample=f"number {position}") from error
         yield key, sample
         if key in seen:  # a text: who took the sample has seen to that
             message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
