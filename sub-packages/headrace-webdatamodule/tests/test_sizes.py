@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
@@ -282,6 +284,33 @@ def test_what_an_object_holds_and_does_tells() -> None:
     assert column_name(holding(kept=torch.ones(3))) == column_name(holding(kept=torch.ones(3)))
     assert column_name(holding(kept=torch.ones(3))) != column_name(holding(kept=torch.zeros(3)))
     assert column_name(holding(kept=np.arange(3))) != column_name(holding(kept=np.arange(4)))
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        torch.ones((), dtype=torch.bfloat16),
+        torch.ones(2, 3, requires_grad=True).t(),
+        torch.ones(3).bool(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, 2).to_sparse(),
+        torch.empty(0, 3),
+        torch.empty(3, device="meta"),
+        torch.nn.Linear(1, 1),
+        np.array([{}], dtype=object),
+        np.zeros(2, [("a", "<i4")]),
+        threading.Lock(),
+        sys.stdout,
+        re.compile("a"),
+        (number for number in range(3)),
+    ],
+)
+def test_anything_can_be_told(thing: Any) -> None:
+    def function(sample: Any) -> Any:
+        return thing
+
+    assert column_name(function) == column_name(function)
+    assert column_name(partial(max, thing)) == column_name(partial(max, thing))
 
 
 def test_functions_that_call_themselves_have_a_name() -> None:

@@ -116,8 +116,7 @@ def _object(thing: Any, seen: dict[int, Any]) -> bytes:
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}".encode()
     if _is_array(thing):
-        array = np.ascontiguousarray(thing.detach().cpu() if hasattr(thing, "detach") else thing)
-        return name + f" {array.dtype} {array.shape}".encode() + hashlib.blake2b(array.tobytes()).digest()
+        return name + f" {thing.dtype} {tuple(thing.shape)}".encode() + hashlib.blake2b(_bytes(thing)).digest()
     state = getattr(thing, "__dict__", None)
     if isinstance(state, dict):
         methods = [one for one in kind.__dict__.values() if isinstance(one, types.FunctionType)]
@@ -129,4 +128,14 @@ def _object(thing: Any, seen: dict[int, Any]) -> bytes:
 
 
 def _is_array(thing: Any) -> bool:
-    return (isinstance(thing, np.ndarray) and not thing.dtype.hasobject) or isinstance(thing, torch.Tensor)
+    if isinstance(thing, torch.Tensor):
+        return thing.layout == torch.strided and not thing.is_quantized and not thing.is_meta
+    return isinstance(thing, np.ndarray) and not thing.dtype.hasobject
+
+
+def _bytes(array: Any) -> bytes:
+    if isinstance(array, torch.Tensor):  # numpy does not know all of torch's types
+        whole = array.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        array = whole.view(torch.uint8).numpy()
+    data: bytes = array.tobytes()
+    return data
