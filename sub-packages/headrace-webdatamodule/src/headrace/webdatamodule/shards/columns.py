@@ -76,7 +76,7 @@ def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str)
         array = np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:  # such as rows of unlike lengths
         raise ValueError(f"{allowed}, got what makes no array: {error}") from error
-    if np.ma.is_masked(values):
+    if isinstance(values, np.ndarray) and np.any(getattr(values, "mask", False)):
         raise ValueError(f"{allowed}, got some that are masked: fill them")
     if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (n_samples,):
         raise ValueError(f"{allowed}, got {array.dtype} of shape {list(array.shape)}")
