@@ -1,6 +1,5 @@
-import io
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_tar import made_by_tarfile
 
 from headrace.webdatamodule import ShardError
 from headrace.webdatamodule.shards.storable import check_key
@@ -30,17 +30,6 @@ def read_with_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
     return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
 
 
-def by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar:
-        for key, sample in samples:
-            for suffix, data in sample.items():
-                header = tarfile.TarInfo(f"{key}.{suffix}")
-                header.size = len(data)
-                tar.addfile(header, io.BytesIO(data))
-    return stream.getvalue()
-
-
 @given(SAMPLES)
 def test_webdataset_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]
@@ -50,18 +39,18 @@ def test_webdataset_reads_what_was_written(
     assert read_with_webdataset(path) == list(samples.items())
     sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
     assert list(members(path)) == sizes
-    assert path.read_bytes() == by_tarfile(samples.items())
+    assert path.read_bytes() == made_by_tarfile(samples.items())
 
 
 def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path: Path) -> None:
     samples = [("d" * 120 + "/ü", {"bin": bytes(3 << 20)}), ("b", {"x": b"1", "y.z": b""})]
     write_tar(tmp_path / "a.tar", samples)
-    assert (tmp_path / "a.tar").read_bytes() == by_tarfile(samples)
+    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile(samples)
 
 
 def test_a_tar_file_without_samples_is_one(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [])
-    assert (tmp_path / "a.tar").read_bytes() == by_tarfile([])
+    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile([])
 
 
 def test_bytes_depend_on_the_samples_only_and_the_format_is_plain_ustar(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import contextlib
 import errno
-import io
 import json
 import os
 import pty
@@ -28,6 +27,7 @@ import pytest
 import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_tar import made_by_tarfile
 
 from headrace.webdatamodule.shards import (
     IndexedShards,
@@ -91,17 +91,6 @@ def by_webdataset(path: Path) -> Samples:
 def by_tarfile(path: Path) -> list[tuple[str, bytes]]:
     with tarfile.open(path) as tar:
         return [(one.name, tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr] # all are files
-
-
-def made_by_tarfile(samples: Samples) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar:
-        for key, sample in samples:
-            for suffix, data in sample.items():
-                header = tarfile.TarInfo(f"{key}.{suffix}")
-                header.size = len(data)
-                tar.addfile(header, io.BytesIO(data))
-    return stream.getvalue()
 
 
 # What is written
