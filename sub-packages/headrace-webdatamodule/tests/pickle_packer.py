@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from headrace.webdatamodule import PickledDataWDS, Split
-from headrace.webdatamodule.shards import pickles
+from headrace.webdatamodule.shards.writing import pickles
 from headrace.webdatamodule.shards.writing.task import Pair
 
 _SECONDS = 120  # nobody waits longer than this, whatever happens

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_bytes, emit_json
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.shard_set import open_index
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.sources import open_index
 
 HELP = "write the bytes of a sample or a member to stdout"
 DESCRIPTION = (

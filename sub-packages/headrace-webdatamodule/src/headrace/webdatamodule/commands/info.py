@@ -11,8 +11,8 @@ import numpy as np
 
 from headrace.webdatamodule.commands.opening import a_path, is_set, open_shards
 from headrace.webdatamodule.commands.output import emit_json, emit_lines, table
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.manifest import Manifest
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 HELP = "print counts and sizes"
 DESCRIPTION = "Print how many shards, samples and bytes there are, and how large the members are."

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.webdatamodule.commands.output import warn
-from headrace.webdatamodule.shards.building import build_index
 from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import fitting_index, map_file
-from headrace.webdatamodule.shards.manifest import NAME
-from headrace.webdatamodule.shards.shard_set import find_shards, is_url
+from headrace.webdatamodule.shards.index.building import build_index
+from headrace.webdatamodule.shards.index.indexing import fitting_index, map_file
+from headrace.webdatamodule.shards.index.manifest import NAME
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.sources import find_shards, is_url
 
 
 def a_path(word: str) -> Path:

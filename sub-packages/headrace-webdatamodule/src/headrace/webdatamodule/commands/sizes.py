@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_json, emit_lines
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 
 HELP = "print the size of each sample"
 DESCRIPTION = (

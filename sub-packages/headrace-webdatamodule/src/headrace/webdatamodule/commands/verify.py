@@ -9,7 +9,7 @@ from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import DAMAGE, emit_json, emit_lines
 from headrace.webdatamodule.commands.wording import worded
 from headrace.webdatamodule.commands.working import add_workers, pool
-from headrace.webdatamodule.shards.verify import verify_shards
+from headrace.webdatamodule.shards.index.verify import verify_shards
 
 HELP = "read everything again and name each damage"
 DESCRIPTION = (

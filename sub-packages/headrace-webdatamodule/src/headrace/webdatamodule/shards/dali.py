@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.grouping import skip_reason
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import index_shard
-from headrace.webdatamodule.shards.plain_files import read_plain
-from headrace.webdatamodule.shards.shard_set import open_index
-from headrace.webdatamodule.shards.walking import Member
-from headrace.webdatamodule.shards.whole import write_whole
+from headrace.webdatamodule.shards.format.grouping import skip_reason
+from headrace.webdatamodule.shards.format.plain_files import read_plain
+from headrace.webdatamodule.shards.format.walking import Member
+from headrace.webdatamodule.shards.format.whole import write_whole
+from headrace.webdatamodule.shards.index.indexing import index_shard
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.reading.sources import open_index
 
 VERSION = "v1.2"
 _MOST_BYTES = 1 << 28

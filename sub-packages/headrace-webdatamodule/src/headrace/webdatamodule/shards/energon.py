@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
-from headrace.webdatamodule.shards.grouping import META
-from headrace.webdatamodule.shards.headers import BLOCK
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import index_shard, map_file
-from headrace.webdatamodule.shards.plain_files import read_plain
-from headrace.webdatamodule.shards.walking import Member, walk
+from headrace.webdatamodule.shards.format.grouping import META
+from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.format.plain_files import read_plain
+from headrace.webdatamodule.shards.format.walking import Member, walk
+from headrace.webdatamodule.shards.index.indexing import index_shard, map_file
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 _MOST_BYTES = 1 << 30
 

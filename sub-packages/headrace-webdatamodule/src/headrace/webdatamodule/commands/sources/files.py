@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.commands.output import warn
 from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index import SUFFIX
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.sizing import stored_bytes
 
 Members = dict[str, str]

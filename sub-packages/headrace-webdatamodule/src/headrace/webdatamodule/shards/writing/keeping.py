@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import fitting_index
-from headrace.webdatamodule.shards.mapped import Mapped
-from headrace.webdatamodule.shards.open_shard import OpenShard
+from headrace.webdatamodule.shards.index.indexing import fitting_index
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.reading.mapped import Mapped
+from headrace.webdatamodule.shards.reading.shard_reader import OpenShard
 from headrace.webdatamodule.shards.writing.recording import Recording
 from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, Written, opened, result
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from headrace.webdatamodule.shards.writer import progress
 from headrace.webdatamodule.shards.writing.parts import remove_run
 from headrace.webdatamodule.shards.writing.processes import cpus, pool
 from headrace.webdatamodule.shards.writing.task import ShardTask, Written
+from headrace.webdatamodule.shards.writing.writer import progress
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
 # Seconds to try without processes of our own, and what is left to do that is worth starting them.

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.headers import BLOCK
-from headrace.webdatamodule.shards.storable import member_bytes
+from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.writing.storable import member_bytes
 from headrace.webdatamodule.shards.writing.task import MapStyle
 
 

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.manifest import Manifest
-from headrace.webdatamodule.shards.plain_files import expanded
-from headrace.webdatamodule.shards.storable import check_key
-from headrace.webdatamodule.shards.writer import shard_paths
+from headrace.webdatamodule.shards.format.plain_files import expanded
+from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
 from headrace.webdatamodule.shards.writing.keeping import kept, repeated
 from headrace.webdatamodule.shards.writing.locking import alone
@@ -24,7 +22,9 @@ from headrace.webdatamodule.shards.writing.parts import remove_abandoned
 from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of, whole_number
 from headrace.webdatamodule.shards.writing.running import refuse_inherited, run
 from headrace.webdatamodule.shards.writing.sizing import given_sizes, measure
+from headrace.webdatamodule.shards.writing.storable import check_key
 from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, key_hashes, opened
+from headrace.webdatamodule.shards.writing.writer import shard_paths
 
 
 class Told(NamedTuple):

@@ -1,0 +1,237 @@
+"""Tensors out of a pickle. Torch is imported when a pickle first names it.
+
+``torch.load`` is not used. A tensor's bytes are read by the restricted unpickler, and its size and strides
+are checked against them: ``Tensor.set_`` would quietly enlarge the storage over memory that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.webdatamodule.shards.decoding.tokens import Token, is_ints, need
+
+if TYPE_CHECKING:
+    import torch
+
+STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "UntypedStorage": "",
+}
+_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+
+
+def storage_type(name: str) -> str | None:
+    """Name of the dtype that a storage class holds, "" for bytes without one.
+
+    >>> storage_type("HalfStorage")
+    'float16'
+    """
+    return STORAGES.get(name)
+
+
+def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little") -> Any:
+    """Make a storage that owns a copy of the bytes.
+
+    Args:
+        data: The storage's bytes.
+        dtype: Name of a torch dtype, "" for a storage without one.
+        byteorder: "little" or "big"; only that of this machine is read.
+
+    Returns:
+        ``torch.TypedStorage``, or ``torch.UntypedStorage`` for dtype "".
+    """
+    import torch
+
+    need(byteorder == sys.byteorder, "a tensor saved on a {}-endian machine", byteorder)
+    owner = torch.empty(len(data), dtype=torch.uint8)
+    if data:
+        owner.numpy()[:] = np.frombuffer(data, np.uint8)
+    untyped = owner.untyped_storage()
+    if not dtype:
+        return untyped
+    classes: Any = torch.storage  # carries no type information
+    return classes.TypedStorage(wrap_storage=untyped, dtype=getattr(torch, dtype), _internal=True)
+
+
+def check_extent(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any) -> None:
+    """Refuse a view that reaches outside its storage.
+
+    Args:
+        nbytes: Size of the storage in bytes.
+        itemsize: Bytes per element.
+        offset: First element.
+        size: Elements per dimension.
+        stride: Step per dimension, in elements.
+
+    Raises:
+        UnsafePickleError: When an element would lie outside.
+
+    >>> check_extent(24, 4, 0, (2, 3), (3, 1))
+    """
+    size, stride = (tuple(item) if isinstance(item, tuple) else item for item in (size, stride))
+    fits = type(offset) is int and offset >= 0 and is_ints(size) and is_ints(stride) and len(size) == len(stride)
+    need(fits, "a tensor of size {}, stride {} and offset {}", size, stride, offset)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else offset - 1
+    inside = (last + 1) * itemsize <= nbytes
+    need(
+        inside,
+        "a tensor of size {}, stride {} and offset {} reaches past its {} bytes",
+        size,
+        stride,
+        offset,
+        nbytes,
+    )
+
+
+def _view(storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    import torch
+
+    untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+    need(untyped.device.type == "cpu", "a tensor's storage is not in memory")
+    check_extent(untyped.nbytes(), dtype.itemsize, offset, size, stride)
+    return torch.empty(0, dtype=dtype).set_(untyped, offset, size, stride)
+
+
+def _finish(tensor: torch.Tensor, grad: Any, hooks: Any, metadata: Any) -> torch.Tensor:
+    from torch import _utils
+
+    utils: Any = _utils  # carries no type information
+    need(type(grad) is bool, "requires_grad {}", grad)
+    need(isinstance(hooks, dict) and not hooks, "a tensor with hooks")
+    if metadata is not None:
+        fits = type(metadata) is dict and metadata.keys() <= {"conj", "neg"}
+        need(fits and all(type(value) is bool for value in metadata.values()), "tensor metadata {}", metadata)
+        need(tensor.is_complex() or not metadata.get("conj"), "a conjugate view of real numbers")
+        utils.set_tensor_metadata(tensor, metadata)
+    return tensor.requires_grad_(grad)
+
+
+def _tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:
+    import torch
+
+    need(isinstance(storage, torch.TypedStorage), "a tensor without a storage")
+    return _finish(_view(storage, storage.dtype, offset, size, stride), grad, hooks, metadata)
+
+
+def _tensor_v3(
+    storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
+) -> Any:
+    import torch
+
+    need(
+        isinstance(storage, torch.UntypedStorage) and isinstance(dtype, torch.dtype),
+        "a tensor without a storage",
+    )
+    return _finish(_view(storage, dtype, offset, size, stride), grad, hooks, metadata)
+
+
+def _parameter(data: Any, grad: Any, hooks: Any) -> Any:
+    import torch
+
+    need(isinstance(data, torch.Tensor) and type(grad) is bool, "a parameter without a tensor")
+    need(isinstance(hooks, dict) and not hooks, "a parameter with hooks")
+    return torch.nn.Parameter(data, grad)
+
+
+def _sparse(layout: Any, data: Any) -> Any:
+    import torch
+
+    fits = layout in _LAYOUTS and isinstance(data, tuple)
+    fits = fits and all(isinstance(part, torch.Tensor | tuple | list | bool) for part in data)
+    need(fits, "a sparse tensor of layout {}", layout)
+    # Without the check, indices outside the tensor are memory outside it.
+    if layout == "sparse_coo":
+        indices, values, size, *coalesced = data
+        made = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
+        return made.coalesce() if coalesced and coalesced[0] else made
+    outer, inner, values, size = data
+    kind = getattr(torch, layout)
+    return torch.sparse_compressed_tensor(outer, inner, values, size, layout=kind, check_invariants=True)
+
+
+def _sparse_cost(args: Any) -> int:
+    # Coalescing copies; checking the invariants of an expanded tensor reads what no memory holds.
+    import torch
+
+    parts = [part for data in args if isinstance(data, tuple) for part in data]
+    return sum(part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor))
+
+
+def _layout(name: object) -> str:
+    # Not str(name) of anything: the text of a hostile value may be longer than the memory.
+    text = name.removeprefix("torch.") if isinstance(name, str) else ""
+    need(text in _LAYOUTS, "tensor layout {}", name)
+    return text
+
+
+def _size(dims: Any = ()) -> Any:
+    import torch
+
+    need(is_ints(tuple(dims) if type(dims) in (tuple, list) else None), "torch.Size of {}", dims)
+    return torch.Size(dims)
+
+
+def _device(kind: Any, index: Any = None) -> Any:
+    import torch
+
+    need(
+        isinstance(kind, str) and (index is None or type(index) is int),
+        "torch.device of {}, {}",
+        kind,
+        index,
+    )
+    return torch.device(str(kind)) if index is None else torch.device(str(kind), index)
+
+
+def _storage_bytes(data: object) -> Any:
+    from headrace.webdatamodule.shards.decoding.torch_bytes import storage_from_bytes
+
+    need(type(data) is bytes, "a storage without bytes")
+    return storage_from_bytes(data)  # type: ignore[arg-type]  # the line above
+
+
+NAMES: dict[tuple[str, str], Any] = {
+    ("torch.storage", "_load_from_bytes"): Token("torch.storage._load_from_bytes", _storage_bytes),
+    ("torch._utils", "_rebuild_tensor_v2"): Token("torch._utils._rebuild_tensor_v2", _tensor_v2),
+    ("torch._utils", "_rebuild_tensor_v3"): Token("torch._utils._rebuild_tensor_v3", _tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): Token("torch._utils._rebuild_parameter", _parameter),
+    ("torch._utils", "_rebuild_sparse_tensor"): Token(
+        "torch._utils._rebuild_sparse_tensor", _sparse, cost=_sparse_cost
+    ),
+    ("torch.serialization", "_get_layout"): Token("torch.serialization._get_layout", _layout),
+    ("torch", "Size"): Token("torch.Size", _size),
+    ("torch", "device"): Token("torch.device", _device),
+}
+for _name in STORAGES:
+    for _module in ("torch", "torch.storage"):
+        NAMES[_module, _name] = Token(_name, lambda *_: need(False, "a storage is not called from a pickle"))
+
+
+def find(module: str, name: str) -> Any:
+    """What a name of torch stands for, None when it is not known.
+
+    >>> find("torch", "int8")
+    torch.int8
+    """
+    if (module, name) in NAMES:
+        return NAMES[module, name]
+    if module != "torch" or not name.replace("_", "").isalnum():
+        return None
+    import torch
+
+    value = vars(torch).get(name)
+    return value if isinstance(value, torch.dtype) else None

@@ -1,0 +1,317 @@
+"""The index of one shard: where the data of each member lie, how many bytes they are, and their checksums."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.format.plain_files import open_plain
+from headrace.webdatamodule.shards.index.checksums import checksum64, spot_ranges, spots
+from headrace.webdatamodule.shards.index.keys import Keys, read_keys
+from headrace.webdatamodule.shards.index.packing import unpack
+from headrace.webdatamodule.shards.index.ranges import check_arrays, check_counts, check_layouts, check_samples
+
+Integers = npt.NDArray[Any]
+SUFFIX = ".hri"
+# To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
+_READ = 1 << 18
+
+
+def index_path(shard: str | Path) -> Path:
+    """Where the index of a shard lies: beside it.
+
+    >>> index_path("data/a-000000.tar").name
+    'a-000000.tar.hri'
+    """
+    return Path(f"{shard}{SUFFIX}")
+
+
+class ShardIndex:
+    """The index of one shard, read where it lies.
+
+    Samples are numbered in the order of the tar file. The members of all samples stand in flat arrays, those of
+    sample `i` at the positions `starts` to `stops` that `span(i)` gives, in the order of `layout(i)`. Opening looks
+    at all numbers: what it lets pass leads nowhere outside of the shard, also when someone meant it to.
+
+    Args:
+        data: The bytes of an index file, or a memory map of them.
+        shard: Path or URL of the tar file, named in errors.
+
+    Attributes:
+        shard: The same.
+        n_samples: Number of samples.
+        n_members: Number of members in all samples.
+        shard_bytes: Bytes of the tar file.
+        checksum: 64 bits that stand for the whole index, and through it for each byte of the shard.
+        layouts: The different tuples of member keys that samples have, in lower case.
+        suffixes: The same as they are written in the tar file.
+        blocks: Where each member's data begin, in blocks of 512 bytes, shape [n_members].
+        sizes: Bytes of data of each member, shape [n_members].
+        checksums: `checksum32` of the data of each member, shape [n_members].
+        frames: Checksums over all other bytes of the shard; see `headrace.webdatamodule.shards.index.checksums.frames`.
+        skipped: How many entries of the tar file are no part of a sample, by reason; see `skip_reason` in `grouping`.
+        skipped_names: Names of the first of them, directories and volume labels aside.
+        keys: The keys of the samples; see `headrace.webdatamodule.shards.index.keys.Keys`.
+
+    Raises:
+        DamagedIndexError: The bytes are no index, or were cut or changed.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> None:
+        self.shard = shard
+        self._data, self._from_file = memoryview(data), False
+        try:
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self._data)
+            self._read(description, arrays)
+        except ShardError as error:
+            error.shard = shard
+            raise
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            message = f"the index does not fit together ({type(error).__name__}: {error}): index the shard again"
+            raise DamagedIndexError(message, shard=shard) from error
+
+    @classmethod
+    def open(cls, shard: str | Path, *, mapped: bool = True) -> ShardIndex:
+        """Open the index that lies beside a shard.
+
+        Args:
+            shard: Path of the tar file.
+            mapped: Whether a large one may be mapped: shared by all processes, but to be seen to with `check_size`.
+
+        Raises:
+            FileNotFoundError: There is no index.
+            DamagedIndexError: It is no index, or was cut or changed.
+        """
+        with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if mapped and size > _READ:
+                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            else:
+                data = file.readall()
+        made = cls(data, shard=str(shard))
+        made._from_file = True
+        return made
+
+    def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
+        self.n_samples, self.shard_bytes, self._end, self._spots = check_counts(description)
+        check_arrays(arrays, self.shard_bytes, self._end)
+        check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
+        self.skipped: dict[str, int] = description["skipped"]
+        self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
+        self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
+        self.layouts = tuple(tuple(suffix.lower() for suffix in suffixes) for suffixes in self.suffixes)
+        self.blocks, self.sizes = arrays["blocks"], arrays["sizes"]
+        self.checksums, self.frames = arrays["checksums"], arrays["frames"]
+        self.n_members: int = self.blocks.size
+        self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
+        self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
+        check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
+        self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
+        if self.keys.common_bytes * self.n_samples > self.shard_bytes:
+            raise ValueError("keys that are longer than the shard")
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = b"" if self._from_file else bytes(self._data)
+        return _again, (type(self), data, self.shard, self.checksum)
+
+    @property
+    def n_skipped(self) -> int:
+        """How many members are no part of a sample, directories and volume labels aside."""
+        return sum(count for reason, count in self.skipped.items() if reason not in ("directory", "label"))
+
+    @cached_property
+    def member_keys(self) -> tuple[str, ...]:
+        """The member keys that occur, in lower case, sorted."""
+        return tuple(sorted({key for layout in self.layouts for key in layout}))
+
+    @cached_property
+    def _columns(self) -> dict[str, list[tuple[int, int]]]:
+        """For each member key the numbers of layouts that have it, and where."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, layout in enumerate(self.layouts):
+            for place, member in enumerate(layout):
+                found.setdefault(member, []).append((number, place))
+        return found
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Where each member's blocks end, in bytes, shape [n_members]."""
+        ends = self.offsets + self.sizes.astype(np.int64)
+        return ends + -ends % BLOCK
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each member's data begin, in bytes, shape [n_members]; made anew at each call."""
+        return self.blocks.astype(np.int64) * BLOCK
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Where a sample's members stand in the flat arrays.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+
+        Returns:
+            Begin and end.
+        """
+        self.check_size()
+        start = self._width * sample if self._starts is None else int(self._starts[sample])
+        return start, start + len(self.layout(sample))
+
+    def layout(self, sample: int) -> tuple[str, ...]:
+        """The member keys of a sample, in lower case, in the order of the tar file.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.layouts[0 if self._layout_of is None else int(self._layout_of[sample])]
+
+    @property
+    def layout_numbers(self) -> Integers:
+        """The number of each sample's layout in `layouts`, shape [n_samples]."""
+        return np.zeros(self.n_samples, np.uint16) if self._layout_of is None else self._layout_of
+
+    def starts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """Where the members of some samples begin in the flat arrays, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        return map(self._width.__mul__ if self._starts is None else self._starts.data.__getitem__, samples)
+
+    def layouts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """The numbers in `layouts` of some samples' layouts, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        if self._layout_of is None:
+            return repeat(0, len(samples))
+        return map(self._layout_of.data.__getitem__, samples)
+
+    def key(self, sample: int) -> str:
+        """The key of a sample.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.keys[sample]
+
+    def find(self, key: str) -> int:
+        """The number of the sample with a key.
+
+        Args:
+            key: The sample's key.
+
+        Raises:
+            KeyError: No sample has it.
+        """
+        self.check_size()
+        return self.keys.find(key)
+
+    def positions(self, member: str, samples: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Where a member of some samples stands in the flat arrays.
+
+        Args:
+            member: Its key, in lower case.
+            samples: Numbers of samples, shape [n]; all when None.
+
+        Returns:
+            Positions, shape [n]; -1 where a sample does not have the member.
+        """
+        self.check_size()
+        chosen = np.arange(self.n_samples) if samples is None else np.asarray(samples, np.int64)
+        if not chosen.size:
+            return np.empty(0, np.int64)
+        columns = np.full(len(self.layouts), -1)
+        for layout, place in self._columns.get(member, ()):
+            columns[layout] = place
+        column = columns[0] if self._layout_of is None else columns[self._layout_of[chosen]]
+        starts = chosen * self._width if self._starts is None else self._starts[chosen].astype(np.int64)
+        return np.where(column >= 0, starts + column, -1)
+
+    def locate(self, position: int) -> tuple[int, str]:
+        """Whose member stands at a position of the flat arrays.
+
+        Args:
+            position: 0 to `n_members - 1`.
+
+        Returns:
+            The number of the sample, and the member's name in the tar file.
+        """
+        self.check_size()
+        if self._starts is None:
+            sample = position // self._width
+        else:
+            sample = int(np.searchsorted(self._starts, position, "right")) - 1
+        suffixes = self.suffixes[0 if self._layout_of is None else int(self._layout_of[sample])]
+        return sample, f"{self.key(sample)}.{suffixes[position - self.span(sample)[0]]}"
+
+    def spot_ranges(self) -> list[tuple[int, int]]:
+        """Which bytes of the shard `check_shard` looks at: pairs of begin and end."""
+        return spot_ranges(self.shard_bytes, self._end)
+
+    def check_shard(self, shard_bytes: int, read: Callable[[int, int], bytes | memoryview]) -> None:
+        """See by its size and three short pieces whether a shard is the one that was indexed.
+
+        Args:
+            shard_bytes: Its size.
+            read: Gives the bytes between begin and end.
+
+        Raises:
+            StaleIndexError: It is another one.
+        """
+        if shard_bytes != self.shard_bytes:
+            message = f"the shard has {shard_bytes} bytes, but {self.shard_bytes} when it was indexed"
+        elif spots(shard_bytes, [read(begin, end) for begin, end in self.spot_ranges()]) != self._spots:
+            message = "the shard has the size that it had when it was indexed, but other content"
+        else:
+            return
+        told = "it was replaced, cut or damaged: call verify_shards, which tells what is damaged"
+        cure = f"{told}, and restore it; index it again only if you changed it on purpose"
+        raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
+
+    def check_size(self) -> None:
+        """See whether the file was cut since it was mapped: to look behind its end would kill the process.
+
+        What is cut between this and the look itself, some microseconds later, is not seen; a cut needs someone who
+        writes into the file, as replacing it under its name leaves the map as it was.
+
+        Raises:
+            DamagedIndexError: It was.
+        """
+        data = self._data.obj
+        if isinstance(data, mmap.mmap) and data.size() < len(self._data):
+            message = f"the index had {len(self._data)} bytes when it was opened, and has {data.size()} now"
+            raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
+
+    def check_self(self) -> None:
+        """Read all of the index, and check it against its checksum.
+
+        Raises:
+            DamagedIndexError: It was changed.
+        """
+        self.check_size()
+        if checksum64(self._body) != self._body_checksum:
+            raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
+
+
+def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> ShardIndex:
+    made = kind(data, shard=shard) if data else kind.open(shard)
+    if made.checksum != checksum:
+        raise StaleIndexError("the index was replaced while a process was being started", shard=shard)
+    return made
