@@ -12,7 +12,7 @@ from headrace.webdatamodule.shards.index.columns import add_column
 from headrace.webdatamodule.shards.index.indexing import SkippedMembersWarning, fitting_index, index_shards
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from headrace.webdatamodule.shards.writing import processes
+from headrace.webdatamodule.shards.writing import executor as processes
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
-from headrace.webdatamodule.shards.writing.sizing import stored_bytes
+from headrace.webdatamodule.shards.writing.plan import stored_bytes
 
 ENDINGS = (".lmdb", ".mdb")
 

@@ -13,7 +13,7 @@ from headrace.webdatamodule.commands.output import warn
 from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
-from headrace.webdatamodule.shards.writing.sizing import stored_bytes
+from headrace.webdatamodule.shards.writing.plan import stored_bytes
 
 Members = dict[str, str]
 
