@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import write_tars
-from headrace.webdatamodule.shards.dali import parse_dali
-from headrace.webdatamodule.shards.index.columns import add_column
-from headrace.webdatamodule.shards.index.indexing import index_shards
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.interop import parse_dali
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 Sample = tuple[str, dict[str, bytes]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.webdatamodule.commands.opening import a_path, open_shards
 from headrace.webdatamodule.commands.output import emit_json, emit_lines
-from headrace.webdatamodule.shards.dali import dali_path, export_dali
+from headrace.webdatamodule.shards.interop import dali_path, export_dali
 
 HELP = "write NVIDIA DALI's indexes"
 DESCRIPTION = "Write the v1.2 text index of NVIDIA DALI for each shard, and print the paths."

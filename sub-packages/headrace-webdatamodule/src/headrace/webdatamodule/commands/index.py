@@ -11,7 +11,7 @@ from headrace.webdatamodule.commands.opening import a_path
 from headrace.webdatamodule.commands.output import emit_json, emit_lines, warn
 from headrace.webdatamodule.commands.working import add_workers, pool
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.index.indexing import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 
 HELP = "index the tar files of a directory"

@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.webdatamodule.commands.opening import a_path, is_set, open_shards
 from headrace.webdatamodule.commands.output import emit_json_list, emit_lines
-from headrace.webdatamodule.shards.dali import Component, indexed_components
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.interop import Component, indexed_components
 
 HELP = "list samples"
 DESCRIPTION = (

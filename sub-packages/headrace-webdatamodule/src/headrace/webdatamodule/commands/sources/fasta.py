@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.commands.sources.source import Sample, Source, stamp
-from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.format.tar import BLOCK
 
 PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN))

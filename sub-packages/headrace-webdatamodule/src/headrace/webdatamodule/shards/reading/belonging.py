@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.headers import BLOCK, parse_header
-from headrace.webdatamodule.shards.format.plain_files import Bytes
-from headrace.webdatamodule.shards.index.checksums import checksum_between
+from headrace.webdatamodule.shards.format.files import Bytes
+from headrace.webdatamodule.shards.format.tar import BLOCK, parse_header
+from headrace.webdatamodule.shards.index.container import checksum_between
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 _LOOKED_AT = 9

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.reading.rows import Sample
 from headrace.webdatamodule.shards.reading.shard_reader import OpenShard

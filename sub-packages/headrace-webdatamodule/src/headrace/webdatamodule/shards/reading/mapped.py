@@ -6,7 +6,7 @@ import mmap
 import os
 
 from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.format.plain_files import open_plain
+from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.belonging import check_belongs
 

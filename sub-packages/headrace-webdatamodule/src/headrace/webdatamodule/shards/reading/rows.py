@@ -12,8 +12,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.index.naming import Namer
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.keys import Namer
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.mapped import Mapped
 
@@ -151,7 +151,7 @@ def checksums32(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
     Returns:
         The checksums, shape [number of pieces].
 
-    >>> from headrace.webdatamodule.shards.index.checksums import checksum32
+    >>> from headrace.webdatamodule.shards.index.container import checksum32
     >>> checksums32([b"abc", b""]).tolist() == [checksum32(b"abc"), checksum32(b"")]
     True
     """

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.index.naming import namer
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.keys import namer
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.mapped import Mapped
 from headrace.webdatamodule.shards.reading.oversize import oversized, refuse_size

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.whole import publish
+from headrace.webdatamodule.shards.format.files import publish
 
 # Whatever else lies in the directory is not ours, and is let be.
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri)")

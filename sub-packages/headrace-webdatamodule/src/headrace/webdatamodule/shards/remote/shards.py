@@ -13,12 +13,11 @@ from urllib.parse import quote
 
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.arrays import load_npy
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
+from headrace.webdatamodule.shards.decoding.decode import load_npy
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.index.checksums import checksum64
+from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, checksum64
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
-from headrace.webdatamodule.shards.index.packing import MOST_DESCRIBED
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.places import refuse_patterns
 from headrace.webdatamodule.shards.reading.shard_reader import OpenShard

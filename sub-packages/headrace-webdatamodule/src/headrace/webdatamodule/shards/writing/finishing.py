@@ -9,10 +9,16 @@ from typing import Any
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.format.whole import sync_directory
-from headrace.webdatamodule.shards.index.columns import added, check_column, columns_that_stay, store_column
-from headrace.webdatamodule.shards.index.indexing import Indexed
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.format.files import sync_directory
+from headrace.webdatamodule.shards.index.build import Indexed
+from headrace.webdatamodule.shards.index.manifest import (
+    NAME,
+    Manifest,
+    added,
+    check_column,
+    columns_that_stay,
+    store_column,
+)
 from headrace.webdatamodule.shards.writing.parts import write_locked
 from headrace.webdatamodule.shards.writing.task import Written
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index.indexing import fitting_index
+from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.mapped import Mapped
 from headrace.webdatamodule.shards.reading.shard_reader import OpenShard

@@ -10,8 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from headrace.webdatamodule.shards.format.whole import sync_directory
-from headrace.webdatamodule.shards.writing.locking import lock
+from headrace.webdatamodule.shards.format.files import lock, sync_directory
 
 
 class StoppedError(Exception):

@@ -12,9 +12,9 @@ from pathlib import Path
 from tarfile import TarError
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index.indexing import index_shard
+from headrace.webdatamodule.shards.format.files import alone
+from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.writing.finishing import only_manifest
-from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.parts import remove_abandoned
 from headrace.webdatamodule.shards.writing.running import run
 from headrace.webdatamodule.shards.writing.storable import check_key

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.format.plain_files import read_plain
-from headrace.webdatamodule.shards.format.ustar import RECORD
+from headrace.webdatamodule.shards.format.files import read_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD
+from headrace.webdatamodule.shards.index.manifest import NOTE
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.parts import write_locked
-from headrace.webdatamodule.shards.writing.stopped import NOTE
 from headrace.webdatamodule.shards.writing.writer import shard_bounds, shard_paths
 
 VERSION = 1

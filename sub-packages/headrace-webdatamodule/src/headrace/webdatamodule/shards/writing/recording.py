@@ -9,13 +9,11 @@ import numpy as np
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import ustar
-from headrace.webdatamodule.shards.format.grouping import Samples
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.index.building import Arrays, narrow, ragged
-from headrace.webdatamodule.shards.index.checksums import FRAME_GAPS, spot_ranges, spots
+from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples
+from headrace.webdatamodule.shards.index.build import Arrays, narrow, ragged
+from headrace.webdatamodule.shards.index.container import FRAME_GAPS, pack, spot_ranges, spots
 from headrace.webdatamodule.shards.index.keys import describe_keys
-from headrace.webdatamodule.shards.index.packing import pack
 from headrace.webdatamodule.shards.writing.storable import check_key, member_bytes, member_endings
 
 CHUNK = 1 << 20  # bytes that are worth a write

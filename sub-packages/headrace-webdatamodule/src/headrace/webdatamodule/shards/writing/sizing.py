@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.writing.storable import member_bytes
 from headrace.webdatamodule.shards.writing.task import MapStyle
 

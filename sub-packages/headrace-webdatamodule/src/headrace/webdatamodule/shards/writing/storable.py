@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.grouping import RESERVED
+from headrace.webdatamodule.shards.format.tar import RESERVED
 
 
 def check_key(key: str, *, shard: str | None = None) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.webdatamodule.shards.format.whole import publish
+from headrace.webdatamodule.shards.format.files import publish
 from headrace.webdatamodule.shards.writing.recording import CHUNK, Recording
 
 Sample = tuple[str, Mapping[str, bytes]]

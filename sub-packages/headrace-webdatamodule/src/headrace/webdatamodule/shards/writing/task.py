@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.whole import sync_directory
+from headrace.webdatamodule.shards.format.files import sync_directory
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.writing.parts import Part

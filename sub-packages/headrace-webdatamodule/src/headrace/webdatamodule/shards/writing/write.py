@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.plain_files import expanded
+from headrace.webdatamodule.shards.format.files import alone, expanded
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
 from headrace.webdatamodule.shards.writing.keeping import kept, repeated
-from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.parts import remove_abandoned
 from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of, whole_number
 from headrace.webdatamodule.shards.writing.running import refuse_inherited, run

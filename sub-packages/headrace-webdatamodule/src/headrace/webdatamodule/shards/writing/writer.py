@@ -8,8 +8,7 @@ from typing import Never
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.plain_files import expanded
-from headrace.webdatamodule.shards.format.whole import publish
+from headrace.webdatamodule.shards.format.files import expanded, publish
 from headrace.webdatamodule.shards.index.manifest import is_plain_name
 from headrace.webdatamodule.shards.writing.tar import Sample, stage_tar
 
