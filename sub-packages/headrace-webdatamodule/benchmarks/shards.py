@@ -26,7 +26,7 @@ import webdataset as wds
 from peers import peers
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards.index.indexing import index_shards
+from headrace.webdatamodule.shards.index.build import index_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 

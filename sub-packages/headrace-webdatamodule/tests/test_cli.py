@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import write_tars
-from headrace.webdatamodule.shards.dali import parse_dali
-from headrace.webdatamodule.shards.index.columns import add_column
-from headrace.webdatamodule.shards.index.indexing import index_shards
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.interop import parse_dali
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 Sample = tuple[str, dict[str, bytes]]
@@ -290,9 +290,7 @@ def test_sizes_are_those_of_members_and_columns(folder: Path) -> None:
         "neither a member nor a column 'seq', but json, raw.bin, both, flags, names, odd, tokens: name one of these"
         in told
     )
-    assert "call index_shards" in error_of(
-        "sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2
-    )
+    assert "call index_shards" in error_of("sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2)
 
 
 def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:

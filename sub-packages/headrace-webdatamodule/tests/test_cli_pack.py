@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files
-from headrace.webdatamodule.shards.index.building import build_index
+from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 

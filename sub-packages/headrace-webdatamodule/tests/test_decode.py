@@ -20,8 +20,8 @@ from PIL import Image
 from safetensors.numpy import save as save_safetensors
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
-from headrace.webdatamodule.shards.decoding.capped import gunzip
 from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.limits import gunzip
 
 
 class Evil:

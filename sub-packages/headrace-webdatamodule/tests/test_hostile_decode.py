@@ -150,7 +150,7 @@ import gzip, io, json, pickle, struct, warnings, zipfile
 import numpy as np
 import PIL.Image, safetensors.numpy, torch
 from headrace.webdatamodule import DecodeError, decode_member
-import headrace.webdatamodule.shards.decoding.images
+import headrace.webdatamodule.shards.decoding.decode
 warnings.simplefilter("ignore")
 def image(kind, mode, side, **options):
     stream = io.BytesIO()

@@ -15,12 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
-from headrace.webdatamodule.shards.format.grouping import group
-from headrace.webdatamodule.shards.format.walking import walk
-from headrace.webdatamodule.shards.index.building import build_index
-from headrace.webdatamodule.shards.index.checksums import checksum32
+from headrace.webdatamodule.shards.format.tar import group, walk
+from headrace.webdatamodule.shards.index.build import build_index
+from headrace.webdatamodule.shards.index.container import MAGIC, checksum32, pack, unpack
 from headrace.webdatamodule.shards.index.keys import ListedKeys, NumberedKeys, describe_keys, read_keys
-from headrace.webdatamodule.shards.index.packing import MAGIC, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.writing.shard_task import write_tar
 

@@ -15,11 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.format.grouping import RESERVED
-from headrace.webdatamodule.shards.index.checksums import checksum64
-from headrace.webdatamodule.shards.index.columns import DERIVED, add_column, columns_that_stay, open_column
-from headrace.webdatamodule.shards.index.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.index.manifest import NAME, ColumnEntry, Manifest, ShardEntry, is_plain_name
+from headrace.webdatamodule.shards.format.tar import RESERVED
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.manifest import (
+    DERIVED,
+    NAME,
+    ColumnEntry,
+    Manifest,
+    ShardEntry,
+    add_column,
+    columns_that_stay,
+    is_plain_name,
+    open_column,
+)
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.writing.write import only_manifest, write_tars
 

@@ -19,7 +19,7 @@ from headrace.webdatamodule import (
     verify_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.index.building import build_index
+from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.manifest import ColumnEntry
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.shards.writing.shard_task import members

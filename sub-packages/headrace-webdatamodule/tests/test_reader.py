@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.index.columns import add_column
-from headrace.webdatamodule.shards.index.indexing import index_shard, index_shards
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.reading.dataset import Check, IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars

@@ -19,7 +19,7 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.index.indexing import index_shard, index_shards
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards

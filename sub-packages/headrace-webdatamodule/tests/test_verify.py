@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.walking import walk
-from headrace.webdatamodule.shards.index.columns import add_column
-from headrace.webdatamodule.shards.index.indexing import index_shards
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.format.tar import walk
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
 from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 

@@ -38,9 +38,8 @@ from headrace.webdatamodule.shards import (
     open_column,
     verify_shards,
 )
-from headrace.webdatamodule.shards.format import ustar
-from headrace.webdatamodule.shards.index.building import build_index
-from headrace.webdatamodule.shards.index.indexing import fitting_index
+from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.writing import executor as running
 from headrace.webdatamodule.shards.writing.executor import InProcessWarning
 from headrace.webdatamodule.shards.writing.plan import bounds_by_bytes, bounds_of

@@ -35,7 +35,6 @@ from headrace.webdatamodule.cli_io import (
     write_out,
 )
 from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, fingerprint_of, open_source
-from headrace.webdatamodule.shards.dali import Component, dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -46,10 +45,11 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.index.indexing import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.interop import Component, dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.reading.sources import open_index
 from headrace.webdatamodule.shards.writing.executor import pool

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.format.plain_files import FileBytes
-from headrace.webdatamodule.shards.index.building import build_index
-from headrace.webdatamodule.shards.index.indexing import fitting_index, map_file
+from headrace.webdatamodule.shards.format.files import FileBytes
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index, map_file
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.sources import find_shards, is_url

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.headers import BLOCK
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
 

@@ -19,7 +19,7 @@ from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedS
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.telling import column_name
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.index.columns import add_column
+from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.reading.sources import is_url
 

@@ -3,10 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headrace.webdatamodule.shards.dali import export_dali, import_dali
-from headrace.webdatamodule.shards.decoding.decode import decode_member
-from headrace.webdatamodule.shards.decoding.unpickler import restricted_loads
-from headrace.webdatamodule.shards.energon import import_energon
+from headrace.webdatamodule.shards.decoding.decode import decode_member, restricted_loads
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -18,11 +15,11 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
     UnsafePickleError,
 )
-from headrace.webdatamodule.shards.index.columns import add_column, open_column
-from headrace.webdatamodule.shards.index.indexing import SkippedMembersWarning, index_shards
-from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.manifest import Manifest, add_column, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
+from headrace.webdatamodule.shards.interop import export_dali, import_dali, import_energon
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from headrace.webdatamodule.shards.decoding.tokens import need
+from headrace.webdatamodule.shards.decoding.allowed import need
 
 # Bytes per item of what a call copies. A list's item takes a byte in the pickle at the least, and 8 in memory:
 # honest pickles stay below 8 times their length.

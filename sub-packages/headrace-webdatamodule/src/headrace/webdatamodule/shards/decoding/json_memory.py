@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding.capped import text_bytes
+from headrace.webdatamodule.shards.decoding.limits import text_bytes
 
 # Measured for CPython 3.11, and rounded up. A list with room for its first items, a dict with its first key; a place
 # in a list, which is all there is of numbers up to 99; what more a key's place in a dict takes; another number.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding.tokens import Seed, Token, is_ints, need
+from headrace.webdatamodule.shards.decoding.allowed import Seed, Token, is_ints, need
 
 _DTYPE = re.compile(r"[?biufcmMOSUV]\d{0,9}")
 _ALIGNED = 0x80  # NPY_ALIGNED_STRUCT

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from headrace.webdatamodule.shards.decoding.capped import Room, text_bytes
+from headrace.webdatamodule.shards.decoding.limits import Room, text_bytes
 from headrace.webdatamodule.shards.errors import DecodeError
 
 # What an instruction makes at the most, with its places on the stack and in a container: measured for CPython 3.11,

@@ -13,20 +13,30 @@ import collections
 import copyreg
 import io
 import pickle
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding import numpy_pickle, pickle_builtins, torch_pickle
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES, Room, room_of
+from headrace.webdatamodule.shards.decoding import numpy_pickle
+from headrace.webdatamodule.shards.decoding.allowed import (
+    BUILTIN_NAMES,
+    CALLS,
+    Allowed,
+    Memo,
+    Seed,
+    Token,
+    as_tuple,
+    check_keys,
+    check_values,
+    default_dict,
+    need,
+    short,
+)
 from headrace.webdatamodule.shards.decoding.copies import Budget, copied
-from headrace.webdatamodule.shards.decoding.pickle_memory import Lines, call_cost, counted, is_tight
-from headrace.webdatamodule.shards.decoding.tokens import Memo, Seed, Token, as_tuple, check_values, need, short
+from headrace.webdatamodule.shards.decoding.limits import Room
+from headrace.webdatamodule.shards.decoding.pickle_memory import call_cost, counted, is_tight
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
-
-__all__ = ["Allowed", "AllowedClass", "RestrictedUnpickler", "checked_load", "restricted_loads"]
 
 # Freeing one of these inside another recurses in C without a guard, and enough levels end the process. Numbers
 # of them are simpler to bound than depths; object arrays crash below 5,000 levels, defaultdicts below 100,000.
@@ -78,13 +88,12 @@ class RestrictedUnpickler(pickle._Unpickler):
         """What a name stands for: a harmless class, a token, or what the user allowed."""
         if self.proto < 3:
             module, name = _modern(module, name)
-        for names in (pickle_builtins.NAMES, numpy_pickle.NAMES):
+        for names in (BUILTIN_NAMES, numpy_pickle.NAMES):
             if (module, name) in names:
                 return names[module, name]
         if (module, name) == ("copyreg", "_reconstructor"):
             return Token("copyreg._reconstructor", self._reconstructor)
-        found = torch_pickle.find(module, name) if module.partition(".")[0] == "torch" else None
-        return found if found is not None else self._allowed.find(module, name)
+        return self._allowed.find(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
         """Refuse: a persistent id means whatever its reader makes of it."""
@@ -116,10 +125,10 @@ class RestrictedUnpickler(pickle._Unpickler):
         if func is collections.defaultdict:
             factory = args[0] if args else None
             self._count(collections.defaultdict)
-            return pickle_builtins.default_dict(factory, self._allowed.holds(factory))
-        if isinstance(func, type) and func in pickle_builtins.CALLS:
+            return default_dict(factory, self._allowed.holds(factory))
+        if isinstance(func, type) and func in CALLS:
             self._budget.take(copied([*args, *kwargs.values()]))
-            return pickle_builtins.CALLS[func](*args, **kwargs)
+            return CALLS[func](*args, **kwargs)
         need(self._allowed.holds(func), "the pickle calls {}", func)
         return func.__new__(func, *args, **kwargs) if new else func(*args, **kwargs)
 
@@ -253,7 +262,7 @@ class RestrictedUnpickler(pickle._Unpickler):
             type(target).__qualname__,
         )
         check_values(items)
-        pickle_builtins.check_keys(items[::2])
+        check_keys(items[::2])
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[key] = value
 
@@ -262,7 +271,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         items, target = self.pop_mark(), self.stack[-1]
         need(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
         check_values(items)
-        pickle_builtins.check_keys(items)
+        check_keys(items)
         for item in items:
             target.add(item)
 
@@ -270,7 +279,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         """Make a frozenset."""
         items = self.pop_mark()
         check_values(items)
-        pickle_builtins.check_keys(items)
+        check_keys(items)
         self.append(frozenset(items))
 
     def load_bytearray8(self) -> None:
@@ -348,53 +357,4 @@ def checked_load(unpickler: RestrictedUnpickler) -> Any:
     except Exception as error:
         raise DecodeError(f"the pickle cannot be read: {type(error).__name__}: {str(error)[:500]}") from error
     check_values([made])
-    return made
-
-
-def restricted_loads(
-    data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int | Room = MAX_BYTES
-) -> Any:
-    """Unpickle data without running code that the pickle chooses.
-
-    Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
-    builtin containers and numbers load as they are. Every other class or function is refused by name, and so is
-    a class of numpy's or torch's as a value (scalar classes and builtin ones load). A pickle may hold 1,000
-    object arrays and 10,000 defaultdicts, and keys up to 100 levels deep: more of them, nested, would overflow
-    the C stack. It may have 8 times its length and 1 MiB copied between its objects.
-
-    Args:
-        data: The bytes of one pickle, of any protocol.
-        allowed_classes: Classes or functions that the pickle may use besides: the objects themselves, or
-            their names as "module.QualifiedName". They are trusted with any argument.
-        max_bytes: Most bytes that the objects may take; what the classes of the line above make is not known.
-
-    Returns:
-        The object.
-
-    Raises:
-        UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
-        DecodeError: When the bytes are no whole pickle, the objects take too much, or there are more bytes behind it.
-        TypeError: When data is not bytes.
-        ValueError: When an entry of allowed_classes is no class, function or name.
-
-    >>> restricted_loads(pickle.dumps({"x": [1, 2.5]}))
-    {'x': [1, 2.5]}
-    >>> import fractions
-    >>> half = pickle.dumps(fractions.Fraction(1, 2))
-    >>> restricted_loads(half)
-    Traceback (most recent call last):
-        ...
-    headrace.webdatamodule.shards.errors.UnsafePickleError: the pickle asks for fractions.Fraction, which \
-is not on the list of safe names. If you trust whoever wrote it, pass allowed_classes=['fractions.Fraction']
-    >>> restricted_loads(half, allowed_classes=[fractions.Fraction])
-    Fraction(1, 2)
-    """
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"data must be bytes, got {type(data).__name__}")
-    room = room_of(max_bytes)
-    file = Lines(data, room)
-    made = checked_load(RestrictedUnpickler(file, Allowed(allowed_classes), room=room))
-    rest = len(data) - file.tell()
-    if rest:
-        raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
     return made

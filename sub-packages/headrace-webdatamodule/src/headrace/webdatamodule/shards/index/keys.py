@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeGuard, overload
@@ -258,3 +258,59 @@ def _listed(keys: Sequence[str]) -> Described:
 def _common_prefix(first: str, last: str) -> str:
     pairs = zip(first, last, strict=False)
     return first[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))]
+
+
+Namer = Callable[[Sequence[int]], Iterable[str]]
+
+
+def namer(keys: Keys) -> Namer:
+    """How to make the keys of some samples.
+
+    Args:
+        keys: The keys of a shard.
+
+    Returns:
+        A function from numbers of samples, which have to exist, to their keys.
+
+    >>> list(namer(NumberedKeys(9, "100%", 5, 2, 3, "x"))([0, 3]))
+    ['100%005x', '100%011x']
+    """
+    return _namer_of_numbers(keys) if isinstance(keys, NumberedKeys) else lambda samples: map(keys.__getitem__, samples)
+
+
+def _namer_of_numbers(keys: NumberedKeys) -> Namer:
+    make, numbers = keys.template.__mod__, keys.numbers
+
+    def names(samples: Sequence[int]) -> Iterable[str]:
+        if isinstance(samples, range) and samples.step > 0:
+            return map(make, numbers[samples.start : samples.stop : samples.step])
+        return map(make, map(numbers.__getitem__, samples))
+
+    return names
+
+
+class SampleKeys(Sequence[str]):
+    """A sequence of texts that are made by a function.
+
+    Args:
+        count: How many.
+        key: Gives the one at a position, 0 to `count - 1`.
+
+    >>> keys = SampleKeys(3, "key{}".format)
+    >>> keys[-1], keys[:2], "key1" in keys
+    ('key2', ['key0', 'key1'], True)
+    """
+
+    def __init__(self, count: int, key: Callable[[int], str]) -> None:
+        self._range, self._key = range(count), key
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        where = self._range[index]
+        return self._key(where) if isinstance(where, int) else [self._key(one) for one in where]

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
 from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
-from headrace.webdatamodule.shards.index.sample_keys import SampleKeys
+from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import OpenShard, Sample
 from headrace.webdatamodule.shards.reading.sources import Source, find_shards
@@ -338,7 +338,7 @@ class IndexedShards:
         ValueError: An argument is not allowed.
 
     >>> import tempfile
-    >>> from headrace.webdatamodule.shards.index.indexing import index_shards
+    >>> from headrace.webdatamodule.shards.index.build import index_shards
     >>> from headrace.webdatamodule.shards.writing.write import write_tars
     >>> folder = tempfile.mkdtemp()
     >>> paths = write_tars([(f"s{i}", {"json": b"[%d]" % i}) for i in range(5)], folder, n_shards=2)

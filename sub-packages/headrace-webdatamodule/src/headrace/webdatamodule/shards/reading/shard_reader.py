@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.headers import BLOCK, parse_header
-from headrace.webdatamodule.shards.format.plain_files import Bytes, open_plain
-from headrace.webdatamodule.shards.index.checksums import checksum_between
-from headrace.webdatamodule.shards.index.naming import Namer, namer
+from headrace.webdatamodule.shards.format.files import Bytes, open_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK, parse_header
+from headrace.webdatamodule.shards.index.container import checksum_between
+from headrace.webdatamodule.shards.index.keys import Namer, namer
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 
@@ -256,7 +256,7 @@ def checksums32(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
     Returns:
         The checksums, shape [number of pieces].
 
-    >>> from headrace.webdatamodule.shards.index.checksums import checksum32
+    >>> from headrace.webdatamodule.shards.index.container import checksum32
     >>> checksums32([b"abc", b""]).tolist() == [checksum32(b"abc"), checksum32(b"")]
     True
     """

@@ -14,11 +14,10 @@ from urllib.request import url2pathname
 import numpy.typing as npt
 import xxhash
 
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.plain_files import expanded
-from headrace.webdatamodule.shards.index.columns import open_column
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.format.files import expanded
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
 

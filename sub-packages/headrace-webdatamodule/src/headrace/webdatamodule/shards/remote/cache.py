@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 import xxhash
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.whole import publish
+from headrace.webdatamodule.shards.format.files import publish
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
 from headrace.webdatamodule.shards.remote.filesystem import Span, Transport, WholeFileError, check_far

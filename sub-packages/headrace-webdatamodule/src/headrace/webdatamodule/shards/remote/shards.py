@@ -14,13 +14,12 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.arrays import load_npy
-from headrace.webdatamodule.shards.decoding.capped import MAX_BYTES
+from headrace.webdatamodule.shards.decoding.decode import load_npy
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.index.checksums import checksum64
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, checksum64
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
-from headrace.webdatamodule.shards.index.packing import MOST_DESCRIBED
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard, Sample
 from headrace.webdatamodule.shards.reading.sources import Head, ShardSet, is_url, of_heads, of_manifest, refuse_patterns

@@ -14,9 +14,9 @@ from pathlib import Path
 from tarfile import TarError
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index.indexing import index_shard
+from headrace.webdatamodule.shards.format.files import alone
+from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.writing.executor import run
-from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.plan import find_shards, refuse_leftovers, shard_bounds, shard_paths
 from headrace.webdatamodule.shards.writing.shard_task import Pair, ShardTask, check_key, members, remove_abandoned
 from headrace.webdatamodule.shards.writing.write import only_manifest

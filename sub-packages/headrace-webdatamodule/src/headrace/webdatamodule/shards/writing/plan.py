@@ -16,11 +16,10 @@ import xxhash
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.format.plain_files import read_plain
-from headrace.webdatamodule.shards.format.ustar import RECORD
-from headrace.webdatamodule.shards.index.indexing import fitting_index
-from headrace.webdatamodule.shards.index.manifest import is_plain_name
+from headrace.webdatamodule.shards.format.files import read_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD
+from headrace.webdatamodule.shards.index.build import fitting_index
+from headrace.webdatamodule.shards.index.manifest import NOTE, is_plain_name
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
 from headrace.webdatamodule.shards.writing.shard_task import (
@@ -33,7 +32,6 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     result,
     write_locked,
 )
-from headrace.webdatamodule.shards.writing.stopped import NOTE
 
 
 def stored_bytes(nbytes: int) -> int:

@@ -20,17 +20,14 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import ustar
-from headrace.webdatamodule.shards.format.grouping import RESERVED, Samples
-from headrace.webdatamodule.shards.format.headers import BLOCK
-from headrace.webdatamodule.shards.format.whole import publish, sync_directory
-from headrace.webdatamodule.shards.index.building import Arrays, narrow, ragged
-from headrace.webdatamodule.shards.index.checksums import FRAME_GAPS, spot_ranges, spots
+from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.format.files import lock, publish, sync_directory
+from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, Samples
+from headrace.webdatamodule.shards.index.build import Arrays, narrow, ragged
+from headrace.webdatamodule.shards.index.container import FRAME_GAPS, pack, spot_ranges, spots
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
-from headrace.webdatamodule.shards.index.packing import pack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.writing.locking import lock
 
 
 class StoppedError(Exception):

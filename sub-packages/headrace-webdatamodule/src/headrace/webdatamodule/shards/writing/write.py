@@ -14,13 +14,17 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.plain_files import expanded
-from headrace.webdatamodule.shards.format.whole import publish, sync_directory
-from headrace.webdatamodule.shards.index.columns import added, check_column, columns_that_stay, store_column
-from headrace.webdatamodule.shards.index.indexing import Indexed
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
+from headrace.webdatamodule.shards.format.files import alone, expanded, publish, sync_directory
+from headrace.webdatamodule.shards.index.build import Indexed
+from headrace.webdatamodule.shards.index.manifest import (
+    NAME,
+    Manifest,
+    added,
+    check_column,
+    columns_that_stay,
+    store_column,
+)
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
-from headrace.webdatamodule.shards.writing.locking import alone
 from headrace.webdatamodule.shards.writing.plan import (
     Plan,
     bounds_of,

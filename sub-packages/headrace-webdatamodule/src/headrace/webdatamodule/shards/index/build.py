@@ -1,24 +1,113 @@
-"""All shards of a directory to their indexes and a manifest."""
+"""Indexing: the bytes of a shard to the bytes of its index, and a directory to its indexes and manifest."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Never, TypeVar
+from typing import Any, NamedTuple, Never, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.plain_files import FileBytes, expanded
-from headrace.webdatamodule.shards.format.whole import write_whole
-from headrace.webdatamodule.shards.index.building import build_index
-from headrace.webdatamodule.shards.index.columns import columns_that_stay
-from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry
+from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, alone, expanded, write_whole
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.index.container import member_sums, pack, spot_ranges, spots
+from headrace.webdatamodule.shards.index.keys import describe_keys
+from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry, columns_that_stay, refuse_stopped
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.writing.locking import alone
-from headrace.webdatamodule.shards.writing.stopped import refuse_stopped
+
+_NAMED = 16
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def build_index(data: Bytes, *, shard: str = "") -> bytes:
+    """Read a whole shard, check its structure and make its index.
+
+    Args:
+        data: The bytes of a tar file, a memory map, or an open file.
+        shard: Path or URL, named in errors.
+
+    Returns:
+        The bytes of an index file, for `ShardIndex`; the same for the same shard.
+
+    Raises:
+        DamagedShardError: The file is no whole tar file.
+        RefusedMemberError: A member is no plain file.
+        GroupingError: The members do not form samples.
+        ShardError: The names of members do not fit into an index.
+    """
+    view = data if isinstance(data, FileBytes) else memoryview(data)
+    try:
+        return pack_index(view, group(walk(view, shard=shard), shard=shard))
+    except ShardError as error:
+        error.shard = error.shard or shard or None
+        raise
+
+
+def pack_index(view: Bytes, samples: Samples) -> bytes:
+    """Make an index of samples that are known already.
+
+    Args:
+        view: The bytes of the tar file.
+        samples: What lies in it.
+
+    Returns:
+        The bytes of an index file.
+    """
+    keys, key_arrays = describe_keys(samples.keys)
+    checksums, frames = member_sums(view, samples.offsets, samples.sizes)
+    arrays: Arrays = {
+        "blocks": narrow(np.array(samples.offsets, np.uint64) // BLOCK),
+        "sizes": narrow(np.array(samples.sizes, np.uint64)),
+        "checksums": np.array(checksums, np.uint32),
+        "frames": frames,
+        **ragged(samples),
+        **key_arrays,
+    }
+    ranges = spot_ranges(len(view), samples.end)
+    description = {
+        "samples": len(samples.keys),
+        "shard_bytes": len(view),
+        "end": samples.end,
+        "spots": spots(len(view), [view[begin:end] for begin, end in ranges]),
+        "layouts": list(samples.layouts),
+        "keys": keys,
+        "skipped": Counter(one.reason for one in samples.skipped),
+        "skipped_names": [one.name for one in samples.skipped if one.reason not in ("directory", "label")][:_NAMED],
+    }
+    return pack(description, arrays)
+
+
+def narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """The same numbers in 4 bytes each where they fit, which they do for shards below 2 TiB.
+
+    >>> narrow(np.array([1, 2], np.uint64)).dtype, narrow(np.array([1 << 32], np.uint64)).dtype
+    (dtype('uint32'), dtype('uint64'))
+    """
+    return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
+
+
+def ragged(samples: Samples) -> Arrays:
+    """The arrays that only an index of samples with unlike members has.
+
+    Args:
+        samples: All of a shard.
+    """
+    layouts = list(samples.layouts)
+    arrays: Arrays = {}
+    if len(layouts) > 1:
+        arrays["layout_of"] = np.array(samples.layout_of, np.uint16 if len(layouts) <= 1 << 16 else np.uint32)
+    if len({len(layout) for layout in layouts}) > 1:
+        widths = [len(layouts[number]) for number in samples.layout_of]
+        arrays["starts"] = narrow(np.array([0, *accumulate(widths[:-1])], np.uint64))
+    return arrays
+
 
 _Result = TypeVar("_Result")
 

@@ -1,12 +1,17 @@
-"""Plain files, opened so that nothing else can make a reader wait or die, and read piece by piece."""
+"""Plain files: opened so that nothing can make a reader wait or die, written whole or not at all, and locked."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import secrets
 import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 
@@ -139,3 +144,113 @@ def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no file")
         raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file to the disk: under its name is either what was there before, or all of it.
+
+    Args:
+        path: Its final name; the directory exists.
+        data: Its bytes.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish({path: temporary})
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def publish(staged: Mapping[Path, Path]) -> None:
+    """Give files that are on the disk already their final names.
+
+    Args:
+        staged: {final name: temporary name}, all in one directory.
+    """
+    for path, temporary in staged.items():
+        temporary.replace(path)
+    for directory in {path.parent for path in staged}:
+        sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring the names of a directory's files to the disk.
+
+    Args:
+        directory: Where files were renamed.
+    """
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK_NAME = ".headrace.lock"
+# A link is not followed to where it leads, and a FIFO that nobody reads is not waited for.
+_LOCK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_log = logging.getLogger(__name__)
+
+
+def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
+    """Lock an open file, until it is closed.
+
+    Args:
+        stream: The file, open for writing.
+        wait: Whether to wait for another one who holds it.
+
+    Returns:
+        Whether it is locked now: not where another one holds it, nor where there are no locks.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until nobody else writes to a directory, and keep others waiting.
+
+    Several processes that want to write the same set, such as one a node, so write it once. Where files cannot be
+    locked or made, nobody waits.
+
+    Args:
+        directory: Where to write; it exists.
+
+    Yields:
+        When it is ours.
+    """
+    stream = _held(directory)
+    try:
+        yield
+    finally:
+        if stream is not None:
+            (directory / LOCK_NAME).unlink(missing_ok=True)
+            stream.close()
+
+
+def _held(directory: Path) -> BinaryIO | None:
+    while True:
+        try:
+            stream = os.fdopen(os.open(directory / LOCK_NAME, _LOCK_FLAGS, 0o666), "ab")
+        except OSError:  # what cannot be written to says so when it is
+            return None
+        if not lock(stream):
+            _log.warning("another process may be writing to %s: waiting for it", directory)
+            if not lock(stream, wait=True):
+                stream.close()
+                return None
+        if os.fstat(stream.fileno()).st_nlink:
+            return stream
+        stream.close()  # removed by who held it before us
