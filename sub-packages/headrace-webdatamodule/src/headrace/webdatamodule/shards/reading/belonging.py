@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, StaleIndexError
+from tarfile import TarError, TarInfo
+
+from headrace.webdatamodule.shards.errors import StaleIndexError
 from headrace.webdatamodule.shards.format.files import Bytes
-from headrace.webdatamodule.shards.format.tar import BLOCK, parse_header
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import checksum_between
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
@@ -46,8 +48,8 @@ def _is_the_same(index: ShardIndex, data: Bytes) -> bool:
 def _is_named(index: ShardIndex, data: Bytes, position: int) -> bool:
     begin = int(index.blocks[position] - 1) * BLOCK
     try:
-        header = parse_header(_piece(data, begin, begin + BLOCK))
-    except DamagedShardError:
+        header = TarInfo.frombuf(_piece(data, begin, begin + BLOCK), "utf-8", "surrogateescape")
+    except TarError:
         return False
     _, name = index.locate(position)
     cut = len(header.name.encode("utf-8", "surrogateescape")) >= _NAME and name.startswith(header.name)
