@@ -163,7 +163,7 @@ def _members(stream: _HeaderStream) -> Iterator[Member]:
 
 def _checked(header: tarfile.TarInfo, following: int, nbytes: int) -> Member:
     name, kind = header.name, _KINDS[header.type]
-    at = {"member": name, "offset": header.offset_data - BLOCK}
+    at: dict[str, Any] = {"member": name, "offset": header.offset_data - BLOCK}
     if not name or "\0" in name:
         raise DamagedShardError(f"the member has no usable name, but {name!r:.200}", **at)
     size = header.size if kind == "file" else 0
