@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.shards.index.build import index_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 BATCH = 64
 SHARDS = 4

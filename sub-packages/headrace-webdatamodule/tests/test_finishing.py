@@ -13,7 +13,7 @@ from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
 from headrace.webdatamodule.shards.index.build import index_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 class WrongError(Exception):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DecodeError, IndexedShards, ShardError, decode_member, index_shards, write_tars
 from headrace.webdatamodule.shards import errors
-from headrace.webdatamodule.shards.reading.finishing import Finishing
+from headrace.webdatamodule.shards.reading.dataset import Finishing
 
 pytestmark = pytest.mark.slow
 

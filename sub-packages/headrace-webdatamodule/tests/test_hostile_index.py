@@ -28,10 +28,9 @@ from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, pack, 
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import energon_path, import_energon
-from headrace.webdatamodule.shards.reading.mapped import Mapped
-from headrace.webdatamodule.shards.reading.measuring import member_sizes
-from headrace.webdatamodule.shards.reading.shard_reader import OpenShard
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.reading.dataset import member_sizes
+from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 END = bytes(1024)
 UNLIKE = [("b", {"txt": b"1"}), ("a", {"txt": b"2", "cls": b"3"}), ("ccc", {"txt": b"45"})]

@@ -11,7 +11,7 @@ from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestErro
 from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, fitting_index, index_shards
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 @pytest.fixture

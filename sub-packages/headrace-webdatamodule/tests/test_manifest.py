@@ -30,8 +30,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     open_column,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.writing.finishing import only_manifest
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import only_manifest, write_tars
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)

@@ -21,8 +21,8 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.manifest import ColumnEntry
-from headrace.webdatamodule.shards.writing.pickles import pack_files
-from headrace.webdatamodule.shards.writing.tar import members
+from headrace.webdatamodule.shards.writing.pack_files import pack_files
+from headrace.webdatamodule.shards.writing.shard_task import members
 
 pytestmark = pytest.mark.slow
 

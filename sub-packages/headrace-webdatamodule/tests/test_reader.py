@@ -24,7 +24,7 @@ from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.reading.dataset import Check, IndexedShards
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=2000), min_size=1)

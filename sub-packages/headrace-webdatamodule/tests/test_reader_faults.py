@@ -23,7 +23,7 @@ from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60
 

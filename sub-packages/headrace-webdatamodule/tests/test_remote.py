@@ -32,7 +32,7 @@ from headrace.webdatamodule.shards import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.remote.retrying import Patience
+from headrace.webdatamodule.shards.remote.filesystem import Patience
 from headrace.webdatamodule.shards.remote.shards import Remote
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
@@ -152,8 +152,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards take several."""
-    monkeypatch.setattr("headrace.webdatamodule.shards.remote.cached._REQUEST", 7000)
-    monkeypatch.setattr("headrace.webdatamodule.shards.remote.ranged._WINDOW", 9000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.remote.cache._REQUEST", 7000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.remote.shards._WINDOW", 9000)
 
 
 @contextlib.contextmanager

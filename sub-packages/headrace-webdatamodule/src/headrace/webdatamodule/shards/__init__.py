@@ -21,11 +21,11 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 from headrace.webdatamodule.shards.interop import export_dali, import_dali, import_energon
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.writing.writer import write_tars
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.shards import Remote
-    from headrace.webdatamodule.shards.writing.running import InProcessWarning
+    from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
 
 # Who only reads local shards does not wait for what writing and remote ones need.
 _LATER = {
-    "InProcessWarning": "headrace.webdatamodule.shards.writing.running",
+    "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",
     "write_shards": "headrace.webdatamodule.shards.writing.write",
 }

@@ -4,29 +4,309 @@ from __future__ import annotations
 
 import errno
 import operator
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.index.keys import SampleKeys
-from headrace.webdatamodule.shards.reading.finishing import Decode, Finishing, Transform, folded
-from headrace.webdatamodule.shards.reading.held import Held
-from headrace.webdatamodule.shards.reading.measuring import member_sizes
-from headrace.webdatamodule.shards.reading.ordering import Group, by_shard
-from headrace.webdatamodule.shards.reading.shard_reader import OpenShard
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.reading.shard_reader import OpenShard, Sample
 from headrace.webdatamodule.shards.reading.sources import Source, find_shards
 
+Thing = TypeVar("Thing")
+
+_FULL = (errno.EMFILE, errno.ENFILE)
+
+
+def default_limit() -> int:
+    """How many shards to hold open: each takes two file descriptors, and half of them are left to others."""
+    try:
+        from resource import RLIMIT_NOFILE, getrlimit
+    except ImportError:  # not on Windows
+        return 512
+    soft = getrlimit(RLIMIT_NOFILE)[0]
+    return max(1, min(soft // 4, 4096)) if soft >= 0 else 4096
+
+
+class Held(Generic[Thing]):
+    """Opens things by their numbers, and lets go of those that were not used for the longest time.
+
+    Safe in threads: what is let go is closed when its last user has finished.
+
+    Args:
+        open_one: Opens one.
+        limit: How many to hold; found out when None.
+
+    >>> held = Held(lambda number: print("open", number) or -number, 1)
+    >>> held.get(3), held.get(3)
+    open 3
+    (-3, -3)
+    """
+
+    def __init__(self, open_one: Callable[[int], Thing], limit: int | None = None) -> None:
+        self._open, self._limit = open_one, limit or default_limit()
+        self._held: dict[int, Thing] = {}  # the least recently used first
+        self._process = os.getpid()
+
+    def get(self, number: int) -> Thing:
+        """One of them, opened if need be.
+
+        Args:
+            number: Of the thing.
+
+        Raises:
+            OSError: It cannot be opened; for want of file descriptors only when none is held here.
+        """
+        if self._process != os.getpid():  # forked: leave the parent's alone
+            self._held, self._process = {}, os.getpid()
+        thing = self._held.pop(number, None)
+        if thing is None:
+            self._leave(self._limit - 1)
+            thing = self._open_anyhow(number)
+        self._held[number] = thing
+        return thing
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._leave(0)
+
+    def _leave(self, most: int) -> None:
+        for number in list(self._held)[: max(0, len(self._held) - most)]:
+            self._held.pop(number, None)
+
+    def _open_anyhow(self, number: int) -> Thing:
+        while True:
+            try:
+                return self._open(number)
+            except OSError as error:
+                if error.errno not in _FULL or not self._held:
+                    raise
+                self._limit = max(1, len(self._held) // 2)
+                self._leave(self._limit // 2)
+
+
+Group = tuple[int, list[int]]
+
+
+def by_shard(indices: Sequence[int] | npt.NDArray[np.integer], ends: Sequence[int]) -> tuple[list[Group], list[int]]:
+    """Put the positions that lie in one shard together, in the order of the shard.
+
+    Args:
+        indices: Positions in a set of shards, shape [n]; negative ones count from the end.
+        ends: The position behind each shard's last sample, shape [number of shards].
+
+    Returns:
+        Pairs of a shard and numbers of samples in it; and for each of these, in order, its place in `indices`.
+
+    Raises:
+        IndexError: A position is not there.
+        TypeError: A position is no integer.
+
+    >>> by_shard([4, 0, -1, 0], [3, 5])
+    ([(0, [0, 0]), (1, [1, 1])], [1, 3, 0, 2])
+    """
+    wanted = np.asarray(indices)
+    if not wanted.size:
+        return [], []
+    if wanted.dtype.kind not in "iu" or wanted.ndim != 1:
+        raise TypeError(f"indices must be integers, shape [n], got {wanted.dtype} of shape {list(wanted.shape)}")
+    order = wanted.argsort(kind="stable")
+    ascending = wanted[order].tolist()
+    count = ends[-1] if ends else 0
+    if ascending[0] < -count or ascending[-1] >= count:
+        wrong = ascending[0] if ascending[0] < -count else ascending[-1]
+        raise IndexError(f"indices must be {-count} to {count - 1}, got {wrong}")
+    if ascending[0] < 0:
+        return by_shard(np.where(wanted < 0, wanted + count, wanted), ends)
+    return _cut(ascending, ends), order.tolist()
+
+
+def _cut(ascending: list[int], ends: Sequence[int]) -> list[Group]:
+    groups: list[Group] = []
+    begin = 0
+    while begin < len(ascending):
+        shard = bisect_right(ends, ascending[begin])
+        start = ends[shard - 1] if shard else 0
+        end = bisect_left(ascending, ends[shard], begin)
+        groups.append((shard, [at - start for at in ascending[begin:end]]))
+        begin = end
+    return groups
+
+
+def member_sizes(index: ShardIndex, member: str, missing: int | None = None) -> npt.NDArray[np.int64]:
+    """How many bytes a member has in each sample of a shard.
+
+    Args:
+        index: Of the shard.
+        member: The member's key, in lower case.
+        missing: What to say of samples that lack it; an error when None.
+
+    Returns:
+        Bytes, shape [n_samples].
+
+    Raises:
+        ShardError: A sample lacks the member.
+    """
+    positions = index.positions(member)
+    lacking = positions < 0
+    if missing is None and lacking.any():
+        key = index.key(int(lacking.argmax()))
+        cure = "correct the shard, or name a member that all samples have; IndexedShards.sizes takes missing=0 instead"
+        message = f"the sample has no member {member!r}: {cure}"
+        raise ShardError(message, shard=index.shard, sample=key)
+    if not index.n_members:
+        return np.empty(0, np.int64)
+    sizes = index.sizes[positions].astype(np.int64)
+    return np.where(lacking, missing or 0, sizes)
+
+
+Decoder: TypeAlias = Callable[[bytes], Any]
+
+Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
+
+Transform: TypeAlias = Callable[[Sample], Any]
+
+
+class Finishing:
+    """Decodes and transforms samples, and says where it was when one of both fails.
+
+    Args:
+        members: The member keys that occur, in lower case.
+        decode: As for `IndexedShards`.
+        transform: The same.
+        allowed_classes: The same.
+        max_bytes: The same.
+
+    Raises:
+        ValueError: One of them is not allowed.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[str],
+        decode: Decode,
+        transform: Transform | None,
+        allowed_classes: Collection[AllowedClass],
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if transform is not None and not callable(transform):
+            raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
+        self._transform = transform
+        self._decoders = decoders(tuple(members), decode, allowed_classes, max_bytes)
+        self.idle = transform is None and not self._decoders
+
+    def __call__(self, sample: Sample, shard: OpenShard, number: int) -> Any:
+        """Finish one sample.
+
+        Args:
+            sample: Its bytes; changed.
+            shard: Where it comes from.
+            number: Its number there.
+
+        Returns:
+            The sample, or what `transform` made of it.
+
+        Raises:
+            DecodeError: A member cannot be decoded; it names the place.
+        """
+        # A sample may have few of many members.
+        few = len(sample) < len(self._decoders)
+        for member in [*sample] if few else self._decoders:
+            if member in sample and member in self._decoders:
+                sample[member] = _decoded(self._decoders[member], sample[member], shard, number, member)
+        return sample if self._transform is None else _transformed(self._transform, sample, shard)
+
+
+def decoders(
+    members: Collection[str],
+    decode: Decode,
+    allowed_classes: Collection[AllowedClass],
+    max_bytes: int = MAX_BYTES,
+) -> dict[str, Decoder]:
+    """What decodes each member; nothing for those that stay bytes.
+
+    Args:
+        members: The member keys that occur.
+        decode: As for `IndexedShards`.
+        allowed_classes: The same.
+        max_bytes: The same.
+
+    Raises:
+        ValueError: `decode` names other members, or is something else; `allowed_classes` would not be used, or
+            holds something else.
+    """
+    usual = decode is decode_member or isinstance(decode, Mapping)
+    if allowed_classes and not usual:
+        raise ValueError(
+            f"allowed_classes is for the default decoding, which decode={decode!r} replaces: leave one out"
+        )
+    Allowed(allowed_classes)
+    by_default: dict[str, Decoder] = {
+        member: partial(decode_member, member, allowed_classes=tuple(allowed_classes), max_bytes=max_bytes)
+        for member in members
+    }
+    if decode is None or decode is decode_member:
+        return by_default if usual else {}
+    if isinstance(decode, Mapping):
+        own = {folded(member): decoder for member, decoder in decode.items()}
+        strange = [member for member in own if member not in members]
+        if strange:
+            raise ValueError(f"decode names {strange}, but the members are {sorted(members)}")
+        for member, decoder in own.items():
+            if decoder is not None and not callable(decoder):
+                raise ValueError(f"decode[{member!r}] must be a function of bytes or None, got {decoder!r}")
+        return {member: decoder for member, decoder in {**by_default, **own}.items() if decoder is not None}
+    if not callable(decode):
+        raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
+    return {member: partial(decode, member) for member in members}
+
+
+def folded(member: object) -> Any:
+    """A member's key in lower case; what is no text stays as it is, and is no member's key.
+
+    >>> folded("JPG"), folded(3)
+    ('jpg', 3)
+    """
+    return member.lower() if isinstance(member, str) else member
+
+
+def _decoded(decoder: Decoder, data: bytes, shard: OpenShard, number: int, member: str) -> Any:
+    try:
+        return decoder(data)
+    except AllowedClassError:
+        raise
+    except ShardError as error:
+        vars(error).update(shard.place(number, member))
+        raise
+    except Exception as error:
+        message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
+        raise DecodeError(message, **shard.place(number, member)) from error
+
+
+def _transformed(transform: Transform, sample: Sample, shard: OpenShard) -> Any:
+    key = sample["__key__"]
+    try:
+        return transform(sample)
+    except Exception as error:
+        error.add_note(f"in transform, with sample {key!r} of shard {shard.index.shard!r}")
+        if isinstance(error, ShardError) and error.sample is None:
+            error.shard, error.sample = shard.index.shard, key
+        raise
+
+
 Check = Literal["read", "open", "none"]
+
 _CHECKS = ("read", "open", "none")
 
 
@@ -59,7 +339,7 @@ class IndexedShards:
 
     >>> import tempfile
     >>> from headrace.webdatamodule.shards.index.build import index_shards
-    >>> from headrace.webdatamodule.shards.writing.writer import write_tars
+    >>> from headrace.webdatamodule.shards.writing.write import write_tars
     >>> folder = tempfile.mkdtemp()
     >>> paths = write_tars([(f"s{i}", {"json": b"[%d]" % i}) for i in range(5)], folder, n_shards=2)
     >>> manifest = index_shards(folder)

@@ -5,20 +5,78 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
+import os
 import pickle
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Executor, Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Never, TypeVar
 
-from headrace.webdatamodule.shards.writing.parts import remove_run
-from headrace.webdatamodule.shards.writing.processes import cpus, pool
-from headrace.webdatamodule.shards.writing.task import ShardTask, Written
-from headrace.webdatamodule.shards.writing.writer import progress
+from tqdm import tqdm
+
+from headrace.webdatamodule.shards.writing.shard_task import ShardTask, Written, remove_run
+
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def pool(workers: int) -> Iterator[Executor]:
+    """Start processes, and end them.
+
+    Args:
+        workers: How many.
+
+    Yields:
+        Their executor. They start when the first call comes.
+    """
+    # Started afresh: a fork could inherit locked locks.
+    executor = _Pool(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        # When the first process is killed, nobody tells its workers.
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, function: Callable[..., _Result], /, *words: Any, **options: Any) -> Future[_Result]:
+        # Processes start in here, and inherit that Ctrl-C is held back: it reaches all processes of a terminal, and
+        # only the first one is to decide what becomes of the work.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *words, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def progress(n_samples: int, directory: Path) -> tqdm[Never]:
+    """A bar over samples on the terminal; silent where the output is not a terminal."""
+    bar: tqdm[Never] = tqdm(total=n_samples, desc=f"writing {directory.name}", unit="sample", disable=None)
+    return bar
+
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
 # Seconds to try without processes of our own, and what is left to do that is worth starting them.

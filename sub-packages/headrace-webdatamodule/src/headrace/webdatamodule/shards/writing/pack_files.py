@@ -1,5 +1,7 @@
 """Files of a directory, one or more per sample, to shards: copied, never unpickled."""
 
+from __future__ import annotations
+
 import errno
 import secrets
 import time
@@ -14,19 +16,19 @@ from tarfile import TarError
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import alone
 from headrace.webdatamodule.shards.index.build import index_shard
-from headrace.webdatamodule.shards.writing.finishing import only_manifest
-from headrace.webdatamodule.shards.writing.parts import remove_abandoned
-from headrace.webdatamodule.shards.writing.running import run
-from headrace.webdatamodule.shards.writing.storable import check_key
-from headrace.webdatamodule.shards.writing.tar import members
-from headrace.webdatamodule.shards.writing.task import Pair, ShardTask
-from headrace.webdatamodule.shards.writing.writer import find_shards, refuse_leftovers, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.executor import run
+from headrace.webdatamodule.shards.writing.plan import find_shards, refuse_leftovers, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.shard_task import Pair, ShardTask, check_key, members, remove_abandoned
+from headrace.webdatamodule.shards.writing.write import only_manifest
 
 Files = dict[str, Path]
+
 Plan = dict[Path, list[tuple[str, Files]]]
 
 _MOST_BYTES = 256 * 2**20  # of a shard, when the number of shards is left to us
+
 _THREADS = 8  # they wait for the disk more than they work
+
 _TICK = 0.02  # seconds that the clock of a file system may be behind
 
 
