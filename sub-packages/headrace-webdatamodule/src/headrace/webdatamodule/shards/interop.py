@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import read_plain, write_whole
+from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, map_file
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -75,7 +75,7 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
     text = "".join(f"{line}\n" for line in (f"{VERSION} {len(samples)}", *lines))
-    write_whole(path, text.encode("utf-8", "surrogateescape"))
+    atomic_write(path, text.encode("utf-8", "surrogateescape"))
     return path
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from filelock import FileLock, Timeout
+
 from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 
 PIECE = 1 << 20  # bytes that are looked at in one go
@@ -146,22 +148,36 @@ def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
         raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
 
 
-def write_whole(path: Path, data: bytes) -> None:
+@contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all of it is on the disk; after an error there is what was there before.
+
+    Args:
+        path: Its final name; the directory exists.
+
+    Yields:
+        The file under a temporary name, open for writing.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish({path: temporary})
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
     """Write a small file to the disk: under its name is either what was there before, or all of it.
 
     Args:
         path: Its final name; the directory exists.
         data: Its bytes.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        publish({path: temporary})
-    finally:
-        temporary.unlink(missing_ok=True)
+    with staged_file(path) as stream:
+        stream.write(data)
 
 
 def publish(staged: Mapping[Path, Path]) -> None:
@@ -219,7 +235,7 @@ def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path) -> Iterator[None]:
     """Wait until nobody else writes to a directory, and keep others waiting.
 
     Several processes that want to write the same set, such as one a node, so write it once. Where files cannot be
@@ -231,26 +247,18 @@ def alone(directory: Path) -> Iterator[None]:
     Yields:
         When it is ours.
     """
-    stream = _held(directory)
+    lock = FileLock(directory / LOCK_NAME, mode=0o666, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process is writing to %s: waiting for it", directory)
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:  # a read-only directory, or a file system without locks
+        _log.debug("%s is not locked: %s", directory, error)
     try:
         yield
     finally:
-        if stream is not None:
-            (directory / LOCK_NAME).unlink(missing_ok=True)
-            stream.close()
-
-
-def _held(directory: Path) -> BinaryIO | None:
-    while True:
-        try:
-            stream = os.fdopen(os.open(directory / LOCK_NAME, _LOCK_FLAGS, 0o666), "ab")
-        except OSError:  # what cannot be written to says so when it is
-            return None
-        if not lock(stream):
-            _log.warning("another process may be writing to %s: waiting for it", directory)
-            if not lock(stream, wait=True):
-                stream.close()
-                return None
-        if os.fstat(stream.fileno()).st_nlink:
-            return stream
-        stream.close()  # removed by who held it before us
+        if lock.is_locked:
+            (directory / LOCK_NAME).unlink(missing_ok=True)  # who waits for it sees that, and makes another one
+            lock.release()

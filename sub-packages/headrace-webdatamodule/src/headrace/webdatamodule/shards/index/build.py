@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TypeVar
@@ -15,11 +17,19 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, alone, expanded, write_whole
+from headrace.webdatamodule.shards.format.files import (
+    Bytes,
+    FileBytes,
+    atomic_write,
+    directory_lock,
+    expanded,
+    read_plain,
+)
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
 from headrace.webdatamodule.shards.index.container import member_sums, pack, spot_ranges, spots
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry, columns_that_stay, refuse_stopped
+from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 _NAMED = 16
@@ -130,17 +140,23 @@ class Indexed(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def index_shards(directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False) -> Manifest:
+def index_shards(
+    directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False, force: bool = False
+) -> Manifest:
     """Index the tar files of a directory: a `.hri` file beside each one, and `manifest.json` last.
 
+    The indexes of several shards are written once more in one file, `manifest.hrs`, which readers open at once.
+
     An index that is there already and fits its shard is kept: a shard counts as the same when its size, three
-    pieces of its content and the order of the two files' times say so. `verify_shards` reads everything.
+    pieces of its content and the order of the two files' times say so. `verify_shards` reads everything. Where all
+    is as it should be nothing is written, so that the directory may be read-only.
 
     Args:
         directory: Where the tar files lie; all that end with `.tar`, in the order of their names.
         executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
         drop_columns: Forget the columns of an earlier manifest when the shards are others than then. Sizes that a
             data module asked a function for are forgotten in any case, and asked for again.
+        force: Read and index all shards anew, whatever there is.
 
     Returns:
         The manifest.
@@ -155,32 +171,56 @@ def index_shards(directory: str | Path, *, executor: Executor | None = None, dro
         SkippedMembersWarning: Members of the shards are no part of a sample.
     """
     folder = expanded(directory)
+    paths = _found(folder)
     refuse_stopped(folder)
-    with alone(folder):  # others may add columns to the manifest at the same time
-        done = spread(index_shard, _found(folder), executor, what="indexing")
+    with directory_lock(folder):  # others may add columns to the manifest at the same time
+        done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
         members = sorted({member for indexed in done for member in indexed.members})
         manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
         cure = "Pass drop_columns=True, and add them again"
         columns = columns_that_stay(folder, manifest, drop=drop_columns, cure=cure)
         manifest = Manifest(manifest.shards, manifest.members, columns)
-        manifest.save(folder)
+        save_with_index(folder, manifest, again=force)
     _warn(done)
     return manifest
 
 
-def index_shard(path: Path) -> Indexed:
+def save_with_index(folder: Path, manifest: Manifest, *, again: bool = False) -> None:
+    """Write the index of a whole set, then its manifest; nothing where both are there already.
+
+    Args:
+        folder: Where the shards and their indexes lie.
+        manifest: Of the set.
+        again: Whether to write the index of the set in any case.
+
+    Raises:
+        ShardError: A shard's index is another one than the manifest's.
+        OSError: They cannot be written.
+    """
+    try:
+        write_set_index(folder, manifest, again=again)
+    except OSError as error:
+        # Readers can do without it: a set that is complete but for it may lie where nobody can write.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    manifest.save(folder)
+
+
+def index_shard(path: Path, *, force: bool = False) -> Indexed:
     """Write the index of one shard, unless there is one that fits.
 
     Args:
         path: The tar file.
+        force: Whether to read the shard even so.
 
     Raises:
         ShardError: The shard is damaged, or cannot be indexed.
     """
-    index = fitting_index(path)
+    index = None if force else fitting_index(path)
     if index is None:
         data = build_index(map_file(path), shard=str(path))
-        write_whole(index_path(path), data)
+        if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
+            atomic_write(index_path(path), data)
         index = ShardIndex(data, shard=str(path))
     return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
 
@@ -201,6 +241,13 @@ def fitting_index(path: Path) -> ShardIndex | None:
     except (FileNotFoundError, DamagedIndexError, StaleIndexError):
         return None
     return index if len(shard) else None
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_plain(path, DamagedIndexError, most=len(data)) == data
+    except (OSError, ShardError):
+        return False
 
 
 def map_file(path: Path) -> FileBytes:

@@ -21,7 +21,7 @@ import xxhash
 
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import alone, expanded, open_plain, read_plain, write_whole
+from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, open_plain, read_plain
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.keys import is_utf8
@@ -247,12 +247,14 @@ class Manifest:
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest of a directory, to the disk, whole or not at all.
+        """Write the manifest of a directory, to the disk, whole or not at all; nothing when it is there already.
 
         Args:
             directory: Where the shards lie.
         """
-        write_whole(Path(directory) / NAME, self.to_json().encode())
+        path, data = Path(directory) / NAME, self.to_json().encode()
+        if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+            atomic_write(path, data)
 
 
 def read_manifest(directory: str | Path) -> bytes:
@@ -348,7 +350,7 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
         ValueError: The name or the array is not allowed.
     """
     folder = expanded(directory)
-    with alone(folder):  # others may add columns to the manifest at the same time
+    with directory_lock(folder):  # others may add columns to the manifest at the same time
         manifest = Manifest.load(folder)
         array = check_column(name, values, manifest.n_samples, what=f"column {name!r}: values")
         made = manifest.with_column(store_column(folder, name, array))
@@ -406,7 +408,7 @@ def store_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnE
     checksum = f"{checksum64(stream.getbuffer()):016x}"
     # The checksum in the name keeps the old file whole until the new manifest names the new one.
     column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
-    write_whole(directory / column.file, stream.getvalue())
+    atomic_write(directory / column.file, stream.getvalue())
     return column
 
 

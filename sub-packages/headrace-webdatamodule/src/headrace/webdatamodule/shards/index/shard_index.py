@@ -133,7 +133,7 @@ def _need(holds: object, message: str) -> None:
 
 SUFFIX = ".hri"
 # To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
-_READ = 1 << 18
+READ_BYTES = 1 << 18
 
 
 def index_path(shard: str | Path) -> Path:
@@ -155,9 +155,11 @@ class ShardIndex:
     Args:
         data: The bytes of an index file, or a memory map of them.
         shard: Path or URL of the tar file, named in errors.
+        end: Where the index ends in the file that is mapped, when that holds others too.
 
     Attributes:
-        shard: The same.
+        data: The bytes.
+        shard: The path or URL.
         n_samples: Number of samples.
         n_members: Number of members in all samples.
         shard_bytes: Bytes of the tar file.
@@ -176,11 +178,12 @@ class ShardIndex:
         DamagedIndexError: The bytes are no index, or were cut or changed.
     """
 
-    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> None:
+    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
         self.shard = shard
-        self._data, self._from_file = memoryview(data), False
+        self.data, self._from_file = memoryview(data), False
+        self._mapped_bytes = len(self.data) if end is None else end
         try:
-            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self._data)
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
             self._read(description, arrays)
         except ShardError as error:
             error.shard = shard
@@ -203,7 +206,7 @@ class ShardIndex:
         """
         with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if mapped and size > _READ:
+            if mapped and size > READ_BYTES:
                 data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             else:
                 data = file.readall()
@@ -233,7 +236,7 @@ class ShardIndex:
         return self.n_samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = b"" if self._from_file else bytes(self._data)
+        data = b"" if self._from_file else bytes(self.data)
         return _again, (type(self), data, self.shard, self.checksum)
 
     @property
@@ -403,9 +406,9 @@ class ShardIndex:
         Raises:
             DamagedIndexError: It was.
         """
-        data = self._data.obj
-        if isinstance(data, mmap.mmap) and data.size() < len(self._data):
-            message = f"the index had {len(self._data)} bytes when it was opened, and has {data.size()} now"
+        data = self.data.obj
+        if isinstance(data, mmap.mmap) and data.size() < self._mapped_bytes:
+            message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {data.size()} now"
             raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
 
     def check_self(self) -> None:

@@ -37,6 +37,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     read_manifest,
     stopped_write,
 )
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 
 
@@ -216,7 +217,8 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     else:
         stopped = stopped_write(folder)
         faults = [Fault(f"{folder / NAME}: {stopped}")] if stopped else []
-        faults += [*_manifest_faults(folder, manifest), *_strangers(folder, manifest, tars)]
+        faults += [*_manifest_faults(folder, manifest), *_set_index_faults(folder, manifest)]
+        faults += _strangers(folder, manifest, tars)
         entries = {entry.name: entry for entry in manifest.shards}
     paths = [folder / name for name in entries]
     found = spread(partial(verify_shard, entries=entries), paths, executor, what="verifying")
@@ -324,6 +326,20 @@ def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
             yield Fault(f"{path}: the column {column.name!r} is damaged: its checksum does not fit")
         else:
             yield from _column_faults(folder, manifest, column.name)
+
+
+def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    path = folder / SET_INDEX_NAME
+    try:
+        found = SetIndex.open(folder, manifest)
+        if found is not None:
+            for number, entry in enumerate(manifest.shards):
+                found.shard(number, str(folder / entry.name)).check_self()
+        elif path.exists() and len(manifest.shards) > 1:
+            yield Fault(f"{path}: the index of the set belongs to another manifest: index the directory again")
+    except ShardError as error:
+        cure = "index the directory again with force=True"
+        yield Fault(f"{path}: {error.message.removeprefix(f'{path}: ')}; {cure}", error.shard)
 
 
 def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Fault]:

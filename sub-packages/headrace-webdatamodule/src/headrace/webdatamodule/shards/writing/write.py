@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import alone, expanded, publish, sync_directory
+from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
@@ -331,7 +331,7 @@ def write_and_tell(
     hashes = None if keys is None else check_keys(keys, count)
     tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with directory_lock(folder):
         Plan.of(prefix, bounds, fingerprint).prepare(folder)
         remove_abandoned(folder, prefix)
         parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
