@@ -24,7 +24,7 @@ from headrace.webdatamodule.shards.errors import (
     ManifestError,
 )
 from headrace.webdatamodule.shards.index.build import build_index, map_file
-from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, pack, unpack
+from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, pack, unpack
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import energon_path, import_energon
@@ -156,12 +156,12 @@ def test_what_cannot_be_is_refused_at_opening(tmp_path: Path, change: dict[str, 
 def test_a_description_without_end_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path, ALIKE)
     head = bytearray(index_path(path).read_bytes())
-    head[12:16] = (MOST_DESCRIBED + 8).to_bytes(4, "little")
-    index_path(path).write_bytes(head + bytes(MOST_DESCRIBED))
+    head[12:16] = (MAX_DESCRIPTION_BYTES + 8).to_bytes(4, "little")
+    index_path(path).write_bytes(head + bytes(MAX_DESCRIPTION_BYTES))
     with pytest.raises(DamagedIndexError, match="more than the 16777216 allowed"):
         ShardIndex.open(path)
     with pytest.raises(ShardError, match="the names of members take"):
-        pack({"layouts": [["x" * MOST_DESCRIBED]]}, {})
+        pack({"layouts": [["x" * MAX_DESCRIPTION_BYTES]]}, {})
 
 
 # --- 2: what verify did not see

@@ -141,7 +141,7 @@ def test_small_indexes_are_read_and_large_ones_mapped(tmp_path: Path, count: int
     index_path(tmp_path / "a.tar").write_bytes(build_index(tar(numbered(count))))
     for allowed in (True, False):
         index = ShardIndex.open(tmp_path / "a.tar", mapped=allowed)
-        assert (len(index), isinstance(index._data.obj, mmap.mmap)) == (count, mapped and allowed)
+        assert (len(index), isinstance(index.data.obj, mmap.mmap)) == (count, mapped and allowed)
         index.check_size()
 
 
@@ -187,7 +187,7 @@ def test_another_shard_is_told_apart() -> None:
         with pytest.raises(StaleIndexError, match="replaced, cut or damaged") as caught:
             index.check_shard(len(other), reader(other))
         assert caught.value.shard == "s.tar"
-    assert sum(end - begin for begin, end in index.spot_ranges()) == 3 * 4096
+    assert sum(end - begin for begin, end in index.fingerprint_ranges()) == 3 * 4096
 
 
 def test_a_member_beyond_4_gib_is_found(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_well_sealed_index_of_nonsense_is_refused(packed: bytes) -> None:
     for name in arrays:
         rest = {k: v for k, v in arrays.items() if k != name}
         for wrong in (rest, {**rest, name: arrays[name][:-1]}):
-            if name != "frames" or wrong is rest:  # frames are only compared, never used to find something
+            if name != "gap_checksums" or wrong is rest:  # these are only compared, never used to find something
                 with pytest.raises(DamagedIndexError, match="does not fit together"):
                     ShardIndex(pack(description, wrong))
     with pytest.raises(DamagedIndexError, match="array of 1 times '<f8'"):

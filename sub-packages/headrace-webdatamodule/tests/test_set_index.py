@@ -99,7 +99,7 @@ def test_an_index_that_is_not_the_manifests_is_not_taken_in(folder: Path) -> Non
     index_path(folder / first.name).write_bytes(index_path(folder / second.name).read_bytes())
     kept = (folder / SET_INDEX_NAME).read_bytes()
     with pytest.raises(StaleIndexError, match="another one than the manifest's"):
-        write_set_index(folder, manifest, again=True)
+        write_set_index(folder, manifest, force=True)
     assert (folder / SET_INDEX_NAME).read_bytes() == kept
     assert not list(folder.glob(".*"))
 
@@ -171,7 +171,7 @@ from pathlib import Path
 from headrace.webdatamodule import Manifest
 from headrace.webdatamodule.shards.index import set_index
 set_index._head = lambda *_: os._exit(9)
-set_index.write_set_index(Path(sys.argv[1]), Manifest.load(sys.argv[1]), again=True)
+set_index.write_set_index(Path(sys.argv[1]), Manifest.load(sys.argv[1]), force=True)
 """
 
 

@@ -92,11 +92,6 @@ short = _Short().repr
 def need(holds: bool, message: str, *values: object) -> None:
     """Raise an :class:`UnsafePickleError` unless the condition holds.
 
-    Args:
-        holds: The condition.
-        message: What is wrong, with ``{}`` where the values go.
-        values: Shown in short, and only when needed.
-
     >>> need(False, "{} is too large", 7)
     Traceback (most recent call last):
         ...

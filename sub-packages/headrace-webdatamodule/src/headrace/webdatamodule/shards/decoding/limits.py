@@ -43,15 +43,7 @@ class MemoryBudget:
         return self.max_bytes - self.used
 
     def reserve(self, nbytes: int, what: str = "the member unpacks to") -> None:
-        """Count bytes that are about to be allocated.
-
-        Args:
-            nbytes: How many.
-            what: Begin of the error's sentence.
-
-        Raises:
-            DecodeError: They are more than are left; it names the numbers.
-        """
+        """Count bytes that are about to be allocated."""
         if nbytes > self.left:
             beside = f" (beside {self.used} that are in use)" if self.used else ""
             message = f"{what} {shown(nbytes)} bytes or more{beside}, which is more than max_bytes={self.max_bytes}"
@@ -69,19 +61,7 @@ def shown(number: int) -> str:
 
 
 def open_zip(data: bytes, budget: MemoryBudget) -> zipfile.ZipFile:
-    """Open a zip file, unless it unpacks to too much, or its packing says nothing about how much that is.
-
-    Args:
-        data: The zip file.
-        budget: For all that is in it.
-
-    Returns:
-        The zip file, opened.
-
-    Raises:
-        DecodeError: It is larger, its directory is, or it is packed by another method than deflate: the unpacker of
-            those does not stop at the size that the file promises.
-    """
+    """Open a zip file, unless it unpacks to too much, or its packing says nothing about how much that is."""
     file = _Guarded(data, max(_SMALL_DIRECTORY, budget.left // _PER_DIRECTORY_BYTE))
     archive = zipfile.ZipFile(file)
     file.most = -1
@@ -111,16 +91,6 @@ class _Guarded(io.BytesIO):
 def gunzip(data: bytes, budget: MemoryBudget) -> bytes:
     """Decompress, but not without end.
 
-    Args:
-        data: Bytes in gzip format.
-        budget: For what comes out.
-
-    Returns:
-        The decompressed bytes.
-
-    Raises:
-        DecodeError: When more comes out than the budget allows.
-
     >>> gunzip(gzip.compress(b"abc"), MemoryBudget(10))
     b'abc'
     """
@@ -135,9 +105,6 @@ def gunzip(data: bytes, budget: MemoryBudget) -> bytes:
 
 def text_bytes(data: bytes) -> int:
     r"""Bytes that are allocated to make text of UTF-8, at the most: each character takes what the widest one does.
-
-    Args:
-        data: The text in UTF-8.
 
     >>> text_bytes(b"abcd"), text_bytes("abc\N{GRINNING FACE}".encode())
     (4, 23)

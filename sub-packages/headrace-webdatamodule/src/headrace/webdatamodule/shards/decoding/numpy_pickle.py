@@ -32,16 +32,6 @@ def _dtype(name: object, _align: object = False, _copy: object = True) -> Placeh
 def finish_dtype(name: str, state: Any) -> np.dtype[Any]:
     """Make a dtype from what its pickle says about it.
 
-    Args:
-        name: Kind and size, such as ``"f4"`` or ``"V12"``.
-        state: (version, byte order, (base, shape), names, fields, item size, alignment, flags[, metadata]).
-
-    Returns:
-        The dtype, made by ``numpy.dtype``.
-
-    Raises:
-        UnsafePickleError: When the parts do not fit one another.
-
     >>> finish_dtype("i4", (3, ">", None, None, None, -1, -1, 0))
     dtype('>i4')
     """
@@ -124,13 +114,6 @@ def _checked(dtype: Any, shape: Any, data: Any) -> tuple[np.dtype[Any], tuple[in
 def check_empty(dtype: np.dtype[Any], count: int) -> None:
     """Refuse an array of so many items of no bytes that whoever copies or lists it would wait for ever.
 
-    Args:
-        dtype: Of the array.
-        count: Its number of items; up to a million of no bytes are let pass.
-
-    Raises:
-        UnsafePickleError: When there are more.
-
     >>> check_empty(np.dtype("S0"), 3)
     """
     need(dtype.itemsize > 0 or count <= _MOST_EMPTY, "array of {} items of dtype {}, without bytes", count, dtype)
@@ -143,9 +126,6 @@ def _reconstruct(cls: object, _shape: object, _kind: object) -> Placeholder:
 
 def finish_array(state: Any) -> np.ndarray[Any, Any]:
     """Make an array from (version, shape, dtype, is Fortran order, bytes or list of objects).
-
-    Raises:
-        UnsafePickleError: When shape, dtype and data do not fit one another.
 
     >>> finish_array((1, (2,), np.dtype("u1"), False, b"ab"))
     array([97, 98], dtype=uint8)

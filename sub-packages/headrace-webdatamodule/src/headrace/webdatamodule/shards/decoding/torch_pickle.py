@@ -51,16 +51,7 @@ def storage_type(name: str) -> str | None:
 
 
 def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little") -> Any:
-    """Make a storage that owns a copy of the bytes.
-
-    Args:
-        data: The storage's bytes.
-        dtype: Name of a torch dtype, "" for a storage without one.
-        byteorder: "little" or "big"; only that of this machine is read.
-
-    Returns:
-        ``torch.TypedStorage``, or ``torch.UntypedStorage`` for dtype "".
-    """
+    """Make a storage that owns a copy of the bytes."""
     import torch
 
     need(byteorder == sys.byteorder, "a tensor saved on a {}-endian machine", byteorder)
@@ -76,16 +67,6 @@ def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little"
 
 def check_extent(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any) -> None:
     """Refuse a view that reaches outside its storage.
-
-    Args:
-        nbytes: Size of the storage in bytes.
-        itemsize: Bytes per element.
-        offset: First element.
-        size: Elements per dimension.
-        stride: Step per dimension, in elements.
-
-    Raises:
-        UnsafePickleError: When an element would lie outside.
 
     >>> check_extent(24, 4, 0, (2, 3), (3, 1))
     """
@@ -282,18 +263,7 @@ class _StorageUnpickler(TorchUnpickler):
 
 
 def storage_from_bytes(data: bytes) -> Any:
-    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files).
-
-    Args:
-        data: Five pickles (magic number, version, machine, the storage's id, its key), the number of elements
-            as a little-endian int64, the bytes.
-
-    Returns:
-        The storage, in main memory wherever it was saved from.
-
-    Raises:
-        UnsafePickleError: When the bytes are anything but one storage.
-    """
+    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files)."""
     file = io.BytesIO(data[:_HEAD])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
     need(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
@@ -332,20 +302,7 @@ class _ZipUnpickler(TorchUnpickler):
 
 
 def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), budget: MemoryBudget | None = None) -> Any:
-    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU.
-
-    Args:
-        data: A zip file with ``data.pkl`` and one entry per storage.
-        allowed_classes: As for :func:`restricted_loads`.
-        budget: For all that the zip file unpacks to; 2 GiB when None.
-
-    Returns:
-        The saved object. Tensors that shared memory still do.
-
-    Raises:
-        DecodeError: When it is not such a file, or unpacks to more than the budget.
-        UnsafePickleError: When it holds anything else.
-    """
+    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU."""
     try:
         return _load_zip(data, Allowed(allowed_classes), budget or MemoryBudget())
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:

@@ -309,9 +309,6 @@ def skip_reason(member: Member) -> str:
 def split_name(name: str) -> tuple[str, str]:
     """The sample's key and the member's, cut at the first dot of the last part of the path.
 
-    Args:
-        name: Path of a member that has such a dot.
-
     >>> split_name("a.b/c.tar.gz")
     ('a.b/c', 'tar.gz')
     """
@@ -358,11 +355,6 @@ _CONSTANT = sum(_OWNER) + sum(_TIME) + sum(_REST) + 7 * 32
 def header(name: bytes, name_sum: int, size: int) -> bytes:
     r"""The USTAR header of a plain file: 512 bytes that depend on the arguments only.
 
-    Args:
-        name: Its path, at most 100 bytes.
-        name_sum: The sum of these bytes; callers that know a part of it save time.
-        size: Bytes of data, at most `MOST_BYTES`.
-
     >>> made = header(b"a.txt", sum(b"a.txt"), 8)
     >>> len(made), made[:6], made[124:136], made[148:156]
     (512, b'a.txt\x00', b'00000000010\x00', b'006715\x00 ')
@@ -374,13 +366,6 @@ def header(name: bytes, name_sum: int, size: int) -> bytes:
 
 def long_header(name: bytes, size: int) -> bytes | None:
     """The same for a path of more than 100 bytes, which is cut at a slash.
-
-    Args:
-        name: The path.
-        size: Bytes of data.
-
-    Returns:
-        The header; None when the path has no slash where it can be cut.
 
     >>> len(long_header(b"d" * 90 + b"/" + b"n" * 90, 0)), long_header(b"n" * 101, 0)
     (512, None)
@@ -395,9 +380,6 @@ def long_header(name: bytes, size: int) -> bytes | None:
 
 def end(nbytes: int) -> bytes:
     """What ends a tar file: two blocks of zeros, and more up to a multiple of 10240 bytes, as tar does.
-
-    Args:
-        nbytes: Bytes before it.
 
     >>> len(end(0)), len(end(9728))
     (10240, 10752)

@@ -124,19 +124,12 @@ class SetIndex:
 
 
 def shards_fingerprint(manifest: Manifest) -> bytes:
-    """16 bytes that stand for the manifest without its columns: they change with any byte of any shard.
-
-    Args:
-        manifest: Of the set.
-    """
+    """16 bytes that stand for the manifest without its columns: they change with any byte of any shard."""
     return bytes.fromhex(replace(manifest, columns=()).fingerprint)
 
 
 def head_bytes(count: int) -> int:
     """Where the first index begins in the index of a set.
-
-    Args:
-        count: Number of shards.
 
     >>> head_bytes(2)
     56
@@ -144,13 +137,13 @@ def head_bytes(count: int) -> int:
     return _HEAD.size + 8 * count + 8
 
 
-def write_set_index(directory: str | Path, manifest: Manifest, *, again: bool = False) -> bool:
+def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = False) -> bool:
     """Write the index of a set beside the place of its manifest; before the manifest itself.
 
     Args:
         directory: Where the shards and their indexes lie.
         manifest: Of the set, whether it is written already or not.
-        again: Whether to write it where it is there already and whole.
+        force: Whether to write it where it is there already and whole.
 
     Returns:
         Whether it was written. A set of one shard gets none, as that shard has its own.
@@ -164,7 +157,7 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, again: bool = 
         (folder / SET_INDEX_NAME).unlink(missing_ok=True)
         return False
     try:
-        if not again and SetIndex.open(folder, manifest) is not None:
+        if not force and SetIndex.open(folder, manifest) is not None:
             return False
     except ShardError:
         pass

@@ -21,7 +21,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
     added,
     check_column,
-    columns_that_stay,
+    kept_columns,
     store_column,
 )
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
@@ -153,7 +153,7 @@ def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed
     members = sorted({member for one in written for member in one.members})
     manifest = Manifest(tuple(one.entry for one in written), tuple(members))
     cure = "Remove manifest.json, call again, and add them again"
-    earlier = columns_that_stay(directory, manifest, replaced=columns, cure=cure)
+    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
     manifest = Manifest(manifest.shards, manifest.members, earlier)
     for name, array in columns.items():
         manifest = manifest.with_column(store_column(directory, name, array))
