@@ -1,3 +1,5 @@
+"""Members to objects: what each extension gives, and that damage and bombs end in an error that names the member."""
+
 import contextlib
 import gzip
 import io
@@ -7,21 +9,26 @@ import random
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
+from safetensors.numpy import save
 from safetensors.numpy import save as save_safetensors
+from safetensors.torch import save as save_torch
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
-from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
-from headrace.webdatamodule.shards.decoding.limits import gunzip
+from headrace.webdatamodule.shards.decoding.decode import Arrays, load_npy
+from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, gunzip
 
 
 class Evil:
@@ -196,10 +203,10 @@ def test_bombs_stop_at_the_cap(key: str, data: bytes) -> None:
 def test_gunzip_gives_all_or_raises(data: bytes, cap: int) -> None:
     packed = gzip.compress(data)
     if len(data) <= cap:
-        assert gunzip(packed, cap) == data
+        assert gunzip(packed, MemoryBudget(cap)) == data
     else:
         with pytest.raises(DecodeError):
-            gunzip(packed, cap)
+            gunzip(packed, MemoryBudget(cap))
 
 
 @given(
@@ -333,32 +340,163 @@ def test_bombs_take_little_more_memory_than_the_cap(key: str, data: Callable[[],
     assert int(done.stdout) <= (32 + 64) << 10
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
+SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+KINDS = st.sampled_from(["<f8", "<f4", "<i8", "<i2", "|u1", "|b1"])
+ARRAYS = st.tuples(KINDS, SHAPES).flatmap(lambda one: arrays(*one))
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda name: name != "__metadata__"), ARRAYS, max_size=4))
+def test_safetensors_round_trip(tensors: Arrays) -> None:
+    made = decode_member("x.safetensors", save(tensors))
+    assert made.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert made[name].dtype == array.dtype
+        assert made[name].flags.writeable
+        np.testing.assert_array_equal(made[name], array)
+
+
+def test_numbers_that_numpy_lacks_are_named() -> None:
+    data = save_torch({"a": torch.zeros(3, dtype=torch.bfloat16)})
+    with pytest.raises(DecodeError, match=r"BF16.*safetensors\.torch\.load"):
+        decode_member("safetensors", data)
+
+
+@given(arrays("<f4", SHAPES), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+def test_every_version_of_npy(array: npt.NDArray[np.float32], version: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    np.testing.assert_array_equal(load_npy(file.getvalue()), array)
+
+
+def test_npy_with_names_in_unicode() -> None:
+    array = np.zeros(3, np.dtype([("\u5024", "<f8"), ("\u00e9\u0085", "<i2")]))
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, (3, 0))
+    assert load_npy(file.getvalue()).dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+    ("key", "blocked", "extra"),
+    [("safetensors", "safetensors", "safetensors"), ("png", "PIL", "images"), ("jpg.gz", "PIL", "images")],
 )
+def test_libraries_stay_optional(key: str, blocked: str, extra: str) -> None:
+    script = f"""
+import gzip, sys
+sys.modules[{blocked!r}] = None
+from headrace.webdatamodule.shards import DecodeError, decode_member
+assert decode_member("json", b"[1]") == [1]
+try:
+    decode_member({key!r}, gzip.compress(b"x"))
+except DecodeError as error:
+    assert "headrace-webdatamodule[{extra}]" in str(error), error
+    assert error.member == {key!r}
+else:
+    sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
-def needed(value: object, keys: set[str]) -> int:
-    """Bytes of all objects that parsing makes for a value; equal keys are one text, and small things are there."""
-    if isinstance(value, int | str | None):
-        there = (
-            value is None or value in range(-5, 257) or (isinstance(value, str) and len(value) < 2 and value < "\u0100")
-        )
-        return 0 if there else sys.getsizeof(value)
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    fresh = [key for key in value if key not in keys] if isinstance(value, dict) else []
-    keys.update(fresh)
-    return sys.getsizeof(value) + sum(needed(one, keys) for one in [*inner, *fresh])
+def test_libraries_are_not_loaded_before_they_are_used() -> None:
+    script = """
+import sys
+from headrace.webdatamodule.shards import decode_member
+sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"PIL", "safetensors", "fsspec", "torch"} else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
-@given(JSON, st.booleans(), st.sampled_from([None, 2]), st.integers(2, 40))
-def test_json_takes_no_more_than_is_counted(value: object, escape: bool, indent: int | None, part: int) -> None:
-    data = json.dumps(value, ensure_ascii=escape, indent=indent).encode("utf-8", "surrogatepass")
-    most = needed(json.loads(data), set())
-    assert most <= json_bytes(data)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.webdatamodule.shards.decoding.json_memory._PART", part)
-        patch.setattr("headrace.webdatamodule.shards.decoding.json_memory._LONG", 2 * part)
-        assert most <= json_bytes(data)
+def test_safetensors_does_not_load_torch() -> None:
+    script = """
+import sys, numpy
+from safetensors.numpy import save
+from headrace.webdatamodule.shards import decode_member
+decode_member("safetensors", save({"a": numpy.arange(3)}))
+sys.exit(3 if "torch" in sys.modules else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def written(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+PIXELS = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)).flatmap(lambda s: arrays(np.uint8, s))
+
+
+@given(PIXELS)
+def test_png_gives_the_pixels_back(pixels: npt.NDArray[np.uint8]) -> None:
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    made = decode_member("x.png", written(image, "PNG"))
+    assert made.dtype == np.uint8
+    assert made.flags.writeable
+    np.testing.assert_array_equal(made, pixels)
+
+
+@pytest.mark.parametrize("key", ["png", "jpg", "jpeg", "webp", "bmp", "ppm"])
+@pytest.mark.parametrize("width", [1, 300])
+def test_every_format_has_height_width_channels(key: str, width: int) -> None:
+    kind = {"jpg": "JPEG"}.get(key, key.upper())
+    made = decode_member(key, written(Image.new("RGB", (width, 2), (200, 200, 200)), kind))
+    assert made.shape == (2, width, 3)
+    assert abs(made.astype(int) - 200).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "channels"),
+    [("1", "PNG", 1), ("L", "PPM", 1), ("LA", "PNG", 2), ("P", "PNG", 3), ("RGBA", "WEBP", 4), ("CMYK", "JPEG", 3)],
+)
+def test_channels(mode: str, kind: str, channels: int) -> None:
+    assert decode_member("png", written(Image.new(mode, (5, 3)), kind)).shape == (3, 5, channels)
+
+
+def test_a_palette_with_a_transparent_colour_has_four_channels() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    made = decode_member("png", written(image, "PNG", transparency=1))
+    assert made.tolist() == [[[10, 20, 30, 255], [40, 50, 60, 0]]]
+
+
+def deep_png() -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
+
+    head = (1).to_bytes(4, "big") * 2 + bytes([16, 2, 0, 0, 0])
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(7))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        written(Image.new("I;16", (2, 2)), "PNG"),
+        deep_png(),
+        b"P6\n2 2\n65535\n" + bytes(24),
+        b"P5\n2 2\n65535\n" + bytes(8),
+    ],
+)
+def test_sixteen_bits_are_not_halved_in_silence(data: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"8 bits a channel.*decoder of your own"):
+        decode_member("png", data)
+
+
+def test_one_frame_is_not_taken_for_all() -> None:
+    frames = [Image.new("RGB", (4, 4), (shade, 0, 0)) for shade in (0, 255)]
+    data = written(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    with pytest.raises(DecodeError, match="several frames"):
+        decode_member("webp", data)
+
+
+def test_a_header_of_a_large_image_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(DecodeError, match=r"120000000 bytes.*max_bytes=1000000"):
+        decode_member("ppm", b"P6\n8000 5000\n255\n", max_bytes=1_000_000)
+
+
+def test_formats_that_run_programs_are_no_images() -> None:
+    with pytest.raises(DecodeError, match="no png"):
+        decode_member("png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")

@@ -1,7 +1,6 @@
 """Members made to hurt whoever decodes them: each ends in an error that names it, soon and in little memory."""
 
 import io
-import json
 import pickle
 import subprocess
 import sys
@@ -359,43 +358,11 @@ def test_a_worker_tells_kind_and_place(tmp_path: Path, fault: str) -> None:
         list(loader)
 
 
-RECORDS = {
-    "small dicts": "[{'x': 12, 'y': 34}] * 500_000",
-    "boxes": "[{'id': i, 'bbox': [i + 0.5, i + 0.25, 9.5, 8.5], 'area': i / 7, 'iscrowd': 0} for i in range(60_000)]",
-    "edges": "[[i + 300, i * 7 % 9000 + 300] for i in range(500_000)]",
-    "tokens": "[i * 7919 % 50_000 for i in range(1_200_000)]",
-    "words": "['word%d' % (i % 5000) for i in range(700_000)]",
-    "marks in texts": "[{'text': 'a[b]: {c}, \"d\" ' * 60} for i in range(8_000)]",
-    "by name": "{'id%d' % i: {'x': i, 'y': i + 999} for i in range(200_000)}",
-}
-COUNT = """
-import json
-from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
-data = json.dumps(eval(sys.argv[1])).encode()
-begin()
-made = json.loads(data)
-print(json_bytes(data))
-"""
-
-
-@needs_proc
-@pytest.mark.parametrize(
-    "record",
-    [pytest.param(name, marks=() if number % 3 == 0 else pytest.mark.nightly) for number, name in enumerate(RECORDS)],
-)
-def test_json_of_ordinary_records_is_counted_closely(record: str) -> None:
-    grown, told = peak(COUNT, RECORDS[record])
-    assert grown - 4 * MIB < int(told) < 2 * grown + 4 * MIB
-
-
-def test_json_of_50_mb_is_read() -> None:
-    data = b"[" + b",".join([b'{"x":12,"y":34}'] * 3_125_000) + b"]"
-    assert len(decode_member("json", data)) == 3_125_000
-
-
-def test_text_in_json_is_no_structure() -> None:
-    data = json.dumps(["[{,:" * 2_000_000]).encode()
-    assert decode_member("json", data, max_bytes=8 * len(data)) == json.loads(data)
+def test_json_needs_64_bytes_for_each_of_its_own() -> None:
+    data = b"[" + b",".join([b'{"x":12,"y":34}'] * 100) + b"]"
+    assert len(decode_member("json", data, max_bytes=65 * len(data))) == 100
+    with pytest.raises(DecodeError, match=r"the objects of \d+ bytes of JSON may take \d+ bytes or more"):
+        decode_member("json", data, max_bytes=64 * len(data))
 
 
 @pytest.mark.nightly

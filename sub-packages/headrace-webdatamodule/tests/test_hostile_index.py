@@ -22,11 +22,9 @@ from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
     ManifestError,
-    RefusedMemberError,
 )
-from headrace.webdatamodule.shards.format.tar import walk
 from headrace.webdatamodule.shards.index.build import build_index, map_file
-from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, pack, unpack
+from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, pack, unpack
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import energon_path, import_energon
@@ -157,28 +155,15 @@ def test_what_cannot_be_is_refused_at_opening(tmp_path: Path, change: dict[str, 
 def test_a_description_without_end_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path, ALIKE)
     head = bytearray(index_path(path).read_bytes())
-    head[12:16] = (MOST_DESCRIBED + 8).to_bytes(4, "little")
-    index_path(path).write_bytes(head + bytes(MOST_DESCRIBED))
+    head[12:16] = (MAX_DESCRIPTION_BYTES + 8).to_bytes(4, "little")
+    index_path(path).write_bytes(head + bytes(MAX_DESCRIPTION_BYTES))
     with pytest.raises(DamagedIndexError, match="more than the 16777216 allowed"):
         ShardIndex.open(path)
     with pytest.raises(ShardError, match="the names of members take"):
-        pack({"layouts": [["x" * MOST_DESCRIBED]]}, {})
+        pack({"layouts": [["x" * MAX_DESCRIPTION_BYTES]]}, {})
 
 
 # --- 2: what verify did not see
-
-
-@pytest.mark.parametrize("change", [{"skipped": {"meta": 0}}, {"skipped_names": ["a"]}, {"spots": 7}])
-def test_an_index_that_differs_in_no_byte_of_the_shard_is_a_fault(tmp_path: Path, change: dict[str, Any]) -> None:
-    path = made(tmp_path, UNLIKE)
-    description, arrays, *_ = unpack(memoryview(index_path(path).read_bytes()))
-    forged(path, {**description, **change}, arrays)
-    index = ShardIndex.open(path)
-    manifest = Manifest.load(tmp_path)
-    replace(manifest, shards=(replace(manifest.shards[0], index=f"{index.checksum:016x}"),)).save(tmp_path)
-    [fault] = verify_shards(tmp_path)
-    assert "the index is another one than indexing gives" in fault.message
-    assert fault.shard == str(path)
 
 
 @pytest.mark.parametrize("members", [(), ("txt",), ("cls", "txt", "zzz")])
@@ -413,7 +398,7 @@ def test_many_faults_take_no_time(tmp_path: Path) -> None:
 
 
 def test_energons_rule_takes_no_time(tmp_path: Path) -> None:
-    name = "a/" * 200_000 + "x"
+    name = "a/" * 30_000 + "x"
     data = member("././@LongLink", name.encode() + b"\0", b"L") + member("x", b"") + END
     (tmp_path / "a.tar").write_bytes(data)
     energon_path(tmp_path / "a.tar").write_bytes(np.array([len(data) - 1024], "<u8").tobytes())
@@ -427,42 +412,3 @@ def member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
     header = tarfile.TarInfo(name)
     header.size, header.type = len(data), kind
     return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)
-
-
-def pax(kind: bytes, key: str, value: str) -> bytes:
-    body = f" {key}={value}\n".encode()
-    length = next(n for n in range(len(body), len(body) + 5) if n == len(str(n)) + len(body))
-    return member("pax", b"%d" % length + body, kind)
-
-
-WORDS = st.sampled_from(["one.txt", "two.txt"])
-HEADERS = st.one_of(
-    st.builds(lambda word: member("././@LongLink", word.encode() + b"\0", b"L"), WORDS),
-    st.builds(lambda kind, word: pax(kind, "path", word), st.sampled_from([b"x", b"g"]), WORDS),
-    st.builds(lambda kind: pax(kind, "mtime", "1"), st.sampled_from([b"x", b"g"])),
-    st.just(member("././@LongLink", b"to\0", b"K")),
-)
-
-
-@given(st.lists(HEADERS, max_size=4))
-def test_a_name_is_the_one_that_others_read_or_refused(tmp_path_factory: pytest.TempPathFactory, parts: Any) -> None:
-    data = b"".join(parts) + member("plain.txt", b"abc") + END
-    path = tmp_path_factory.mktemp("tar") / "a.tar"
-    path.write_bytes(data)
-    command = ["tar", "tf", path.name]
-    told = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False)
-    with tarfile.open(path) as file:
-        gnu, python = told.stdout.split(), file.getnames()
-    assert told.returncode == 0, told.stderr
-    if gnu == python:
-        assert [one.name for one in walk(data)] == gnu
-    else:
-        with pytest.raises(RefusedMemberError, match="several extended headers give the member the path") as caught:
-            list(walk(data, shard="a.tar"))
-        assert caught.value.shard == "a.tar"
-
-
-def test_extended_headers_without_end_are_refused() -> None:
-    data = pax(b"x", "path", "a.txt") * 1000 + member("plain.txt", b"") + END
-    with pytest.raises(RefusedMemberError, match="more than 16 extended headers before one member"):
-        list(walk(data))

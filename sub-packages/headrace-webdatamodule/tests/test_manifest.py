@@ -25,8 +25,8 @@ from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
     ShardEntry,
     add_column,
-    columns_that_stay,
     is_plain_name,
+    kept_columns,
     open_column,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -317,13 +317,13 @@ def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyP
 def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
     add_column(folder, f"{DERIVED}x", np.zeros(10))
     manifest = add_column(folder, "n", np.zeros(10))
-    assert columns_that_stay(folder, manifest, cure="") == manifest.columns
+    assert kept_columns(folder, manifest, cure="") == manifest.columns
     other = replace(manifest, shards=manifest.shards[:1])
     with pytest.raises(ManifestError, match=r"these columns were made: n\. Do this$"):
-        columns_that_stay(folder, other, cure="Do this")
-    assert columns_that_stay(folder, other, replaced={"n", "m"}, cure="") == ()
+        kept_columns(folder, other, cure="Do this")
+    assert kept_columns(folder, other, replaced={"n", "m"}, cure="") == ()
     (folder / NAME).unlink()
-    assert columns_that_stay(folder, other, cure="") == ()
+    assert kept_columns(folder, other, cure="") == ()
 
 
 def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:

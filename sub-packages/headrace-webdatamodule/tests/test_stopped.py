@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.webdatamodule import IndexedShards, ManifestError, index_shards, verify_shards, write_shards
-from headrace.webdatamodule.shards.index.manifest import stopped_write
+from headrace.webdatamodule.shards.index.manifest import unfinished_write
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 SAMPLES = [(f"s{i:02d}", {"txt": b"%d" % i}) for i in range(24)]
@@ -81,7 +81,7 @@ def test_notes_of_others_say_nothing(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "x.plan.json").write_bytes(note)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "y.plan.json")
-    assert stopped_write(tmp_path) is None
+    assert unfinished_write(tmp_path) is None
 
 
 def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:

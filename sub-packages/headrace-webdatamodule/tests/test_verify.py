@@ -248,7 +248,10 @@ def test_an_index_of_another_time_is_found(folder: Path) -> None:
     old = (folder / NAME).read_bytes()
     index_shards(folder, drop_columns=True)
     (folder / NAME).write_bytes(old)
-    one(folder, "the index is another one than the manifest's", shard=str(path))
+    stale, other = verify_shards(folder)
+    assert "manifest.hrs: the index of the set belongs to another manifest" in stale.message
+    assert "the index is another one than the manifest's" in other.message
+    assert other.shard == str(path)
 
 
 def test_a_manifest_of_other_white_space_is_found(folder: Path) -> None:

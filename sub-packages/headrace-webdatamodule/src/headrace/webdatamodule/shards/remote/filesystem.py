@@ -199,7 +199,7 @@ class RemoteFiles:
             StaleIndexError: It is another one.
         """
         size = self.size(index.shard)
-        parts = self.parts(index.shard, index.spot_ranges() if size == index.shard_bytes else [])
+        parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
         index.check_shard(size, lambda begin, end: parts[begin:end])
 
     def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:

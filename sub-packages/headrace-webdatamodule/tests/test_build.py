@@ -1,5 +1,7 @@
 import multiprocessing
 import os
+import shutil
+import subprocess
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError
 from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, fitting_index, index_shards
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.writing.write import write_tars
 
@@ -36,7 +39,7 @@ def test_each_shard_gets_an_index_and_the_manifest_names_all(folder: Path) -> No
         index = ShardIndex.open(folder / shard.name)
         assert shard.nbytes == (folder / shard.name).stat().st_size == index.shard_bytes
         assert shard.index == f"{index.checksum:016x}"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".hri"] * 3 + [".json"] + [".tar"] * 3
+    assert sorted(path.suffix for path in folder.iterdir()) == [".hri"] * 3 + [".hrs", ".json"] + [".tar"] * 3
 
 
 def test_processes_and_threads_make_the_same(folder: Path) -> None:
@@ -88,7 +91,7 @@ def test_a_replaced_shard_of_the_same_size_is_read_again(folder: Path) -> None:
     when = a.stat().st_mtime_ns
     a.write_bytes(b.read_bytes().replace(b"s01", b"s91").replace(b"x", b"y"))
     os.utime(a, ns=(when, when))
-    with pytest.raises(DamagedShardError, match="checksum does not fit"):
+    with pytest.raises(DamagedShardError, match="the header is damaged"):
         index_shards(folder)
     assert Manifest.load(folder) == first
 
@@ -157,3 +160,43 @@ def test_a_place_that_is_no_directory_is_named(folder: Path) -> None:
         index_shards(path)
     with pytest.raises(FileNotFoundError, match=r"there is no directory '.*nowhere'"):
         index_shards(folder / "nowhere")
+
+
+def test_force_indexes_all_shards_anew(folder: Path) -> None:
+    first = index_shards(folder)
+    before = times(folder)
+    assert index_shards(folder, force=True) == first
+    assert times(folder) == before  # the same bytes are not written again
+    index_shards(folder)
+    for path in folder.glob("*.tar"):
+        data = bytearray(path.read_bytes())
+        offsets = ShardIndex.open(path).offsets.tolist()
+        data[next(at for at in offsets if at > 5000)] ^= 1  # in none of the pieces that are compared
+        when = path.stat().st_mtime_ns
+        path.write_bytes(data)
+        os.utime(path, ns=(when, when))
+    assert index_shards(folder) == first
+    assert index_shards(folder, force=True) != first
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_complete_directory_need_not_be_writable(tmp_path: Path, folder: Path, copied: bool) -> None:
+    manifest = index_shards(folder)
+    if copied:  # the shards came after their indexes
+        for path in folder.glob("*.tar"):
+            path.touch()
+    view = tmp_path / "read-only"
+    view.mkdir()
+    for words in (["--bind", str(folder), str(view)], ["-o", "remount,ro,bind", str(view)]):
+        if not shutil.which("mount") or subprocess.run(["mount", *words], check=False).returncode:
+            pytest.skip("nothing can be mounted here")
+    try:
+        assert index_shards(view) == manifest
+        assert index_shards(view, force=True) == manifest
+        (folder / SET_INDEX_NAME).unlink()
+        assert index_shards(view) == manifest  # readers can do without it
+        index_path(next(folder.glob("*.tar"))).unlink()
+        with pytest.raises(OSError, match="Read-only file system"):
+            index_shards(view)
+    finally:
+        subprocess.run(["umount", str(view)], check=True)
