@@ -1,19 +1,35 @@
+import io
 import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, fitting_index, index_shards
+from headrace.webdatamodule import IndexedShards, ShardError, verify_shards
+from headrace.webdatamodule.shards.errors import (
+    DamagedShardError,
+    ManifestError,
+)
+from headrace.webdatamodule.shards.index.build import (
+    SkippedMembersWarning,
+    build_index,
+    fitting_index,
+    index_shards,
+    map_file,
+)
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.dataset import member_sizes
+from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 
@@ -200,3 +216,78 @@ def test_a_complete_directory_need_not_be_writable(tmp_path: Path, folder: Path,
             index_shards(view)
     finally:
         subprocess.run(["umount", str(view)], check=True)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard whose index is mapped, because it is large: its keys are listed."""
+    folder = tmp_path_factory.mktemp("large")
+    path = made(folder, [(f"{n * n}", {"txt": b"1", "cls": b""}) for n in range(12_000)])
+    assert index_path(path).stat().st_size > 1 << 18
+    return path
+
+
+def test_a_shard_that_is_cut_while_it_is_indexed_is_an_error(large: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(large.read_bytes())
+    data = map_file(path)
+    assert data[0:512] == large.read_bytes()[:512]
+    os.truncate(path, 600_000)
+    with pytest.raises(DamagedShardError, match="was cut while it was read") as caught:
+        build_index(data, shard=str(path))
+    assert caught.value.shard == str(path)
+    assert caught.value.offset is not None
+
+
+def instead(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "endless":
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files there")
+@pytest.mark.parametrize("what", ["fifo", "directory", "endless"])
+@pytest.mark.parametrize("suffix", ["", ".hri", NAME])
+def test_what_is_no_plain_file_is_refused(tmp_path: Path, what: str, suffix: str) -> None:
+    path = made(tmp_path, UNLIKE)
+    wrong = tmp_path / NAME if suffix == NAME else Path(f"{path}{suffix}")
+    instead(wrong, what)
+    kind = {"fifo": "a FIFO", "directory": "a directory", "endless": "a device"}[what]
+    with pytest.raises(ShardError, match=f"this is {kind}, not a plain file"):
+        IndexedShards(tmp_path)[0]
+    faults = [fault for fault in verify_shards(tmp_path) if f"this is {kind}" in fault.message]
+    assert len(faults) == 1
+    if suffix == "":
+        with pytest.raises(DamagedShardError, match=kind):
+            index_shards(tmp_path)
+
+
+def tar(names: list[str]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as file:
+        for name in names:
+            file.addfile(tarfile.TarInfo(name))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"one.{n:x}" for n in range(20_000)], [f"{n:05d}.{n % 4000:x}" for n in range(8_000)]],
+    ids=["members", "layouts"],
+)
+def test_many_members_or_layouts_take_no_time(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "a.tar").write_bytes(tar(names))
+    manifest = index_shards(tmp_path)
+    assert len(manifest.members) == len({name.partition(".")[2] for name in names})
+    index = ShardIndex.open(tmp_path / "a.tar")
+    read = OpenShard(index, Mapped(index), None, verify=True)
+    found: list[Any] = []
+    read.some(range(len(index)), found)
+    assert sum(map(len, found)) == len(names) + len(found)
+    for member in manifest.members[:200]:
+        assert member_sizes(index, member, missing=0).sum() == 0
+    assert verify_shards(tmp_path) == []

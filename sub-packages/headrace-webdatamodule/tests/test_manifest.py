@@ -1,3 +1,4 @@
+import copy
 import json
 import signal
 import subprocess
@@ -13,13 +14,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import ManifestError
+from headrace.webdatamodule import verify_shards
+from headrace.webdatamodule.shards.errors import (
+    ManifestError,
+)
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.manifest import (
     DERIVED,
+    MOST_BYTES,
     NAME,
     ColumnEntry,
     Manifest,
@@ -341,3 +347,54 @@ def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
 def test_an_entry_is_what_the_index_says(folder: Path) -> None:
     for entry in Manifest.load(folder).shards:
         assert ShardEntry.of(ShardIndex.open(folder / entry.name)) == entry
+
+
+def test_an_endless_manifest_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / NAME).open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(ManifestError, match=f"{MOST_BYTES + 1} bytes, more than the {MOST_BYTES} "):
+        Manifest.load(tmp_path)
+
+
+BAD: list[tuple[str, Any]] = [
+    *[(key, value) for key in ("samples", "nbytes", "skipped") for value in (10**400, 2**63, -1, True, 1.0, "1", None)],
+    *[("name", value) for value in ("\ud800.tar", "x" * 300, "é" * 200, "a\0", "", 3, None, "a/b.tar", "NUL:")],
+    *[("index", value) for value in ("", "0" * 17, "g" * 16, 3, "\ud800" * 16)],
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_manifest_that_says_what_cannot_be_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    made(tmp_path, UNLIKE)
+    table = json.loads((tmp_path / NAME).read_text())
+    wrong = copy.deepcopy(table)
+    wrong["shards"][0][key] = value
+    (tmp_path / NAME).write_text(json.dumps(wrong))
+    with pytest.raises(ManifestError, match="index the directory again") as caught:
+        Manifest.load(tmp_path)
+    assert len(str(caught.value)) < 1000
+    assert verify_shards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": "headrace-shards", "version": NaN}',
+        '{"format": "headrace-shards", "version": 1, "version": 1}',
+        '{"format": "headrace-shards", "version": true}',
+        '{"format": "headrace-shards", "version": %s}' % ("9" * 5000),
+        "[" * 100_000,
+        "Infinity",
+        "\ufeff{}",
+        "",
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("members", [["txt", "txt"], ["\ud800"], ["__key__"], [3], ["txt", None]])
+def test_members_that_cannot_be_are_refused(members: list[Any]) -> None:
+    with pytest.raises(ManifestError):
+        Manifest((), tuple(members))
