@@ -13,24 +13,26 @@ import numpy as np
 import pytest
 from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule import IndexedShards, ShardError, verify_shards
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
+    RefusedMemberError,
+    ShardError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_tars,
+)
 from headrace.webdatamodule.shards.errors import (
     DamagedShardError,
     ManifestError,
 )
-from headrace.webdatamodule.shards.index.build import (
-    SkippedMembersWarning,
-    build_index,
-    fitting_index,
-    index_shards,
-    map_file,
-)
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.dataset import member_sizes
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
-from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 @pytest.fixture
@@ -291,3 +293,44 @@ def test_many_members_or_layouts_take_no_time(tmp_path: Path, names: list[str]) 
     for member in manifest.members[:200]:
         assert member_sizes(index, member, missing=0).sum() == 0
     assert verify_shards(tmp_path) == []
+
+
+END = bytes(1024)
+
+
+def plain_header(name: str, size: int, kind: bytes = b"0") -> bytes:
+    octal = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + octal + b"0" * 11 + b"\0")
+    block += b" " * 8 + kind + bytes(100) + b"ustar\x0000" + bytes(247)
+    block = block[:512]
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def plain_member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+    return plain_header(name, len(data), kind) + data + bytes(-len(data) % 512)
+
+
+@pytest.mark.nightly
+def test_a_sparse_file_of_six_gib_is_read_around(tmp_path: Path) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(plain_header("a.txt", 6 << 30))
+        file.seek(6 << 30, io.SEEK_CUR)
+        file.write(plain_member("b.txt", b"small") + END)
+    if (tmp_path / "a.tar").stat().st_blocks * 512 > 1 << 30:
+        pytest.skip("this file system has no holes")
+    index_shards(tmp_path)
+    dataset = IndexedShards(tmp_path, check="none")
+    assert [sample["txt"] for sample in dataset.iterate(1)] == [dataset[1]["txt"]] == ["small"]
+    assert dataset.sizes("txt").tolist() == [6 << 30, 5]
+
+
+@pytest.mark.parametrize("kind", [b"x", b"L", b"g"])
+def test_an_extended_header_of_a_gib_is_refused(tmp_path: Path, kind: bytes) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(plain_header("long", 1 << 30, kind))
+        file.seek(1 << 30, io.SEEK_CUR)
+        file.write(plain_member("a.txt", b"") + END)
+    with pytest.raises(RefusedMemberError, match="an extended header has 1073741824 bytes") as caught:
+        index_shards(tmp_path)
+    assert caught.value.offset == 0

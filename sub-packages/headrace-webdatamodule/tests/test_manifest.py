@@ -1,5 +1,6 @@
 import copy
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,27 +17,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule import verify_shards
-from headrace.webdatamodule.shards.errors import (
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
     ManifestError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_shards,
+    write_tars,
 )
 from headrace.webdatamodule.shards.format.tar import RESERVED
-from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.manifest import (
     DERIVED,
     MOST_BYTES,
     NAME,
     ColumnEntry,
-    Manifest,
     ShardEntry,
-    add_column,
     is_plain_name,
     kept_columns,
     open_column,
+    unfinished_write,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.writing.write import only_manifest, write_tars
+from headrace.webdatamodule.shards.writing.write import only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -398,3 +404,105 @@ def test_a_manifest_of_another_form_is_refused(text: str) -> None:
 def test_members_that_cannot_be_are_refused(members: list[Any]) -> None:
     with pytest.raises(ManifestError):
         Manifest((), tuple(members))
+
+
+def test_a_manifest_cannot_have_a_shard_removed_as_a_column(tmp_path: Path) -> None:
+    write_tars([("a", {"txt": b"1"})], tmp_path, n_shards=1)
+    [entry] = index_shards(tmp_path).shards
+    for file in (entry.name, f"{entry.name}.hri", "manifest.json"):
+        replace(Manifest.load(tmp_path), columns=(ColumnEntry("tok", "<i8", file, "0" * 16),)).save(tmp_path)
+        add_column(tmp_path, "tok", [3])
+        assert {path.name for path in tmp_path.iterdir()} >= {entry.name, f"{entry.name}.hri", "manifest.json"}
+    [before] = Manifest.load(tmp_path).columns
+    add_column(tmp_path, "tok", [4])
+    assert not (tmp_path / before.file).exists()  # the column that was replaced is
+
+
+COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
+
+
+SAMPLES = [(f"s{i:02d}", {"txt": b"%d" % i}) for i in range(24)]
+
+
+TOLD = r"a write was stopped at 1 of 12 shards.*run it again, or remove shard\.plan\.json to keep what is there"
+
+
+KILLED_WRITE = """
+import os, signal, sys
+from headrace.webdatamodule import write_shards
+class Dying:
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"s{i:02d}", {"txt": b"%d" % i}
+write_shards(Dying(), sys.argv[1], n_shards=12, workers=1)
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """The first of twelve shards, and the note that tells of the others."""
+    done = subprocess.run([sys.executable, "-c", KILLED_WRITE, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob("*.tar")] == ["shard-000000.tar"]
+    return tmp_path
+
+
+def test_a_part_of_a_set_is_not_taken_for_all_of_it(begun: Path) -> None:
+    before = sorted(path.name for path in begun.iterdir())
+    for use in (index_shards, IndexedShards):
+        with pytest.raises(ManifestError, match=TOLD):
+            use(begun)
+    [fault] = verify_shards(begun)
+    assert "stopped at 1 of 12 shards" in str(fault)
+    assert sorted(path.name for path in begun.iterdir()) == before
+
+
+@pytest.mark.parametrize(("command", "code"), [("info", 2), ("index", 2), ("verify", 1), ("ls", 2)])
+def test_commands_name_the_same_cure(begun: Path, command: str, code: int) -> None:
+    done = subprocess.run([*COMMAND, command, str(begun)], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "stopped at 1 of 12 shards" in done.stdout + done.stderr
+    assert "headrace-shards index" not in done.stdout + done.stderr
+
+
+def test_both_cures_help(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kept = tmp_path_factory.mktemp("kept")
+    for path in begun.glob("shard-*"):
+        (kept / path.name).write_bytes(path.read_bytes())
+    assert write_shards(SAMPLES, begun, n_shards=12, workers=1).n_samples == 24
+    assert (verify_shards(begun), len(index_shards(begun).shards)) == ([], 12)
+    (kept / "shard.plan.json").unlink(missing_ok=True)
+    assert (index_shards(kept).n_samples, verify_shards(kept)) == (2, [])
+
+
+def test_a_part_that_a_manifest_made_look_whole_is_a_fault(begun: Path) -> None:
+    note = (begun / "shard.plan.json").read_bytes()
+    (begun / "shard.plan.json").unlink()
+    index_shards(begun)
+    (begun / "shard.plan.json").write_bytes(note)
+    [fault] = verify_shards(begun)
+    assert "stopped at 1 of 12 shards" in str(fault)
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"[]", b"{}", b"[" * 100_000, b'{"format": "headrace-plan", "shards": -1}', b"\xff"]
+)
+def test_notes_of_others_say_nothing(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / "x.plan.json").write_bytes(note)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "y.plan.json")
+    assert unfinished_write(tmp_path) is None
+
+
+def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.plan.json").write_text(f'{{"format": "headrace-plan", "shards": {10**30}}}')
+    with pytest.raises(ManifestError, match="stopped at 0 of 1000"):
+        index_shards(tmp_path)
+
+
+def test_a_directory_without_tar_files_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"there are no \.tar files in"):
+        IndexedShards(tmp_path)
