@@ -30,7 +30,7 @@ from headrace.webdatamodule.loader import ResumableLoader, has_state
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.reading.dataset import Check
+from headrace.webdatamodule.shards.reading.dataset import Verify as Check
 from headrace.webdatamodule.splits import Split, needed_by, stage_name
 from headrace.webdatamodule.trainer.following import follow_trainer
 

@@ -13,7 +13,8 @@ from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
 from headrace.webdatamodule.shards.decoding.decode import decode_member
-from headrace.webdatamodule.shards.reading.dataset import Check, IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import Verify as Check
 
 
 @dataclass(frozen=True)
