@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.size_aware_batching.chebyshev import evaluate, interval, least_squares
+from headrace.size_aware_batching.memory_model import evaluate, interval, least_squares
 
 NUMBERS = st.floats(-100, 100)
 

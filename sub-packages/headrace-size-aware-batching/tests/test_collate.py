@@ -18,7 +18,7 @@ from headrace.size_aware_batching import (
     PaddedBatch,
     PaddedCollate,
 )
-from headrace.size_aware_batching.collating.rows import offsets_of
+from headrace.size_aware_batching.collate import offsets_of
 
 lengths_lists = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.drawing import spread
-from headrace.size_aware_batching.planning.report import draw
+from headrace.size_aware_batching.plotting import draw, spread
 
 
 def plan(sizes: Any, budget: Any, **options: Any) -> BatchPlan:

@@ -26,8 +26,8 @@ def test_planning_does_without_matplotlib(tmp_path: Path) -> None:
 def test_drawing_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
     result = python(
         "from headrace.size_aware_batching import DistributedSizeAwareBatchSampler as Sampler\n"
-        "from headrace.size_aware_batching.planning.report import draw\n"
         "try:\n"
+        "    from headrace.size_aware_batching.plotting import draw\n"
         "    draw({'': Sampler(range(1, 100), 200).plan()}, 'plan.png')\n"
         "except ImportError as error:\n"
         "    print(error)",

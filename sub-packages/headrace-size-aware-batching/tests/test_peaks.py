@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headrace.size_aware_batching.peaks import collect_peaks, measured
+from headrace.size_aware_batching.memory import collect_peaks, measured
 
 
 class PythonMeter:

@@ -11,8 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.size_aware_batching.sizes import checked_budget, checked_size, size_array, size_lookup
-from headrace.size_aware_batching.vectors import number_vector, real_number, size_vector
+from headrace.size_aware_batching._sizes import (
+    checked_budget,
+    checked_size,
+    number_vector,
+    real_number,
+    size_array,
+    size_lookup,
+    size_vector,
+)
 
 FORMS: dict[str, Any] = {
     "callable": lambda index: [3, 1, 2][index],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.sizes_files import fasta_lengths, sizes_of_file, sizes_of_files
+from headrace.size_aware_batching._sizes import fasta_lengths, sizes_of_file, sizes_of_files
 
 FASTA = b">one a protein\nMKVLA\nGG\n\n>two\n>three\r\nMK V\r\n"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.size_aware_batching.vectors import number_vector, real_number, size_vector
+from headrace.size_aware_batching._sizes import number_vector, real_number, size_vector
 
 
 def test_numbers_of_any_make() -> None:

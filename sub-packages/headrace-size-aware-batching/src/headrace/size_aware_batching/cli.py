@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._sizes import sizes_of_files
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.plan import BatchPlan
+from headrace.size_aware_batching.plan import BatchPlan, table
 from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
-from headrace.size_aware_batching.planning.report import draw, table
-from headrace.size_aware_batching.sizes_files import sizes_of_files
 
 USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
 PASSED_ON = ("cost", "max_items", "max_length", "batch_size_multiple", "length_multiple", "oversize", "seed")
@@ -80,6 +79,8 @@ def run(options: argparse.Namespace) -> str:
     strategies = options.strategy or [USUAL[options.cost]]
     plans = {name: planned(sizes, name, options) for name in strategies}
     if options.draw is not None:
+        from headrace.size_aware_batching.plotting import draw  # needs matplotlib
+
         draw(plans, options.draw, options.ranks)
     reports = {name: plan.report() for name, plan in plans.items()}
     if not options.json:

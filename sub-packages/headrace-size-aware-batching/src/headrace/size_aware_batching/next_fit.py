@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from headrace.size_aware_batching.messages import shortlist
-from headrace.size_aware_batching.vectors import Number
+from headrace.size_aware_batching._sizes import Number
+from headrace.size_aware_batching._validation import shortlist
 
 Element = TypeVar("Element")
 Key = TypeVar("Key")

@@ -5,18 +5,18 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching.bucket_sampler import BucketBatchSampler
-from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.messages import Logger, log_info, logger_or, warn
-from headrace.size_aware_batching.next_fit import Tally, next_fit
-from headrace.size_aware_batching.sizes import (
+from headrace.size_aware_batching._sizes import (
+    Number,
     SizeOf,
     checked_budget,
     checked_size,
     plain_index,
     size_lookup,
 )
-from headrace.size_aware_batching.vectors import Number
+from headrace.size_aware_batching._validation import Logger, log_info, logger_or, warn
+from headrace.size_aware_batching.buckets import BucketBatchSampler
+from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.next_fit import Tally, next_fit
 
 __all__ = [
     "BucketBatchSampler",

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from headrace.size_aware_batching._sizes import real_number
 from headrace.size_aware_batching.cost import UNLIMITED, CostFunction
-from headrace.size_aware_batching.vectors import real_number
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]

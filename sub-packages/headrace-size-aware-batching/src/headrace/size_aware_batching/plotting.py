@@ -1,29 +1,35 @@
 """Pictures of plans. Needs matplotlib, and is imported only when something is drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.report import first_column, per_batch, work_per_batch
+from headrace.size_aware_batching.plan import BatchPlan, first_column, per_batch, work_per_batch
 
-if TYPE_CHECKING:
-    from headrace.size_aware_batching.plan import BatchPlan
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ImportError(
+        f"drawing plans needs matplotlib ({error}): pip install headrace-size-aware-batching[plot]"
+    ) from error
 
 BLUE, ORANGE, RED, GREY = "#1f6fb4", "#e8833a", "#b3261e", "#666666"
 POINTS = 20_000  # samples drawn, about
 Y_LABELS = ("share of the batches", "size of the samples", "work, mean rank = 1")
 
 
-def draw_plans(plans: dict[str, BatchPlan], path: Path, n_ranks: int) -> None:
-    """Draw plans side by side, a column each."""
+def draw(plans: dict[str, BatchPlan], path: str | Path, n_ranks: int = 8) -> None:
+    """Draw plans side by side into a PNG, PDF or SVG file: fill, sizes against batches, cost by rank.
+
+    Args:
+        plans: By the names to show.
+        path: File to write; its ending says which kind.
+        n_ranks: World size of the last row.
+    """
     if not plans:
         raise ValueError("plans: got none, expected at least one to draw")
     with mpl.rc_context(

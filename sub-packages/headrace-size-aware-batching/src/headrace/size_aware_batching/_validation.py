@@ -1,4 +1,4 @@
-"""Where messages go when the caller names no logger of their own."""
+"""Checks of arguments, and where messages go when the caller names no logger."""
 
 import logging
 import sys
