@@ -1,8 +1,12 @@
+"""Sizes in every form that can be given."""
+
+import gzip
 import math
 import pickle
 import time
 from collections import UserDict
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +14,77 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from headrace.size_aware_batching._sizes import (
     checked_budget,
     checked_size,
+    fasta_lengths,
     number_vector,
     real_number,
     size_array,
     size_lookup,
     size_vector,
+    sizes_of_file,
+    sizes_of_files,
 )
+
+
+def test_numbers_of_any_make() -> None:
+    values = (np.int8(4), torch.tensor([4]), Fraction(1, 2), np.array(0.5))
+    made = [real_number(value, "size") for value in values]
+    assert made == [4, 4, 0.5, 0.5]
+    assert [type(number) for number in made] == [int, int, float, float]
+
+
+def test_faulty_sizes_are_counted_and_the_first_is_named() -> None:
+    with pytest.raises(ValueError, match="sizes holds 2 negative sizes, the first is -4 at index 1"):
+        size_vector([1, -4, -5], "sizes")
+    with pytest.raises(ValueError, match="sizes holds 1 NaN, the first at index 1"):
+        size_vector(np.array([1.0, math.nan]), "sizes")
+    assert number_vector([1, -4], "numbers").tolist() == [1, -4]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2], (1, 2), np.array([1, 2], np.int8), np.array([1, 2], np.uint64), torch.tensor([1, 2])],
+)
+def test_integers_become_int64(values: Any) -> None:
+    array = number_vector(values, "v")
+    assert array.dtype == np.int64
+    assert array.tolist() == [1, 2]
+
+
+def test_large_arrays_are_not_copied() -> None:
+    array, tensor = np.arange(4), torch.arange(4)
+    assert np.shares_memory(number_vector(array, "v"), array)
+    assert np.shares_memory(number_vector(tensor, "v"), tensor.numpy())
+
+
+@pytest.mark.parametrize("values", [[], np.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int32)])
+def test_empty(values: Any) -> None:
+    assert number_vector(values, "v").shape == (0,)
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 2)), torch.tensor(1), torch.zeros(1, 1)])
+def test_only_one_dimension(values: Any) -> None:
+    with pytest.raises(ValueError, match="v must be 1-D"):
+        number_vector(values, "v")
+
+
+@pytest.mark.parametrize(
+    "values", [3, "12", [[1], [1, 2]], [True], ["a"], [1j], [None], torch.tensor([True]), np.array(["a"])]
+)
+def test_only_real_numbers(values: Any) -> None:
+    with pytest.raises(TypeError, match=r"v.* must"):
+        number_vector(values, "v")
+
+
+@pytest.mark.parametrize("values", [[2**63], np.array([2**63], dtype=np.uint64)])
+def test_integers_that_do_not_fit(values: Any) -> None:
+    with pytest.raises(ValueError, match=f"v holds {2**63}, beyond the 64-bit integers"):
+        number_vector(values, "v")
+
 
 FORMS: dict[str, Any] = {
     "callable": lambda index: [3, 1, 2][index],
@@ -78,7 +143,7 @@ def test_nan_and_negative_sizes_are_refused(value: object) -> None:
         checked_size(value, "index", 7)
 
 
-def test_numbers_of_any_make() -> None:
+def test_numbers_of_any_make_of_sizes() -> None:
     made = [real_number(value, "size") for value in (np.int8(4), torch.tensor([4]), Fraction(1, 2), np.array(0.5))]
     assert made == [4, 4, 0.5, 0.5]
     assert [type(number) for number in made] == [int, int, float, float]
@@ -183,3 +248,87 @@ def test_a_progress_bar_shows_up_only_when_it_takes_long(capfd: pytest.CaptureFi
 
     size_array(slow, 5)
     assert "sizes" in capfd.readouterr().err
+
+
+FASTA = b">one a protein\nMKVLA\nGG\n\n>two\n>three\r\nMK V\r\n"
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+@pytest.mark.parametrize("kind", [np.uint16, np.int64, np.float64])
+def test_npy_comes_back_as_it_was_saved(tmp_path: Path, shape: tuple[int, ...], kind: type) -> None:
+    saved: NDArray[Any] = np.arange(np.prod(shape)).reshape(shape).astype(kind)
+    np.save(tmp_path / "sizes.npy", saved)
+    read = sizes_of_file(tmp_path / "sizes.npy")
+    assert read.dtype == kind
+    np.testing.assert_array_equal(read, saved)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1))
+def test_text_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+    path = tmp_path_factory.getbasetemp() / "sizes.txt"
+    path.write_text("\n".join(map(str, sizes)))
+    assert sizes_of_file(path).tolist() == sizes
+
+
+def test_text_may_hold_real_numbers_and_end_in_empty_lines(tmp_path: Path) -> None:
+    assert sizes_of_file(written(tmp_path / "s.txt", b"3\r\n1.5\r\n2e3\r\n\r\n")).tolist() == [3.0, 1.5, 2000.0]
+
+
+@pytest.mark.parametrize("ending", [".fasta", ".fa", ".faa", ".fna", ".FASTA"])
+def test_fasta_sizes_are_numbers_of_letters(tmp_path: Path, ending: str) -> None:
+    assert sizes_of_file(written(tmp_path / f"p{ending}", FASTA)).tolist() == [7, 0, 3]
+    assert sizes_of_file(written(tmp_path / f"p{ending}.gz", gzip.compress(FASTA))).tolist() == [7, 0, 3]
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(1, 90))
+def test_fasta_sizes_do_not_depend_on_the_width_of_the_lines(lengths: list[int], width: int) -> None:
+    lines: list[bytes] = []
+    for n in lengths:
+        lines += [b">x", *(b"A" * min(width, n - begin) for begin in range(0, n, width))]
+    assert list(fasta_lengths(lines)) == lengths
+
+
+def test_files_are_joined_in_order(tmp_path: Path) -> None:
+    paths = [written(tmp_path / "b.txt", b"9\n8\n"), written(tmp_path / "a.fasta", FASTA)]
+    assert sizes_of_files(paths).tolist() == [9, 8, 7, 0, 3]
+
+
+def test_files_of_different_columns_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "two.npy", np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"differ in columns.*two\.npy: \(3, 2\)"):
+        sizes_of_files([written(tmp_path / "b.txt", b"9\n"), tmp_path / "two.npy"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("s.csv", b"1\n", "allowed endings are .npy, .txt, .fasta"),
+        ("s.txt", b"1\n\n2\n", "line 2: got ''"),
+        ("s.txt", b"1\ntwo\n", "line 2: got 'two'"),
+        ("s.txt", b"1\n-2\n", "the first at index 1"),
+        ("s.txt", b"1\nnan\n", "the first at index 1"),
+        ("s.txt", b"\n", "holds no size"),
+        ("s.txt", b"\xff\xfe", "no text in UTF-8"),
+        ("s.fasta", b"MKV\n>one\nMK\n", "line 1: letters before the first '>'"),
+        ("s.fasta", b"", "holds no size"),
+        ("s.fasta.gz", FASTA, "[Nn]ot a gzipped file"),
+        ("s.fasta.gz", gzip.compress(FASTA * 100)[:-30], "ended before"),
+        ("s.npy", b"no array", "does not begin as a .npy file does"),
+        ("s.npy", b"\x93NUMPY\x01\x00", "s.npy: "),
+    ],
+)
+def test_what_holds_no_sizes_is_refused_by_name(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as caught:
+        sizes_of_file(written(tmp_path / name, content))
+    assert name in str(caught.value)
+
+
+def test_an_npy_file_never_runs_code(tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", np.array([1, None]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        sizes_of_file(tmp_path / "s.npy")

@@ -4,12 +4,16 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch.utils.data
 
 Logger = Callable[[str], None]
 
+_LARGEST_MULTIPLE = 2**31
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 _NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
 
@@ -55,3 +59,22 @@ def _level_of_the_caller() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a value that is none of those allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """Return an integer of at least 1 as a plain one; None is left alone."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: got {value!r}, expected an integer")
+    if int(value) < 1:
+        raise ValueError(f"{name}: got {value!r}, expected 1 or more")
+    if name.endswith("multiple") and int(value) > _LARGEST_MULTIPLE:
+        raise ValueError(f"{name}: got {value!r}, expected at most {_LARGEST_MULTIPLE}")
+    return min(int(value), 2**62)

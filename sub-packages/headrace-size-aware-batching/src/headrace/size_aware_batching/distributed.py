@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._sizes import read_sizes
+from headrace.size_aware_batching._validation import one_of
 from headrace.size_aware_batching.cost import CostFunction
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
 from headrace.size_aware_batching.planning.given import GivenOrder
 from headrace.size_aware_batching.planning.keyed import derive
 from headrace.size_aware_batching.planning.listing import Listing, listing
-from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy, one_of
+from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
 from headrace.size_aware_batching.planning.prepared import cut_sizes, plain_budget, prepare
 from headrace.size_aware_batching.planning.sorting import index_type
 from headrace.size_aware_batching.ranks import TAILS, Laid, Tail, lay_out, n_steps

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._sizes import Number, SizeOf, checked_budget, checked_size, real_number, size_lookup
-from headrace.size_aware_batching._validation import Logger, log_info, logger_or, shortlist, warn
+from headrace.size_aware_batching._validation import Logger, log_info, logger_or, shortlist, warn, whole_number
 from headrace.size_aware_batching.cost import (
     UNLIMITED,
     Capacity,
@@ -23,7 +23,7 @@ from headrace.size_aware_batching.cost import (
 from headrace.size_aware_batching.distributed import checked_epoch, checked_seed
 from headrace.size_aware_batching.next_fit import Tally, exact
 from headrace.size_aware_batching.planning.keyed import derive, draws
-from headrace.size_aware_batching.planning.options import Options, Oversize, whole_number
+from headrace.size_aware_batching.planning.options import Options, Oversize
 from headrace.size_aware_batching.planning.prepared import whole_units
 from headrace.size_aware_batching.strategies.bucketed import cut
 

@@ -1,20 +1,18 @@
 """What a user asks of a plan, checked."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from headrace.size_aware_batching._sizes import real_number
+from headrace.size_aware_batching._validation import one_of, whole_number
 from headrace.size_aware_batching.cost import UNLIMITED, CostFunction
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
-LARGEST_MULTIPLE = 2**31
 
 
 @dataclass(frozen=True)
@@ -71,22 +69,3 @@ class Options:
                 f"max_items={self.max_items} is less than batch_size_multiple={self.batch_size_multiple}: "
                 "no batch could hold such a multiple"
             )
-
-
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a value that is none of those allowed."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
-
-
-def whole_number(name: str, value: Any) -> int | None:
-    """Return an integer of at least 1 as a plain one; None is left alone."""
-    if value is None:
-        return None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"{name}: got {value!r}, expected an integer")
-    if int(value) < 1:
-        raise ValueError(f"{name}: got {value!r}, expected 1 or more")
-    if name.endswith("multiple") and int(value) > LARGEST_MULTIPLE:
-        raise ValueError(f"{name}: got {value!r}, expected at most {LARGEST_MULTIPLE}")
-    return min(int(value), UNLIMITED)

@@ -1,3 +1,5 @@
+"""Where messages go."""
+
 import logging
 
 import pytest
