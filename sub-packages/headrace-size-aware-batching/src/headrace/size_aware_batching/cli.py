@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._options import OVERSIZE, STRATEGIES, Strategy
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
 from headrace.size_aware_batching.planning.report import draw, table
 from headrace.size_aware_batching.sizes_files import sizes_of_files
 

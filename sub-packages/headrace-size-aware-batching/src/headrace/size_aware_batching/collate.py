@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headrace.size_aware_batching._options import whole_number
 from headrace.size_aware_batching.collating.fields import Fields, Name
 from headrace.size_aware_batching.collating.rows import (
     mask_of,
@@ -17,7 +18,6 @@ from headrace.size_aware_batching.collating.rows import (
     refuse_pad_value,
 )
 from headrace.size_aware_batching.collating.tree import Path, gather
-from headrace.size_aware_batching.planning.options import whole_number
 
 
 class PaddedBatch(NamedTuple):

@@ -4,11 +4,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from headrace.size_aware_batching.cost import CostFunction
+from headrace.size_aware_batching._budget import CostFunction
+from headrace.size_aware_batching._options import Options, Oversize, whole_number
+from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching.distributed import checked_epoch, checked_seed
 from headrace.size_aware_batching.messages import Logger, log_info, logger_or, warn
-from headrace.size_aware_batching.planning.keyed import derive
-from headrace.size_aware_batching.planning.options import Options, Oversize, whole_number
 from headrace.size_aware_batching.sizes import SizeOf, checked_budget, size_lookup
 from headrace.size_aware_batching.streaming.budget import largest_size, stream_budget
 from headrace.size_aware_batching.streaming.buffer import Buffer

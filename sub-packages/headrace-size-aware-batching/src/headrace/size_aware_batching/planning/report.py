@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.cost import round_up
+from headrace.size_aware_batching._budget import round_up
 
 if TYPE_CHECKING:
     from headrace.size_aware_batching.plan import BatchPlan

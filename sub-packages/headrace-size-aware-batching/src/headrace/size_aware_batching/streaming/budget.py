@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.cost import (
+from headrace.size_aware_batching._binpacking import cut_descending
+from headrace.size_aware_batching._budget import (
     UNLIMITED,
     Capacity,
     CostFunction,
@@ -17,9 +18,8 @@ from headrace.size_aware_batching.cost import (
     PaddedCapacity,
     largest_count,
     round_up,
+    whole_units,
 )
-from headrace.size_aware_batching.planning.prepared import whole_units
-from headrace.size_aware_batching.strategies.bucketed import cut
 from headrace.size_aware_batching.vectors import Number, real_number
 
 REMEMBERED = 2**16  # distinct sizes whose count is kept for a cost function: a stream may bring any number of them
@@ -105,7 +105,7 @@ def stream_budget(
 
     def cuts_by_count(falling: NDArray[Any]) -> NDArray[np.int64]:
         with np.errstate(over="ignore"):  # the count of a size of 1e-310 is infinite, which no limit minds
-            return cut(falling, limits)
+            return cut_descending(falling, limits)
 
     return StreamBudget(
         limit,
@@ -139,7 +139,7 @@ def sum_cuts(limit: Number, most_items: int, multiple: int) -> Cuts:
 
     def cuts(falling: NDArray[Any]) -> NDArray[np.int64]:
         units, budgets = whole_units(falling, (limit,))  # whole numbers, so that sums do not round
-        return cut(units, Limits(budgets=budgets, most_items=most_items, multiple=multiple))
+        return cut_descending(units, Limits(budgets=budgets, most_items=most_items, multiple=multiple))
 
     return cuts
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.size_aware_batching.next_fit import Tally, exact
+from headrace.size_aware_batching.sampler import Tally, exact
 from headrace.size_aware_batching.streaming.rounds import Rounds
 from headrace.size_aware_batching.vectors import Number
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from headrace.size_aware_batching._options import Oversize
 from headrace.size_aware_batching.messages import Logger, shortlist
-from headrace.size_aware_batching.next_fit import Tally
-from headrace.size_aware_batching.planning.options import Oversize
+from headrace.size_aware_batching.sampler import Tally
 from headrace.size_aware_batching.sizes import checked_size
 from headrace.size_aware_batching.streaming.budget import StreamBudget
 from headrace.size_aware_batching.vectors import Number

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.keyed import derive, draws
+from headrace.size_aware_batching._random import derive, random_words
 from headrace.size_aware_batching.streaming.budget import StreamBudget
 
 # One of so many parts of the buffer leaves before all that is there is sorted anew. On 200,000 lognormal sizes (median
@@ -48,11 +48,11 @@ class Rounds:
         """
         key = None if self.key is None else int(derive(self.key, number)[0])
         # Equal sizes lie in random order, or those that came together would always leave together.
-        ties = arrivals if key is None else draws(int(derive(key, 0)[0]), len(sizes))
+        ties = arrivals if key is None else random_words(int(derive(key, 0)[0]), len(sizes))
         order = np.lexsort((ties, -sizes))
         cuts, complete = self.budget.cut(sizes[order])
         oldest = np.minimum.reduceat(arrivals[order], cuts[:-1])
-        turns = np.argsort(oldest if key is None else draws(int(derive(key, 1)[0]), len(oldest)), kind="stable")
+        turns = np.argsort(oldest if key is None else random_words(int(derive(key, 1)[0]), len(oldest)), kind="stable")
         if not ended:
             turns = turns[chosen(turns, complete, int(oldest.argmin()))]
         return [order[cuts[batch] : cuts[batch + 1]] for batch in turns]
