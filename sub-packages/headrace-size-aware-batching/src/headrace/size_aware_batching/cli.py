@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._options import OVERSIZE, STRATEGIES, Strategy
 from headrace.size_aware_batching._sizes import sizes_of_files
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan, table
-from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
 
 USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
 PASSED_ON = ("cost", "max_items", "max_length", "batch_size_multiple", "length_multiple", "oversize", "seed")

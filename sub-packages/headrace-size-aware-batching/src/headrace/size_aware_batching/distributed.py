@@ -11,18 +11,15 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._budget import CostFunction, cut_sizes, plain_budget, prepare
+from headrace.size_aware_batching._options import Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._order import SamplerOrder, index_type
+from headrace.size_aware_batching._planner import Planner, make_planner
+from headrace.size_aware_batching._random import derive
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
 from headrace.size_aware_batching._sizes import read_sizes
 from headrace.size_aware_batching._validation import one_of
-from headrace.size_aware_batching.cost import CostFunction
 from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.fingerprint import fingerprint
-from headrace.size_aware_batching.planning.given import GivenOrder
-from headrace.size_aware_batching.planning.keyed import derive
-from headrace.size_aware_batching.planning.listing import Listing, listing
-from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
-from headrace.size_aware_batching.planning.prepared import cut_sizes, plain_budget, prepare
-from headrace.size_aware_batching.planning.sorting import index_type
-from headrace.size_aware_batching.ranks import TAILS, Laid, Tail, lay_out, n_steps
 
 VERSION = 1
 
@@ -107,8 +104,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self.sizes = read_sizes(sizes)
         self.max_total_size = plain_budget(max_total_size)
         self._sized = prepare(self.sizes, self.max_total_size, self.options)
-        self._given = None if sampler is None else GivenOrder(sampler, self._sized.kept, len(self.sizes))
-        self._listing: Listing | None = None
+        self._given = None if sampler is None else SamplerOrder(sampler, self._sized.kept, len(self.sizes))
+        self._listing: Planner | None = None
         self._fingerprint: int | None = None
         self.epoch = 0
         self._start = 0
@@ -150,11 +147,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def _key(self) -> int:
         return int(derive(self.seed, self.epoch if self.options.shuffle else 0)[0])
 
-    def _list(self) -> Listing:
+    def _list(self) -> Planner:
         if self._given is not None:
-            return listing(self._sized, self.options, self._given.order())
+            return make_planner(self._sized, self.options, self._given.order())
         if self._listing is None:
-            self._listing = listing(self._sized, self.options)
+            self._listing = make_planner(self._sized, self.options)
         return self._listing
 
     def __len__(self) -> int:
@@ -163,7 +160,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned
         for it; else it is known without.
         """
-        return n_steps(self._list().count_from(self._key(), self._start), self.num_replicas, self.tail)
+        return n_steps(self._list().count(self._key(), self._start), self.num_replicas, self.tail)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, from where `load_state_dict` put the sampler, else from the beginning."""
@@ -174,7 +171,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         begun = self._list()
         position, self._start = self._start, 0
         self._iteration = mine = object()  # only the latest iteration of an epoch says where the sampler stands
-        for laid in lay_out(begun.chunks(self._key(), position), replicas, self.tail):
+        for laid in deal_steps(begun.chunks(self._key(), position), replicas, self.tail):
             offsets = laid.offsets
             if laid.repeated and self.tail == "split":
                 warnings.warn(repetition(laid, replicas), stacklevel=2)
@@ -197,15 +194,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             IndexError: If there is none.
         """
         found = self._list()
-        count = found.count_from(self._key(), 0)
+        count = found.count(self._key(), 0)
         if not 0 <= number < count:
             raise IndexError(f"number: got {number}, the epoch has batches 0 to {count - 1}")
-        direct = getattr(found, "batch", None)
-        if direct is not None:
-            samples: list[int] = direct(self._key(), number).tolist()
-            return samples
-        planned: list[int] = self.plan()[number].tolist()
-        return planned
+        samples: list[int] = found.batch(self._key(), number).tolist()
+        return samples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a position that was loaded holds for its own epoch only."""
@@ -299,7 +292,7 @@ class EpochSetter:
         self._owner.set_epoch(epoch)
 
 
-def joined(batches: Listing, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def joined(batches: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return all batches of an epoch as one list, written where they belong as they are planned."""
     indices = np.empty(batches.n_samples, index_type(n_samples))
     counts, filled = [], 0
@@ -337,7 +330,7 @@ def checked_position(position: Any, n_samples: int) -> int:
     return int(position)
 
 
-def repetition(laid: Laid, n_replicas: int) -> str:
+def repetition(laid: Steps, n_replicas: int) -> str:
     """Say which samples a last step repeats because there are too few to split."""
     again = laid.indices[laid.offsets[-1 - laid.repeated] :].tolist()
     return (

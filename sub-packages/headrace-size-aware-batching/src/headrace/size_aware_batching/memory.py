@@ -64,10 +64,6 @@ def measured(work: Callable[[Data], Feature], data: Data, meter: Meter) -> tuple
     return feature, meter.peak()
 
 
-Data = TypeVar("Data")
-Feature = TypeVar("Feature")
-
-
 class CudaMeter:
     """Reads the statistics of torch's caching allocator.
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.cost import round_up
+from headrace.size_aware_batching._budget import round_up
 
 QUADRATIC = 0.0005  # what the square of a size weighs in the work of a sample: attention at usual widths
 

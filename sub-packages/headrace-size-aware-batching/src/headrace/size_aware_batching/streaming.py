@@ -9,9 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._sizes import Number, SizeOf, checked_budget, checked_size, real_number, size_lookup
-from headrace.size_aware_batching._validation import Logger, log_info, logger_or, shortlist, warn, whole_number
-from headrace.size_aware_batching.cost import (
+from headrace.size_aware_batching._binpacking import cut_descending
+from headrace.size_aware_batching._budget import (
     UNLIMITED,
     Capacity,
     CostFunction,
@@ -19,13 +18,21 @@ from headrace.size_aware_batching.cost import (
     PaddedCapacity,
     largest_count,
     round_up,
+    whole_units,
 )
+from headrace.size_aware_batching._options import Options, Oversize
+from headrace.size_aware_batching._random import derive, random_words
+from headrace.size_aware_batching._sizes import (
+    Number,
+    SizeOf,
+    checked_budget,
+    checked_size,
+    real_number,
+    size_lookup,
+)
+from headrace.size_aware_batching._validation import Logger, log_info, logger_or, shortlist, warn, whole_number
 from headrace.size_aware_batching.distributed import checked_epoch, checked_seed
-from headrace.size_aware_batching.next_fit import Tally, exact
-from headrace.size_aware_batching.planning.keyed import derive, draws
-from headrace.size_aware_batching.planning.options import Options, Oversize
-from headrace.size_aware_batching.planning.prepared import whole_units
-from headrace.size_aware_batching.strategies.bucketed import cut
+from headrace.size_aware_batching.sampler import Tally, exact
 
 
 def bucketed_batching(
@@ -292,7 +299,7 @@ def stream_budget(
 
     def cuts_by_count(falling: NDArray[Any]) -> NDArray[np.int64]:
         with np.errstate(over="ignore"):  # the count of a size of 1e-310 is infinite, which no limit minds
-            return cut(falling, limits)
+            return cut_descending(falling, limits)
 
     return StreamBudget(
         limit,
@@ -326,7 +333,7 @@ def sum_cuts(limit: Number, most_items: int, multiple: int) -> Cuts:
 
     def cuts(falling: NDArray[Any]) -> NDArray[np.int64]:
         units, budgets = whole_units(falling, (limit,))  # whole numbers, so that sums do not round
-        return cut(units, Limits(budgets=budgets, most_items=most_items, multiple=multiple))
+        return cut_descending(units, Limits(budgets=budgets, most_items=most_items, multiple=multiple))
 
     return cuts
 
@@ -380,11 +387,11 @@ class Rounds:
         """
         key = None if self.key is None else int(derive(self.key, number)[0])
         # Equal sizes lie in random order, or those that came together would always leave together.
-        ties = arrivals if key is None else draws(int(derive(key, 0)[0]), len(sizes))
+        ties = arrivals if key is None else random_words(int(derive(key, 0)[0]), len(sizes))
         order = np.lexsort((ties, -sizes))
         cuts, complete = self.budget.cut(sizes[order])
         oldest = np.minimum.reduceat(arrivals[order], cuts[:-1])
-        turns = np.argsort(oldest if key is None else draws(int(derive(key, 1)[0]), len(oldest)), kind="stable")
+        turns = np.argsort(oldest if key is None else random_words(int(derive(key, 1)[0]), len(oldest)), kind="stable")
         if not ended:
             turns = turns[chosen(turns, complete, int(oldest.argmin()))]
         return [order[cuts[batch] : cuts[batch + 1]] for batch in turns]

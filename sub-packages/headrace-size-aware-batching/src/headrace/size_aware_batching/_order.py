@@ -1,0 +1,350 @@
+"""The order of samples: sorted by size, in strata, shuffled by a key, or as a user's sampler gives it."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from operator import index
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
+
+CHUNK = 2**18
+COUNTED = 2**16  # sizes below this are sorted by counting
+
+
+def index_type(n_samples: int) -> type[np.signedinteger[Any]]:
+    """Return the smallest integer type that holds the indices of so many samples."""
+    return np.int32 if n_samples < 2**31 else np.int64
+
+
+def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the indices of the samples by size, largest first, and the sizes in that order.
+
+    Small integers come back in two bytes each.
+
+    >>> order, falling = sorted_by_size(np.array([3, 7, 3, 9]))
+    >>> order.tolist(), falling.tolist(), falling.dtype
+    ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
+    """
+    order = descending_order(sizes)
+    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
+        return order, sizes[order]
+    counts = np.zeros(int(sizes.max()) + 1, np.int64)
+    for start in range(0, len(sizes), CHUNK):
+        counts += np.bincount(sizes[start : start + CHUNK], minlength=len(counts))
+    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
+
+
+def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
+    """Return the indices of the samples by size, largest first, equal sizes in their order.
+
+    Small integers are sorted by counting, a chunk at a time: 4 bytes a sample and a chunk's worth beside them.
+
+    >>> descending_order(np.array([3, 7, 3, 9])).tolist()
+    [3, 1, 0, 2]
+    """
+    kind = index_type(len(sizes))
+    if not len(sizes):
+        return np.zeros(0, kind)
+    largest = sizes.max()
+    if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
+        # A stable sort that rises on the negated sizes falls on the sizes.
+        negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
+        return np.argsort(negated, kind="stable").astype(kind)
+    order = np.empty(len(sizes), kind)
+    chunks = [slice(start, start + CHUNK) for start in range(0, len(sizes), CHUNK)]
+    counts = np.zeros(int(largest) + 1, np.int64)
+    for chunk in chunks:
+        counts += np.bincount(sizes[chunk], minlength=len(counts))
+    # Where the next sample of each size goes; the largest size comes first.
+    following = np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
+    for chunk in chunks:
+        part = (largest - sizes[chunk]).astype(np.uint16)
+        ranked = np.argsort(part, kind="stable")
+        values = largest - part[ranked].astype(np.int64)
+        present = np.bincount(values, minlength=len(counts))
+        before = np.concatenate([[0], np.cumsum(present[::-1])[:-1]])[::-1]
+        order[(following - before)[values] + np.arange(len(values))] = ranked + chunk.start
+        following += present
+    return order
+
+
+@dataclass(frozen=True)
+class Strata:
+    """How ``n_samples`` sorted samples are dealt to ``n_windows`` windows (at most as many as samples)."""
+
+    n_samples: int
+    n_windows: int
+
+    @property
+    def depth(self) -> int:
+        """Number of strata, the samples in a full window."""
+        return -(-self.n_samples // self.n_windows)
+
+    @property
+    def n_full(self) -> int:
+        """Number of windows that have a sample of the last stratum: the first ones."""
+        return self.n_samples - (self.depth - 1) * self.n_windows
+
+    def start(self, window: int) -> int:
+        """Return the number of samples in the windows before this one."""
+        return window * (self.depth - 1) + min(window, self.n_full)
+
+    def window_of(self, position: int) -> int:
+        """Return the window that holds the sample at a position of the epoch."""
+        full = self.n_full * self.depth
+        if position < full or self.depth == 1:
+            return position // self.depth
+        return self.n_full + (position - full) // (self.depth - 1)
+
+    def firsts(self) -> NDArray[np.int64]:
+        """Return the place, in the sorted order, of each stratum's first sample, shape ``[depth]``."""
+        return np.arange(self.depth, dtype=np.int64) * self.n_windows
+
+    def shifts(self, key: int) -> NDArray[np.int64]:
+        """Return each stratum's keyed rotation, shape ``[depth]``; the last stratum, which may be short, has none."""
+        words = splitmix64(np.arange(self.depth, dtype=np.uint64) ^ derive(key)) >> np.uint64(32)
+        shifts = ((words * np.uint64(self.n_windows)) >> np.uint64(32)).astype(np.int64)
+        shifts[-1] = 0
+        return shifts
+
+    def places(self, first: int, stop: int, shifts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places in the sorted order of the samples of some windows.
+
+        Args:
+            first: First window.
+            stop: One past the last window.
+            shifts: What ``shifts`` returned, shape ``[depth]``.
+
+        Returns:
+            Shape ``[stop - first, depth]``. Windows from ``n_full`` on have no sample in the last column; what
+            stands there is a valid place but not theirs.
+        """
+        places = np.arange(first, stop, dtype=np.int64)[:, None] + shifts
+        places -= (places >= self.n_windows) * np.int64(self.n_windows)
+        places += self.firsts()
+        np.minimum(places, self.n_samples - 1, out=places)
+        return places
+
+
+WINDOW = 2**11  # samples that are shuffled in one go: few, so that sorting their marks stays in the cache
+
+
+class Order(Protocol):
+    """The samples of an epoch, in order."""
+
+    @property
+    def n_samples(self) -> int:
+        """Positions of an epoch."""
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples at these positions of the epoch."""
+
+
+@dataclass(frozen=True)
+class NaturalOrder:
+    """The samples as they stand: 0, 1, 2, ... or the ones that were kept."""
+
+    n_samples: int
+    kept: NDArray[Any] | None = None
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the same in all epochs
+        """Return the samples at these positions."""
+        return np.arange(start, stop) if self.kept is None else self.kept[start:stop]
+
+
+@dataclass(frozen=True)
+class ShuffledOrder:
+    """A keyed shuffle that can be read from any position.
+
+    Samples that stand together go to different windows, one each, and every window is shuffled.
+    """
+
+    n_samples: int
+    kept: NDArray[Any] | None = None
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples at these positions."""
+        stop = min(stop, self.n_samples)
+        if start >= stop:
+            return np.zeros(0, np.int64)
+        strata = Strata(self.n_samples, -(-self.n_samples // WINDOW))
+        shifts = strata.shifts(int(derive(epoch_key, 3)[0]))
+        first, last = strata.window_of(start), strata.window_of(stop - 1)
+        parts = []
+        for begin, end, depth in (
+            (first, min(last + 1, strata.n_full), strata.depth),
+            (max(first, strata.n_full), last + 1, strata.depth - 1),
+        ):
+            if begin < end and depth:
+                places = strata.places(begin, end, shifts)[:, :depth]
+                keys = derive(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
+                mixed = shuffle_blocks(keys, depth, WINDOW)
+                rows = np.arange(len(keys), dtype=np.int64)[:, None] * depth
+                parts.append(places.ravel()[(mixed + rows).ravel()])
+        offset = strata.start(first)
+        taken = np.concatenate(parts)[start - offset : stop - offset]
+        return taken if self.kept is None else self.kept[taken]
+
+
+@dataclass(frozen=True)
+class SliceOrder:
+    """An order that somebody else gives: a function from two positions to the samples between them."""
+
+    n_samples: int
+    give: Callable[[int, int], NDArray[Any]]
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the giver's affair
+        """Return the samples at these positions."""
+        return self.give(start, min(stop, self.n_samples))
+
+
+PIECE = 2**20
+
+
+class SamplerOrder:
+    """Wraps a sampler.
+
+    Args:
+        sampler: Iterable of indices. With ``take(start, stop)`` it is asked for windows; how many positions an
+            epoch has then says ``epoch_length`` or ``total_size``, else ``len``.
+        kept: Samples that are planned, rising; None for all.
+        n_samples: Number of samples of the dataset.
+
+    Raises:
+        TypeError: If it is not iterable, or only once.
+        ValueError: If it deals samples to ranks by itself and cannot be asked for those of all ranks.
+    """
+
+    def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
+        if isinstance(sampler, np.ndarray | torch.Tensor):
+            sampler = sampler.tolist()  # whose own take is another one
+        if not hasattr(sampler, "take") and not hasattr(sampler, "__iter__"):
+            raise TypeError(f"sampler: got {type(sampler).__name__}, expected an iterable of indices")
+        if isinstance(sampler, Iterator):
+            raise TypeError(
+                f"sampler: got {type(sampler).__name__}, which gives its indices once only; every epoch reads the "
+                "order anew, so give an iterable, such as a list or a torch sampler"
+            )
+        replicas = getattr(sampler, "num_replicas", 1)
+        if not hasattr(sampler, "take") and replicas > 1:
+            raise ValueError(
+                f"sampler: {type(sampler).__name__} deals samples to {replicas} ranks by "
+                "itself; give an order of all samples, the batches are dealt to the ranks here"
+            )
+        self.sampler: Any = sampler
+        self.kept = kept
+        self.n_samples = n_samples
+        self._positions: NDArray[Any] | None = None
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that stands for the order, as far as the sampler can be told from others.
+
+        Its own ``fingerprint``, the values of a list or an array, or else its class and length.
+        """
+        own = getattr(self.sampler, "fingerprint", None)
+        if isinstance(own, Integral):
+            return int(own)
+        digest = hashlib.blake2b(f"{type(self.sampler).__name__} {self._length()}".encode(), digest_size=8)
+        if isinstance(self.sampler, Sequence | np.ndarray):
+            digest.update(np.asarray(self.sampler).astype("<i8").tobytes())
+        return int.from_bytes(digest.digest(), "little")
+
+    def refuse_different(self, n_replicas: int) -> None:
+        """Refuse an order that every rank would draw for itself, or that is meant for other ranks or another begin.
+
+        Raises:
+            ValueError: If there are several ranks and a `RandomSampler` has no generator, if the sampler was given
+                another number of ranks, or if it waits to go on from a position.
+        """
+        if n_replicas > 1 and isinstance(self.sampler, RandomSampler) and self.sampler.generator is None:
+            raise ValueError(
+                "sampler: a RandomSampler without a generator draws another order on every rank; give it "
+                "generator=torch.Generator().manual_seed(...), or leave out sampler: shuffle=True does the same here"
+            )
+
+        own = getattr(self.sampler, "num_replicas", 1)
+        if own not in (1, n_replicas):
+            raise ValueError(
+                f"sampler: {type(self.sampler).__name__} was made for {own} ranks, but the batches are dealt to "
+                f"{n_replicas}; give num_replicas and rank to the batch sampler, which deals, and not to its sampler"
+            )
+        begin = getattr(self.sampler, "position", 0)
+        if isinstance(begin, Integral) and begin:
+            raise ValueError(
+                f"sampler: {type(self.sampler).__name__} is to go on from position {begin}, but the batches are those "
+                "of the whole epoch; resume with the batch sampler's own load_state_dict, and leave its sampler alone"
+            )
+
+    def refuse_forgotten(self) -> None:
+        """Refuse to resume inside an order that cannot be had again.
+
+        Raises:
+            ValueError: If the sampler draws another order each time and knows no epochs.
+        """
+        fixed = isinstance(self.sampler, Sequence | np.ndarray | SequentialSampler)
+        if not fixed and not hasattr(self.sampler, "take") and not hasattr(self.sampler, "set_epoch"):
+            raise ValueError(
+                f"sampler: {type(self.sampler).__name__} has neither set_epoch(epoch) nor take(start, stop), so that "
+                "the order of the interrupted epoch cannot be had again; leave out sampler, or give one that has either"
+            )
+
+    def order(self) -> SliceOrder:
+        """Return the order of the present epoch."""
+        if self.kept is None and hasattr(self.sampler, "take"):
+            return SliceOrder(self._length(), self._take)
+        if self._positions is None:
+            self._positions = self._read()
+        positions = self._positions
+        return SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+
+    def finished(self) -> None:
+        """Forget the order: the next epoch asks for it anew."""
+        self._positions = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to a sampler that knows epochs."""
+        self._positions = None
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def _length(self) -> int:
+        for name in ("epoch_length", "total_size"):
+            if hasattr(self.sampler, name):
+                return int(getattr(self.sampler, name))
+        return len(self.sampler)
+
+    def _take(self, start: int, stop: int) -> NDArray[Any]:
+        taken = self._checked(np.asarray(self.sampler.take(start, stop)))
+        if taken.shape != (stop - start,):
+            raise ValueError(
+                f"sampler: take({start}, {stop}) gave shape {taken.shape}, expected ({stop - start},): the epoch has "
+                f"{self._length()} positions by its epoch_length, total_size or len"
+            )
+        return taken
+
+    def _read(self) -> NDArray[Any]:
+        if hasattr(self.sampler, "take"):
+            length = self._length()
+            parts = [self._take(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
+            taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        else:
+            taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
+        if self.kept is None:
+            return taken
+        known = np.zeros(self.n_samples, bool)
+        known[self.kept] = True
+        return taken[known[taken]]
+
+    def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
+        if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):
+            bad = taken[(taken < 0) | (taken >= self.n_samples)][0]
+            raise IndexError(f"sampler: gave index {bad}, but there are sizes for 0 to {self.n_samples - 1}")
+        return taken
