@@ -48,7 +48,7 @@ def test_the_ending_says_which_kind(tmp_path: Path, ending: str) -> None:
     ],
 )
 def test_odd_plans_are_drawn_too(tmp_path: Path, odd: BatchPlan) -> None:
-    draw({"odd": odd}, tmp_path / "odd.png", n_ranks=4)
+    draw({"odd": odd}, tmp_path / "odd.png", num_replicas=4)
     assert width(tmp_path / "odd.png") > 100
 
 

@@ -226,7 +226,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
     """Bring sizes and budgets into whole units, and deal with samples that are too large.
 
     Args:
-        sizes: What `read_sizes` returned.
+        sizes: What `read_sizes` returned, cut to ``max_length``.
         budget: What `plain_budget` returned.
         options: What was asked for.
 
@@ -234,7 +234,6 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
         ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
             ``oversize="raise"``.
     """
-    sizes = cut_sizes(sizes, options.max_length)
     table, budgets, capacity, over = summed(sizes, budget, options) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
@@ -251,17 +250,6 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
         quadratic=8 / max(scale, 8.0),
     )
     return PreparedSizes(table, limits, kept, over)
-
-
-def cut_sizes(sizes: NDArray[Any], max_length: float | None) -> NDArray[Any]:
-    """Return what counts of the sizes: at most ``max_length``."""
-    if max_length is None:
-        return sizes
-    if sizes.dtype.kind in "iu" and float(max_length).is_integer():
-        shortened: NDArray[Any] = np.minimum(sizes, min(int(max_length), np.iinfo(sizes.dtype).max)).astype(sizes.dtype)
-    else:
-        shortened = np.minimum(sizes.astype(np.float64), max_length)
-    return shortened
 
 
 Parts = tuple[NDArray[Any], tuple[float, ...], Capacity | None, NDArray[np.int64]]
