@@ -1,4 +1,4 @@
-"""The global list of batches laid out in steps: one batch for every rank, none lost, none twice."""
+"""From a list of batches to steps: the same number, and batches of like cost, on every rank."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,61 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.windowed import Chunk
+from headrace.size_aware_batching._random import random_words
+
+Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
+
+GROUP = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
+GROUPS = 16  # that there are at least, where there are so many batches
+
+
+def chunk_length(n_batches: int) -> int:
+    """Return how many batches of like cost stay together: 64, or fewer where that would leave few groups."""
+    return min(GROUP, 1 << max(0, (n_batches // GROUPS).bit_length() - 1))
+
+
+def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, group: int) -> NDArray[np.int64]:
+    """Return where each batch goes: sorted by work, cut into groups, the groups shuffled.
+
+    Groups begin at multiples of ``group`` in the whole epoch's list, whatever is arranged at a time, so that the
+    steps of a world size that divides ``group`` lie inside one. What is over at both ends is taken from the
+    lightest batches, which are alike everywhere.
+
+    Args:
+        work: Cost of each batch, shape ``[m]``.
+        key: Key of the shuffle.
+        before: Batches that stand before these in the epoch.
+        group: Batches in a group.
+
+    Returns:
+        The place of each batch, shape ``[m]``, a permutation.
+
+    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, group=2)[1]
+    np.int64(0)
+    """
+    count = len(work)
+    head = min(-before % group, count)
+    groups = (count - head) // group
+    tail = count - head - groups * group
+    ranked = np.argsort(work, kind="stable")
+    words = random_words(key, groups)
+    begins = head + np.argsort(np.argsort(words, kind="stable")) * group
+    inside = np.arange(group)
+    # Half of the groups fall instead of rising: no rank gets the lighter batches of every step.
+    rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])
+    places = np.empty(count, np.int64)
+    places[ranked[:head]] = np.arange(head)
+    places[ranked[head : head + tail]] = np.arange(count - tail, count)
+    places[ranked[head + tail :].reshape(groups, group)] = begins[:, None] + rows
+    return places
+
 
 Tail = Literal["split", "pad", "drop"]
 TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 
 @dataclass(frozen=True)
-class Laid:
+class Steps:
     """Some whole steps: batch ``s * n_ranks + r`` is rank r's in the s-th of them.
 
     Args:
@@ -41,7 +88,7 @@ def n_steps(n_batches: int, n_ranks: int, tail: Tail) -> int:
     return n_batches // n_ranks if tail == "drop" else -(-n_batches // n_ranks)
 
 
-def lay_out(chunks: Iterable[Chunk], n_ranks: int, tail: Tail) -> Iterator[Laid]:
+def deal_steps(chunks: Iterable[Chunk], n_ranks: int, tail: Tail) -> Iterator[Steps]:
     """Deal a list of batches to the ranks, step by step.
 
     A step takes the next ``n_ranks`` batches. With ``tail="split"`` it takes fewer, near the end, and splits the
@@ -65,7 +112,7 @@ def lay_out(chunks: Iterable[Chunk], n_ranks: int, tail: Tail) -> Iterator[Laid]
         sure = sure_batches(offsets, n_ranks, tail)
         if sure:
             end = int(offsets[sure])
-            yield Laid(indices[:end], offsets[: sure + 1])
+            yield Steps(indices[:end], offsets[: sure + 1])
             indices, offsets = indices[end:], offsets[sure:] - end
     if len(offsets) > 1:
         yield from last_steps(indices, offsets, n_ranks, tail)
@@ -81,7 +128,7 @@ def sure_batches(offsets: NDArray[np.int64], n_ranks: int, tail: Tail) -> int:
     return max(0, count) // n_ranks * n_ranks
 
 
-def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, tail: Tail) -> Iterator[Laid]:
+def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, tail: Tail) -> Iterator[Steps]:
     """Deal what is left at the end of the list."""
     if tail == "split":
         offsets = split_steps(offsets.tolist(), n_ranks)
@@ -90,7 +137,7 @@ def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, 
     if tail == "drop":
         if whole:
             end = int(offsets[whole])
-            yield Laid(indices[:end], offsets[: whole + 1], dropped=count - whole)
+            yield Steps(indices[:end], offsets[: whole + 1], dropped=count - whole)
         return
     missing = -count % n_ranks
     # What is missing is taken once more from the last step's own batches.
@@ -98,7 +145,7 @@ def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, 
     parts = [indices, *(indices[offsets[batch] : offsets[batch + 1]] for batch in again)]
     lengths = [int(offsets[batch + 1] - offsets[batch]) for batch in again]
     ends = offsets[-1] + np.cumsum(np.array(lengths, np.int64))
-    yield Laid(np.concatenate(parts), np.concatenate([offsets, ends]), repeated=missing)
+    yield Steps(np.concatenate(parts), np.concatenate([offsets, ends]), repeated=missing)
 
 
 def split_steps(offsets: list[int], n_ranks: int) -> NDArray[np.int64]:

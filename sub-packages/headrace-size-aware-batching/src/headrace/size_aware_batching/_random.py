@@ -10,13 +10,13 @@ FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 
 
-def scramble(words: Words) -> Words:
+def splitmix64(words: Words) -> Words:
     """Scramble 64-bit words, a bijection of the 2**64 words.
 
     One step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
     OOPSLA 2014) with each word as the generator's state.
 
-    >>> hex(scramble(np.zeros(1, np.uint64))[0])
+    >>> hex(splitmix64(np.zeros(1, np.uint64))[0])
     '0xe220a8397b1dcdaf'
     """
     mixed: Words = words + GOLDEN  # unsigned words wrap, which is what is wanted
@@ -45,13 +45,13 @@ def derive(*words: int | Words) -> Words:
     """
     folded = np.zeros(1, np.uint64)
     for word in words:
-        folded = scramble(folded ^ scramble(np.atleast_1d(np.asarray(word, np.uint64))))
+        folded = splitmix64(folded ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
     return folded
 
 
-def draws(key: int, count: int) -> Words:
+def random_words(key: int, count: int) -> Words:
     """Return the first ``count`` words of the stream with this key."""
-    return scramble(np.arange(count, dtype=np.uint64) ^ derive(key))
+    return splitmix64(np.arange(count, dtype=np.uint64) ^ derive(key))
 
 
 def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
@@ -72,7 +72,7 @@ def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
         return np.broadcast_to(np.arange(length, dtype=np.int32), (len(keys), length)).copy()
     # One word gives two numbers of 31 bits; their low bits make way for the place, so that no two are equal.
     half = -(-length // 2)
-    words = scramble(keys[:, None] ^ scramble(np.arange(half, dtype=np.uint64)))
+    words = splitmix64(keys[:, None] ^ splitmix64(np.arange(half, dtype=np.uint64)))
     marks = np.empty((len(keys), 2 * half), np.int32)
     marks[:, :half] = (words >> np.uint64(33)).astype(np.int32)
     marks[:, half:] = (words & np.uint64(0x7FFFFFFF)).astype(np.int32)

@@ -1,103 +1,188 @@
-"""Sizes and budgets in the form that planning works on."""
+"""What a batch costs and how much it may cost; sizes and budgets in whole units."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from headrace.size_aware_batching.cost import (
-    UNLIMITED,
-    AtLeastOne,
-    Capacity,
-    FunctionCapacity,
-    Limits,
-    PaddedCapacity,
-)
-from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.sizes import checked_budget, size_array
+from headrace.size_aware_batching._sizes import any_column, checked_budget
+
+if TYPE_CHECKING:
+    from headrace.size_aware_batching._options import Options
+
+Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]
+CostFunction = Callable[[int, float], float]
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a batch may hold.
+
+    Args:
+        budgets: Largest sum of the sizes, one entry for each column of sizes. Not used with ``capacity``.
+        capacity: For costs that depend on the count and the largest sample: maps sizes to the number of samples
+            that a batch may hold when its largest has that size. None for sums.
+        most_items: Largest number of samples.
+        multiple: The number of samples is a multiple of this where the batch holds more than that many.
+        quadratic: What the square of a size weighs beside the size itself when batches are compared by the time
+            they take, as in attention.
+    """
+
+    budgets: tuple[int, ...] = ()
+    capacity: Capacity | None = None
+    most_items: int = UNLIMITED
+    multiple: int = 1
+    quadratic: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but budgets limits a batch."""
+        return self.most_items == UNLIMITED and self.multiple == 1
+
+    def work(self, sizes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the time that samples take, in units of their size."""
+        exact = sizes.astype(np.float64)
+        return exact + self.quadratic * exact**2
+
+    def floor(self, count: int) -> int:
+        """Return the largest number of samples up to ``count`` that ``multiple`` allows."""
+        return count - count % self.multiple if count > self.multiple else count
+
+
+@dataclass(frozen=True)
+class PaddedCapacity:
+    """How many samples fit when each is padded to the largest: n * largest <= budget.
+
+    Args:
+        budget: In the unit of the sizes.
+        length_multiple: The largest size is rounded up to a multiple of this, for static shapes.
+    """
+
+    budget: float
+    length_multiple: int = 1
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest.
+
+        >>> PaddedCapacity(100)(np.array([30, 50, 101])).tolist()
+        [3, 2, 0]
+        """
+        if self.budget >= UNLIMITED:
+            return np.full(len(sizes), UNLIMITED, np.int64)
+        longest = round_up(sizes, self.length_multiple)
+        with np.errstate(divide="ignore", over="ignore"):
+            counts = np.minimum(np.floor(self.budget / longest), UNLIMITED).astype(np.int64)
+        counts -= counts * longest > self.budget  # a quotient that was rounded up
+        return np.where(longest == 0, UNLIMITED, counts)
+
+
+@dataclass(frozen=True)
+class FunctionCapacity:
+    """How many samples fit by a cost function, as a table over the distinct sizes.
+
+    Args:
+        cost: ``cost(n, largest)``; must not fall when either grows.
+        budget: Largest cost of a batch, in the unit of ``cost``.
+        most: Largest number of samples that is looked for.
+        length_multiple: The largest size is rounded up to a multiple of this.
+    """
+
+    cost: CostFunction
+    budget: float
+    most: int
+    length_multiple: int = 1
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest.
+
+        Raises:
+            TypeError: If the function gives what is no number.
+            ValueError: If it gives NaN.
+        """
+        distinct, inverse = np.unique(round_up(sizes, self.length_multiple), return_inverse=True)
+        table = np.zeros(len(distinct), np.int64)
+        high = min(self.most, UNLIMITED)
+        if len(distinct):
+            refuse_falling(self.cost, distinct[0].item(), distinct[-1].item(), high)
+        for place, largest in enumerate(distinct.tolist()):
+            high = largest_count(self.cost, self.budget, largest, high)
+            table[place] = high
+        return table[inverse]
+
+
+@dataclass(frozen=True)
+class AtLeastOne:
+    """Lets every sample have a batch of its own."""
+
+    capacity: Capacity
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest, 1 or more."""
+        return np.maximum(self.capacity(sizes), 1)
+
+
+def refuse_falling(cost: CostFunction, smallest: float, largest: float, most: int) -> None:
+    """Refuse a cost function that falls somewhere on a few probes.
+
+    Raises:
+        ValueError: If a batch gets cheaper by a further sample or by a larger one.
+    """
+    counts = [2**power for power in range(12) if 2**power <= most]
+    probes = [(count, size) for size in (smallest, largest) for count in counts]
+    found = {probe: checked_cost(cost, *probe) for probe in probes}
+    pairs = [((a, size), (b, size)) for size in (smallest, largest) for a, b in pairwise(counts)]
+    pairs += [((count, smallest), (count, largest)) for count in counts]
+    for less, more in pairs:
+        if found[more] < found[less]:
+            raise ValueError(
+                f"cost: f{less} gave {found[less]}, but f{more} less, {found[more]}; f(n, largest) must not fall when "
+                "the number of samples or the largest size grows"
+            )
+
+
+def largest_count(cost: CostFunction, budget: float, largest: float, most: int) -> int:
+    """Return the largest n up to ``most`` with ``cost(n, largest) <= budget``, 0 if there is none."""
+    low, step = 0, 1
+    while low + step <= most and checked_cost(cost, low + step, largest) <= budget:
+        low, step = low + step, 2 * step
+    while step := step // 2:
+        if low + step <= most and checked_cost(cost, low + step, largest) <= budget:
+            low += step
+    return low
+
+
+def checked_cost(cost: CostFunction, count: int, largest: float) -> float:
+    """Return what a cost function gives, and refuse what is no cost."""
+    found = cost(count, largest)
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        raise TypeError(f"cost: f({count}, {largest}) gave {found!r}, expected a number") from None
+    if value != value:
+        raise ValueError(f"cost: f({count}, {largest}) gave NaN, expected a number")
+    return value
+
+
+def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
+    """Round sizes up to a multiple."""
+    rounded: NDArray[Any] = sizes if multiple == 1 else np.ceil(sizes / multiple).astype(np.int64) * multiple
+    return rounded
+
 
 FINE = 2**40  # units of a budget that sizes are rounded up to where they cannot stay what they are
 COARSE = 2**19  # the same where several budgets are made into one
 
 
-def read_sizes(sizes: Any) -> NDArray[Any]:
-    """Turn sizes, or a dataset that knows them, into an array; small integers are not copied.
-
-    Args:
-        sizes: An array, tensor or sequence of shape ``[n]`` or ``[n, k]``, a mapping from each index to its size,
-            or a dataset with an attribute ``sizes`` or a method ``num_tokens(index)``, which is called once a sample.
-
-    Raises:
-        TypeError: If it holds no numbers.
-        ValueError: If a size is NaN, infinite or negative, or the shape is another one.
-    """
-    if not isinstance(sizes, np.ndarray | torch.Tensor):
-        if hasattr(sizes, "num_tokens"):
-            return size_array(sizes.num_tokens, len(sizes), "num_tokens")
-        if hasattr(sizes, "sizes"):
-            return sizes_of_dataset(sizes)
-        if isinstance(sizes, ConcatDataset):
-            return np.concatenate([read_sizes(dataset) for dataset in sizes.datasets])
-        if isinstance(sizes, Subset):
-            return read_sizes(sizes.dataset)[np.asarray(sizes.indices, np.int64)]
-        if isinstance(sizes, Dataset):
-            raise TypeError(
-                f"sizes: got {type(sizes).__name__}, a dataset without sizes or num_tokens(index); give it one of "
-                "them, or give the sizes as an array, such as [len(sample) for sample in dataset]"
-            )
-        if isinstance(sizes, Mapping):
-            return size_array(sizes, len(sizes), "sizes")
-    if isinstance(sizes, torch.Tensor):
-        sizes = sizes.detach().to("cpu", torch.float64 if sizes.is_floating_point() else sizes.dtype).numpy()
-    try:
-        array = np.asarray(sizes)
-    except ValueError as error:
-        raise ValueError(f"sizes: expected numbers of shape [n] or [n, k]: {error}") from None
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iuf":
-        raise TypeError(
-            f"sizes: got {type(sizes).__name__} of {array.dtype}, expected numbers, or a dataset with sizes or "
-            "num_tokens(index)"
-        )
-    if array.dtype.kind == "f":
-        array = array.astype(np.float64, copy=False)
-    if array.ndim not in (1, 2):
-        raise ValueError(f"sizes: got shape {array.shape}, expected [n] or [n, k]")
-    refuse_bad(array)
-    return array.astype(np.int64) if array.dtype == np.uint64 else array
-
-
-def sizes_of_dataset(dataset: Any) -> NDArray[Any]:
-    """Return the sizes that a dataset knows, one for each of its samples."""
-    sizes = read_sizes(dataset.sizes)
-    if hasattr(dataset, "__len__") and len(dataset) != len(sizes):
-        raise ValueError(f"sizes: {type(dataset).__name__} has {len(dataset)} samples, but {len(sizes)} sizes")
-    return sizes
-
-
-def any_column(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which rows hold a true value, shape ``[n]``; flags of shape ``[n]`` are rows themselves."""
-    return flags if flags.ndim == 1 else np.asarray(flags.any(axis=1))
-
-
-def refuse_bad(array: NDArray[Any]) -> None:
-    """Refuse NaN, infinite and negative sizes, and integers beyond 63 bits."""
-    if array.size and not (array.min() >= 0 and array.max() < 2**62):
-        bad = np.flatnonzero(any_column(~((array >= 0) & (array < 2**62))))
-        raise ValueError(
-            f"sizes: {len(bad)} of {len(array)} are negative, NaN or 2**62 and more, the first at index {bad[0]}: "
-            f"{array[bad[0]]}"
-        )
-
-
 @dataclass(frozen=True)
-class Sized:
+class PreparedSizes:
     """Sizes ready for planning.
 
     Args:
@@ -137,11 +222,11 @@ def plain_number(budget: Any) -> int | float:
     return math.inf if number >= UNLIMITED else number
 
 
-def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> Sized:
+def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
     """Bring sizes and budgets into whole units, and deal with samples that are too large.
 
     Args:
-        sizes: What `read_sizes` returned.
+        sizes: What `read_sizes` returned, cut to ``max_length``.
         budget: What `plain_budget` returned.
         options: What was asked for.
 
@@ -149,7 +234,6 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> Sized:
         ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
             ``oversize="raise"``.
     """
-    sizes = cut_sizes(sizes, options.max_length)
     table, budgets, capacity, over = summed(sizes, budget, options) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
@@ -165,18 +249,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> Sized:
         multiple=options.batch_size_multiple,
         quadratic=8 / max(scale, 8.0),
     )
-    return Sized(table, limits, kept, over)
-
-
-def cut_sizes(sizes: NDArray[Any], max_length: float | None) -> NDArray[Any]:
-    """Return what counts of the sizes: at most ``max_length``."""
-    if max_length is None:
-        return sizes
-    if sizes.dtype.kind in "iu" and float(max_length).is_integer():
-        shortened: NDArray[Any] = np.minimum(sizes, min(int(max_length), np.iinfo(sizes.dtype).max)).astype(sizes.dtype)
-    else:
-        shortened = np.minimum(sizes.astype(np.float64), max_length)
-    return shortened
+    return PreparedSizes(table, limits, kept, over)
 
 
 Parts = tuple[NDArray[Any], tuple[float, ...], Capacity | None, NDArray[np.int64]]

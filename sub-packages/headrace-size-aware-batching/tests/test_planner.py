@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from strategies_of_sizes import Case, cases
 
-from headrace.size_aware_batching.cost import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity
-from headrace.size_aware_batching.planning import sorting
-from headrace.size_aware_batching.planning.arrange import arranged
-from headrace.size_aware_batching.planning.keyed import derive, draws, scramble, shuffle_blocks
-from headrace.size_aware_batching.planning.orders import Shuffled
-from headrace.size_aware_batching.planning.strata import Strata
-from headrace.size_aware_batching.strategies.bucketed import cut
-from headrace.size_aware_batching.strategies.packed import best_fit
-from headrace.size_aware_batching.strategies.sequential import next_fit
-from headrace.size_aware_batching.strategies.stratified import deal
+from headrace.size_aware_batching import _order
+from headrace.size_aware_batching._binpacking import best_fit_decreasing, cut_descending, greedy_balance, next_fit
+from headrace.size_aware_batching._budget import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity
+from headrace.size_aware_batching._order import ShuffledOrder, Strata
+from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks, splitmix64
+from headrace.size_aware_batching._sharding import shuffle_sorted_chunks
 
 
 def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
@@ -43,8 +39,8 @@ def test_next_fit_is_the_greedy_loop(case: Case, most: int) -> None:
     capacity = Limits(capacity=PaddedCapacity(budget), most_items=most)
     assert next_fit(sizes, capacity).tolist() == greedy(sizes.tolist(), budget, most, padded=True)
     falling = np.sort(sizes)[::-1]
-    assert cut(falling, capacity).tolist() == greedy(falling.tolist(), budget, most, padded=True)
-    assert cut(falling, limits).tolist() == greedy(falling.tolist(), budget, most, padded=False)
+    assert cut_descending(falling, capacity).tolist() == greedy(falling.tolist(), budget, most, padded=True)
+    assert cut_descending(falling, limits).tolist() == greedy(falling.tolist(), budget, most, padded=False)
 
 
 @settings(max_examples=100)
@@ -60,7 +56,7 @@ def test_an_open_batch_is_left_for_the_next_piece(case: Case) -> None:
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(40, 60))
 def test_best_fit_makes_as_many_bins_as_item_by_item(sizes: list[int], budget: int) -> None:
     falling = np.sort(np.array(sizes, np.int64))[::-1]
-    places, offsets = best_fit(falling, budget)
+    places, offsets = best_fit_decreasing(falling, budget)
     assert sorted(places.tolist()) == list(range(len(sizes)))
     bins = [falling[places[a:b]].sum() for a, b in pairwise(offsets.tolist())]
     assert all(total <= budget for total in bins)
@@ -83,7 +79,7 @@ def test_dealing_gives_every_sample_a_batch_and_says_whether_it_fits(
     if budget > 2**19 or not len(sizes):
         return
     units = np.tile(np.sort(sizes)[::-1].astype(np.int32), (windows, 1))
-    batches, fits = deal(units, n_batches, budget, derive(1, np.arange(windows, dtype=np.uint64)), block)
+    batches, fits = greedy_balance(units, n_batches, budget, derive(1, np.arange(windows, dtype=np.uint64)), block)
     assert batches.max() < n_batches
     for row, fit in zip(batches, fits, strict=True):
         sums = np.bincount(row, units[0], minlength=n_batches)
@@ -121,7 +117,7 @@ def test_blocks_are_shuffled_in_themselves(length: int, block: int, key: int) ->
 @given(st.lists(st.floats(0, 1e9), max_size=300), st.integers(0, 500), st.sampled_from([1, 4, 64]))
 def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], before: int, group: int) -> None:
     costs = np.array(work)
-    places = arranged(costs, 7, before, group)
+    places = shuffle_sorted_chunks(costs, 7, before, group)
     assert sorted(places.tolist()) == list(range(len(work)))
     ordered = np.empty(len(work))
     ordered[places] = np.argsort(np.argsort(costs, kind="stable"))
@@ -136,19 +132,19 @@ def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], be
 def test_sorting_is_stable_and_falls(sizes: list[int], kind: type[np.generic]) -> None:
     array: NDArray[np.generic] = np.array([size % 30_000 if kind is np.int16 else size for size in sizes], kind)
     expected = np.argsort(-array.astype(np.float64), kind="stable")
-    assert sorting.falling_order(array).tolist() == expected.tolist()
+    assert _order.descending_order(array).tolist() == expected.tolist()
 
 
 def test_sorting_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "CHUNK", 100)
-    sizes = (draws(3, 5000) % np.uint64(300)).astype(np.int32)
-    assert sorting.falling_order(sizes).tolist() == np.argsort(-sizes, kind="stable").tolist()
+    monkeypatch.setattr(_order, "CHUNK", 100)
+    sizes = (random_words(3, 5000) % np.uint64(300)).astype(np.int32)
+    assert _order.descending_order(sizes).tolist() == np.argsort(-sizes, kind="stable").tolist()
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 100_000), st.integers(0, 2**63), st.data())
 def test_a_shuffle_is_a_permutation_readable_anywhere(n_samples: int, key: int, data: st.DataObject) -> None:
-    order = Shuffled(n_samples)
+    order = ShuffledOrder(n_samples)
     everything = order.take(key, 0, n_samples)
     assert (np.bincount(everything, minlength=n_samples) == 1).all()
     start = data.draw(st.integers(0, n_samples))
@@ -170,7 +166,7 @@ def test_capacity_is_the_largest_count_that_fits(sizes: list[int], budget: int, 
 
 def test_the_first_random_words_stay_what_they_are() -> None:
     # A change here changes every plan of every run that is to be resumed.
-    assert [hex(word) for word in scramble(np.arange(2, dtype=np.uint64))] == [
+    assert [hex(word) for word in splitmix64(np.arange(2, dtype=np.uint64))] == [
         "0xe220a8397b1dcdaf",
         "0x910a2dec89025cc1",
     ]
@@ -181,7 +177,7 @@ def test_a_few_batches_of_very_many_samples() -> None:
     # A million small samples and some giants: handfuls of them are dealt at once, the giants one by one.
     sizes = np.concatenate([np.full(20, 300_000), np.ones(300_000, np.int64) * 7])
     units = np.sort(sizes)[::-1][None, :].astype(np.int64)
-    batches, fits = deal(units, 9, 1_000_000, derive(1), 128)
+    batches, fits = greedy_balance(units, 9, 1_000_000, derive(1), 128)
     sums = np.bincount(batches[0], units[0], minlength=9)
     assert fits[0]
     assert sums.max() <= 1_000_000

@@ -222,7 +222,7 @@ def test_epochs_differ_and_come_again() -> None:
 
 def test_too_large_samples() -> None:
     sizes = [3, 50, 4, 60, 5]
-    with pytest.raises(ValueError, match=r"sample at position 1 has size 50, .*max_total_size=40 .*oversize='skip'"):
+    with pytest.raises(ValueError, match=r"sample at position 1 has size 50, .*max_total_size=40: .*oversize='skip'"):
         list(bucketed_batching(sizes, lambda n: n, 40))
     with pytest.warns(UserWarning, match="position") as warned:
         kept = list(bucketed_batching(sizes, lambda n: n, 40, oversize="skip"))
@@ -296,7 +296,7 @@ def test_arguments_are_checked_at_the_call(wrong: dict[str, Any], error: type[Ex
         (-1, ValueError, "position 2 "),
         (math.nan, ValueError, "position 2 "),
         ("x", TypeError, "position 2 "),
-        (2**61, ValueError, "position 2 .*larger unit"),
+        (2**61, ValueError, "position 2: .*larger unit"),
     ],
 )
 def test_faulty_sizes_name_the_sample(size: Any, error: type[Exception], message: str) -> None:
