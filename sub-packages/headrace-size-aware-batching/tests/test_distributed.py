@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -27,12 +28,12 @@ def with_options(options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
     return DistributedSizeAwareBatchSampler(**arguments)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> None:
-    outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
-    command = [sys.executable, str(HERE / "rank_worker.py")]
+def in_processes(what: str, world: int, folder: Path) -> list[Any]:
+    """Run ``rank_worker.py`` as so many real ranks; return what each found."""
+    outs = [folder / f"rank{rank}.json" for rank in range(world)]
+    command = [sys.executable, str(HERE / "rank_worker.py"), what]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(world), str(tmp_path / "store"), str(out)])
+        subprocess.Popen([*command, str(rank), str(world), str(folder / "store"), str(out)])
         for rank, out in enumerate(outs)
     ]
     try:
@@ -41,12 +42,28 @@ def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> Non
         for process in ranks:
             process.kill()
             process.wait()
-    seen = [json.loads(out.read_text()) for out in outs]
+    return [json.loads(out.read_text()) for out in outs]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> None:
+    seen = in_processes("train", world, tmp_path)  # the sampler is older than the process group
     for epoch in range(2):
         assert len({len(rank[epoch]) for rank in seen}) == 1
         samples = Counter(index for rank in seen for batch in rank[epoch] for index in batch)
         assert samples == Counter(range(len(SIZES)))
     assert seen[0][0] != seen[0][1]
+
+
+def test_tensor_parallel_ranks_share_batches_and_orders_are_compared_across_ranks(tmp_path: Path) -> None:
+    ranks = in_processes("mesh", 4, tmp_path)
+    batches = [rank[0] for rank in ranks]
+    assert batches[0] == batches[1] != batches[2] == batches[3]
+    assert Counter(index for rank in (0, 2) for batch in batches[rank] for index in batch) == Counter(range(len(SIZES)))
+    for _, outcomes in ranks:
+        for refused in outcomes[:2]:
+            assert re.match(r"sampler must .* got a SubsetRandomSampler whose order on rank 1 differs .*gener", refused)
+        assert outcomes[2:] == ["accepted"] * 2
 
 
 class Numbers(torch.utils.data.Dataset[int]):
@@ -470,7 +487,7 @@ def test_a_given_order_is_shared_by_all_ranks() -> None:
 @pytest.mark.parametrize("given", [False, True])
 def test_looking_at_a_sampler_does_not_stop_its_position(strategy: Strategy, given: bool) -> None:
     def make() -> DistributedSizeAwareBatchSampler:
-        order = DistributedSampler(Numbers(), num_replicas=1, rank=0, seed=4) if given else None
+        order: Any = DistributedSampler(Numbers(), num_replicas=1, rank=0, seed=4) if given else None
         return with_options({"strategy": strategy, "sampler": order})
 
     whole = list(make())
@@ -526,7 +543,7 @@ class CachedLength:
 @pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
 def test_a_trainer_that_caches_the_length_loses_nothing_after_a_resume(loader_class: Any) -> None:
     def make() -> tuple[DistributedSizeAwareBatchSampler, Any]:
-        sampler = DistributedSizeAwareBatchSampler(SIZES, 3000, num_replicas=2, rank=1)
+        sampler = DistributedSizeAwareBatchSampler(SIZES, 1000, num_replicas=2, rank=1)
         return sampler, loader_class(Numbers(), batch_sampler=sampler, collate_fn=numbers)
 
     whole = list(make()[1])
@@ -663,13 +680,13 @@ def test_dropping_the_tail_may_not_leave_a_rank_without_a_batch() -> None:
 
 
 def test_an_order_of_another_epoch_that_cannot_be_known_is_refused() -> None:
-    order = RandomSampler(Numbers(), generator=torch.Generator().manual_seed(0))
-    sampler = with_options({"sampler": order})
-    before = order.generator.get_state()
+    generator = torch.Generator().manual_seed(0)
+    sampler = with_options({"sampler": RandomSampler(Numbers(), generator=generator)})
+    before = generator.get_state()
     assert len(sampler.plan(0)) == len(sampler)
     with pytest.raises(ValueError, match="epoch must be 0 for this sampler, got 1: RandomSampler has neither"):
         sampler.plan(1)
-    assert not torch.equal(order.generator.get_state(), before)  # read once, for epoch 0
+    assert not torch.equal(generator.get_state(), before)  # read once, for epoch 0
 
 
 @pytest.mark.parametrize(
@@ -721,7 +738,6 @@ def test_repeated_mates_are_one_for_random_batches_and_many_for_equal_ones() -> 
 
 
 def test_an_epoch_that_repeats_the_batches_of_the_last_one_is_warned_about() -> None:
-    sampler = DistributedSizeAwareBatchSampler([10] * 40 + [9, 1] * 20, 10, strategy="bucketed", cost="padded")
     sizes = np.arange(100, 140)
     sampler = DistributedSizeAwareBatchSampler(sizes, 300, strategy="bucketed", cost="padded")
     list(sampler)
