@@ -178,7 +178,6 @@ def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
 
 
 FINE = 2**40  # units of a budget that sizes are rounded up to where they cannot stay what they are
-COARSE = 2**19  # the same where several budgets are made into one
 
 
 @dataclass(frozen=True)
@@ -190,12 +189,19 @@ class PreparedSizes:
         limits: The budgets, in the unit of ``sizes``.
         kept: Samples that are planned, rising; None for all.
         oversize: Samples that no batch holds within its budget, rising.
+        work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
     """
 
     sizes: NDArray[Any]
     limits: Limits
     kept: NDArray[np.int64] | None
     oversize: NDArray[np.int64]
+    work: NDArray[np.float64] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Number of sizes of a sample."""
+        return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
 Budget = int | float | list[int | float]
@@ -234,7 +240,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
         ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
             ``oversize="raise"``.
     """
-    table, budgets, capacity, over = summed(sizes, budget, options) if options.sums else counted(sizes, budget, options)
+    table, budgets, capacity, over = summed(sizes, budget) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
     if options.oversize == "skip" and len(over):
@@ -255,7 +261,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
 Parts = tuple[NDArray[Any], tuple[float, ...], Capacity | None, NDArray[np.int64]]
 
 
-def summed(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
+def summed(sizes: NDArray[Any], budget: Budget) -> Parts:
     """Return sizes and budgets in units, no capacity, and which samples are too large, for costs that are sums."""
     limits = budgets_of(budget, sizes)
     table, budgets = whole_units(sizes, limits)
@@ -263,8 +269,6 @@ def summed(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     if table is not sizes or len(over):
         # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
         table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
-    if table.ndim == 2 and options.strategy != "sequential":
-        return one_column(table, budgets), (COARSE,), None, over
     return table, budgets, None, over
 
 
@@ -336,13 +340,3 @@ def coarser_units(sizes: NDArray[Any], limits: list[int]) -> tuple[NDArray[np.in
     return -(-sizes.astype(np.int64) // divisor), tuple(
         limit // unit for limit, unit in zip(limits, units, strict=True)
     )
-
-
-def one_column(table: NDArray[Any], budgets: tuple[int, ...]) -> NDArray[np.int32]:
-    """Reduce several sizes to one: the largest share of a budget that a sample takes.
-
-    Where these shares sum to at most 1, so do those of every budget.
-    """
-    shares = np.ceil(table * (COARSE / np.array(budgets, np.float64)))
-    column: NDArray[np.int32] = np.minimum(shares.max(axis=1), COARSE + 1).astype(np.int32)
-    return column
