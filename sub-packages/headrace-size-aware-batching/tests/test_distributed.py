@@ -226,7 +226,7 @@ def test_sizes_come_in_many_forms(given: Any) -> None:
 
 
 def test_what_is_cut_counts_as_cut() -> None:
-    with pytest.raises(ValueError, match=r"sizes: .* exceed max_total_size=100"):
+    with pytest.raises(ValueError, match=r"sizes must not exceed max_total_size=100, got 527 of 1003 samples"):
         DistributedSizeAwareBatchSampler(SIZES, 100)
     sampler = DistributedSizeAwareBatchSampler(SIZES, 100, max_length=100)
     assert max(np.minimum(SIZES, 100)[batch].sum() for batch in sampler) <= 100
@@ -243,6 +243,50 @@ def test_a_cost_function_is_a_budget_in_its_own_unit() -> None:
     # And no batch but the last of a window could have taken one more.
     short = [batch for batch in batches if bytes_needed(len(batch) + 1, SIZES[batch].max()) <= 60_000]
     assert len(short) <= 1
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "sequential"])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("by_function", [True, False])
+def test_padding_counts_in_every_column(strategy: Strategy, shuffle: bool, by_function: bool) -> None:
+    rng = np.random.default_rng(0)
+    source = rng.integers(5, 200, 2000)
+    pairs = np.stack([source, np.clip(source * rng.uniform(0.5, 1.5, 2000), 1, 250).astype(int)], axis=1)
+
+    def cells(n: int, largest: Any) -> float:
+        return float(n * largest[0] * largest[1])
+
+    cost: Any = cells if by_function else "padded"
+    budget: Any = 200_000 if by_function else (2000, 1500)
+    sampler = DistributedSizeAwareBatchSampler(pairs, budget, strategy=strategy, cost=cost, shuffle=shuffle)
+    batches = list(sampler)
+    assert sorted(index for batch in batches for index in batch) == list(range(2000))
+    for batch in batches:
+        largest = pairs[batch].max(axis=0)
+        assert (cells(len(batch), largest) <= 200_000) if by_function else (len(batch) * largest <= budget).all()
+    report = sampler.plan().report()
+    assert report.over_budget == 0
+    if strategy == "bucketed":
+        shares = pairs.prod(axis=1) / 200_000 if by_function else (pairs / budget).max(axis=1)
+        assert len(batches) <= 1.25 * shares.sum()
+
+
+def test_a_cost_function_is_evaluated_once_for_each_distinct_size() -> None:
+    calls: Counter[tuple[int, float]] = Counter()
+
+    def cost(n: int, longest: float) -> float:
+        calls[n, longest] += 1
+        return n * longest
+
+    for strategy in ("bucketed", "sequential"):
+        sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, cost=cost)
+        calls.clear()
+        list(sampler)
+        after_one = calls.total()
+        for epoch in range(1, 4):
+            sampler.set_epoch(epoch)
+            list(sampler)
+        assert calls.total() - after_one <= 0.1 * max(after_one, 100)
 
 
 def test_lengths_are_rounded_up_for_static_shapes() -> None:
@@ -426,7 +470,7 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
         ({"max_total_size": 0}, ValueError, "max_total_size must be greater than 0"),
         ({"max_total_size": float("nan")}, ValueError, "max_total_size"),
         ({"max_total_size": "much"}, TypeError, "max_total_size"),
-        ({"max_total_size": (5, 5)}, ValueError, "max_total_size: got 2 budgets"),
+        ({"max_total_size": (5, 5)}, ValueError, "max_total_size must have one budget .* got 2"),
         ({"sizes": [1.0, float("nan")]}, ValueError, r"sizes must be numbers .* got nan at index 1 \(1 of 2 are"),
         ({"sizes": [3, -1]}, ValueError, "got -1 at index 1"),
         ({"sizes": ["a"]}, TypeError, "sizes must be numbers, .* got list"),
@@ -444,9 +488,9 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
             TypeError,
             "sizes must be numbers, .* got TensorDataset without either",
         ),
-        ({"cost": lambda n, m: -n * m, "strategy": "bucketed"}, ValueError, "cost: f.* must not fall"),
-        ({"cost": lambda n, m: float("nan"), "strategy": "bucketed"}, ValueError, "cost: f.* gave NaN"),
-        ({"cost": lambda n, m: None, "strategy": "bucketed"}, TypeError, "cost: f.* gave None"),
+        ({"cost": lambda n, m: -n * m, "strategy": "bucketed"}, ValueError, "cost must not fall"),
+        ({"cost": lambda n, m: float("nan"), "strategy": "bucketed"}, ValueError, "cost must return a number, got NaN"),
+        ({"cost": lambda n, m: None, "strategy": "bucketed"}, TypeError, "cost must return a number, got None"),
         ({"sampler": iter([0])}, TypeError, "sampler must be an iterable that can be read again .* got the iterator"),
     ],
 )

@@ -144,7 +144,9 @@ class Strata:
 UNITS = 2**19  # of a budget, in which columns are compared
 
 
-def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def kd_order(
+    sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
 
     As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
@@ -155,6 +157,7 @@ def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> t
         sizes: Shape ``[n, k]``, whole numbers.
         budgets: One a column.
         strata: How many samples a stratum holds.
+        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
 
     Returns:
         The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
@@ -176,7 +179,11 @@ def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> t
         halves = cuts[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
         cuts = np.unique(np.concatenate([cuts, halves]))
     begins = strata.firsts()
-    largest = np.maximum.reduceat(sizes[order], begins, axis=0).astype(np.int64)
+    largest = np.maximum.reduceat(sizes[order], begins, axis=0)
+    if largest.dtype.kind != "f":
+        largest = largest.astype(np.int64)
+    if not ranked:
+        return order, largest
     # Strata that take most come first, as greedy balancing wants them; the last, which may be short, stays the last.
     totals = np.maximum(largest.sum(axis=0, dtype=np.float64), 1)
     rank = np.argsort(-(largest / totals).max(axis=1)[:-1], kind="stable")

@@ -193,7 +193,7 @@ def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
     for count, row in zip(counts.tolist(), longest.tolist(), strict=True):
         key = (count, *row)
         if key not in known:
-            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))  # type: ignore[arg-type]
+            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))
         costs.append(known[key])
     return np.array(costs, np.float64).reshape(-1, 1)
 
