@@ -97,12 +97,17 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
     caps = capacity(sizes)
     length = len(sizes)
 
+    def allowed(begin: int, stop: int) -> NDArray[np.int64]:
+        if sizes.ndim == 1:
+            return np.minimum.accumulate(caps[begin:stop])
+        return capacity(np.maximum.accumulate(sizes[begin:stop], axis=0))  # the largest of each column
+
     def end(begin: int) -> int:
         # The first sample bounds the count; a larger one further on lowers it. Mostly that is near: look there first.
         stop, near = min(length, begin + int(caps[begin])), NEAR
         while True:
-            allowed = np.minimum.accumulate(caps[begin : min(stop, begin + near)])
-            over = allowed < np.arange(1, len(allowed) + 1)
+            counts = allowed(begin, min(stop, begin + near))
+            over = counts < np.arange(1, len(counts) + 1)
             if over.any():
                 return begin + int(over.argmax())
             if begin + near >= stop:

@@ -1,22 +1,21 @@
 """Planner options, validated, and the fingerprint of sizes and options."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import UNLIMITED, CostFunction, Limits
-from headrace.size_aware_batching.vectors import real_number
+from headrace.size_aware_batching._budget import CostFunction, Limits
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
-LARGEST_MULTIPLE = 2**31
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,16 @@ class Options:
     batch_size_multiple: int = 1
     length_multiple: int = 1
     oversize: Oversize = "raise"
-    max_length: float | None = None
     window: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_size_multiple", "length_multiple", "window"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        if not isinstance(self.shuffle, bool | np.bool_):
-            raise TypeError(f"shuffle: got {self.shuffle!r}, expected True or False")
+        object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("oversize", self.oversize, OVERSIZE)
         if not callable(self.cost):
             one_of("cost", self.cost, ("sum", "padded", "a function of (n, largest)"))
-        if self.max_length is not None:
-            longest = real_number(self.max_length, "max_length")
-            if longest <= 0:
-                raise ValueError(f"max_length: got {longest}, expected more than 0")
-            object.__setattr__(self, "max_length", None if longest >= UNLIMITED else longest)
         self._refuse_mismatches()
 
     @property
@@ -75,48 +67,54 @@ class Options:
             )
 
 
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a value that is none of those allowed."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
-
-
-def whole_number(name: str, value: Any) -> int | None:
-    """Return an integer of at least 1 as a plain one; None is left alone."""
-    if value is None:
-        return None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"{name}: got {value!r}, expected an integer")
-    if int(value) < 1:
-        raise ValueError(f"{name}: got {value!r}, expected 1 or more")
-    if name.endswith("multiple") and int(value) > LARGEST_MULTIPLE:
-        raise ValueError(f"{name}: got {value!r}, expected at most {LARGEST_MULTIPLE}")
-    return min(int(value), UNLIMITED)
-
-
 PIECE = 2**20
 PROBES = 256
 
 
-def fingerprint(sizes: NDArray[Any], budget: Any, options: Options, limits: Limits, order: int | None) -> int:
-    """Return 63 bits that differ when sizes, budgets or options do.
+def fingerprint(sizes: NDArray[Any], limits: Limits, options: Options, parts: Mapping[str, Any]) -> str:
+    """Return 128 bits, as 32 hex digits, that differ where sizes, options or other parts do.
 
-    Equal sizes give equal numbers whatever integer or real type they come in. A cost function is known by the
-    counts it allows at some sizes.
+    Equal sizes and options give equal fingerprints, whatever integer or real type they come in. A cost function is
+    represented by the counts that it allows at some sizes.
+
+    Args:
+        sizes: Shape ``[n]`` or ``[n, k]``.
+        limits: What a batch may hold.
+        options: Options of the planner.
+        parts: Everything else that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    kind = "<f8" if sizes.dtype.kind == "f" else "<i8"
-    if kind == "<f8" and len(sizes) and bool((sizes == np.floor(sizes)).all()):
-        kind = "<i8"
-    digest.update(repr(sizes.shape).encode())
-    for start in range(0, len(sizes), PIECE):
-        digest.update(np.ascontiguousarray(sizes[start : start + PIECE].astype(kind)).tobytes())
-    budgets = budget if isinstance(budget, list) else [budget]
-    parts = dict(sorted(options.__dict__.items()))
-    if callable(options.cost):
-        parts["cost"] = "function"
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(array_digest(sizes))
+    cost: Any = options.cost
+    if callable(cost):
+        cost = "function"
         if limits.capacity is not None and len(sizes):
-            probes = np.linspace(float(sizes.min()), float(sizes.max()), PROBES).astype(sizes.dtype)
+            probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
             digest.update(limits.capacity(probes).astype("<i8").tobytes())
-    digest.update(repr(([float(b) for b in budgets], parts, order)).encode())
-    return int.from_bytes(digest.digest(), "little") >> 1
+    everything = {**options.__dict__, "cost": cost, **parts}
+    digest.update(repr([(name, canonical(value)) for name, value in sorted(everything.items())]).encode())
+    return digest.hexdigest()
+
+
+def array_digest(array: NDArray[Any]) -> bytes:
+    """Return 16 bytes for the values of an array, the same for integers and for floats that are whole."""
+    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=16)
+    kind = "<f8" if array.dtype.kind == "f" and not bool((array == np.floor(array)).all()) else "<i8"
+    for start in range(0, len(array), PIECE):
+        digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
+    return digest.digest()
+
+
+def canonical(value: Any) -> Any:
+    """Return a value in one form for all types that are equal: 50 for 50.0, True for ``np.True_``."""
+    if isinstance(value, np.ndarray):
+        return array_digest(value).hex()
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return int(float(value)) if float(value).is_integer() else float(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(canonical(element) for element in value)
+    return value

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
+from headrace.size_aware_batching._ranks import Ranks
 
 CHUNK = 2**18
 COUNTED = 2**16  # sizes below this are sorted by counting
@@ -142,7 +144,9 @@ class Strata:
 UNITS = 2**19  # of a budget, in which columns are compared
 
 
-def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def kd_order(
+    sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
 
     As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
@@ -153,6 +157,7 @@ def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> t
         sizes: Shape ``[n, k]``, whole numbers.
         budgets: One a column.
         strata: How many samples a stratum holds.
+        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
 
     Returns:
         The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
@@ -174,7 +179,11 @@ def kd_order(sizes: NDArray[Any], budgets: tuple[int, ...], strata: Strata) -> t
         halves = cuts[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
         cuts = np.unique(np.concatenate([cuts, halves]))
     begins = strata.firsts()
-    largest = np.maximum.reduceat(sizes[order], begins, axis=0).astype(np.int64)
+    largest = np.maximum.reduceat(sizes[order], begins, axis=0)
+    if largest.dtype.kind != "f":
+        largest = largest.astype(np.int64)
+    if not ranked:
+        return order, largest
     # Strata that take most come first, as greedy balancing wants them; the last, which may be short, stays the last.
     totals = np.maximum(largest.sum(axis=0, dtype=np.float64), 1)
     rank = np.argsort(-(largest / totals).max(axis=1)[:-1], kind="stable")
@@ -256,37 +265,38 @@ class SliceOrder:
 
 
 PIECE = 2**20
+COMPARED = 2**16  # positions of an order that ranks compare
 
 
 class SamplerOrder:
-    """Wraps a sampler.
+    """Order read from a user's sampler; the sampler handles epochs.
 
     Args:
-        sampler: Iterable of indices. With ``take(start, stop)`` it is asked for windows; how many positions an
-            epoch has then says ``epoch_length`` or ``total_size``, else ``len``.
-        kept: Samples that are planned, rising; None for all.
+        sampler: Iterable of indices. One with ``take(start, stop)`` is asked for the windows that are needed; the
+            length of its epoch is its ``epoch_length`` or ``total_size``, else its ``len``.
+        kept: Samples that are planned, ascending; None for all.
         n_samples: Number of samples of the dataset.
 
     Raises:
-        TypeError: If it is not iterable, or only once.
-        ValueError: If it deals samples to ranks by itself and cannot be asked for those of all ranks.
+        TypeError: If it cannot be iterated, or only once.
+        ValueError: If it gives each rank its own samples and cannot be asked for those of all ranks.
     """
 
     def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
         if isinstance(sampler, np.ndarray | torch.Tensor):
-            sampler = sampler.tolist()  # whose own take is another one
+            sampler = sampler.tolist()  # numpy's take is another function
         if not hasattr(sampler, "take") and not hasattr(sampler, "__iter__"):
-            raise TypeError(f"sampler: got {type(sampler).__name__}, expected an iterable of indices")
+            raise TypeError(f"sampler must be an iterable of indices, got {type(sampler).__name__}")
         if isinstance(sampler, Iterator):
             raise TypeError(
-                f"sampler: got {type(sampler).__name__}, which gives its indices once only; every epoch reads the "
-                "order anew, so give an iterable, such as a list or a torch sampler"
+                f"sampler must be an iterable that can be read again in every epoch, got the iterator "
+                f"{type(sampler).__name__}: give a list or a torch sampler"
             )
         replicas = getattr(sampler, "num_replicas", 1)
         if not hasattr(sampler, "take") and replicas > 1:
             raise ValueError(
-                f"sampler: {type(sampler).__name__} deals samples to {replicas} ranks by "
-                "itself; give an order of all samples, the batches are dealt to the ranks here"
+                f"sampler must give the samples of all ranks, got a {type(sampler).__name__} for one rank of "
+                f"{replicas}: give it num_replicas=1, rank=0; the batch sampler distributes the batches"
             )
         self.sampler: Any = sampler
         self.kept = kept
@@ -294,60 +304,103 @@ class SamplerOrder:
         self._positions: NDArray[Any] | None = None
 
     @property
-    def fingerprint(self) -> int:
-        """A number that stands for the order, as far as the sampler can be told from others.
-
-        Its own ``fingerprint``, the values of a list or an array, or else its class and length.
-        """
+    def fingerprint(self) -> str:
+        """The sampler's own ``fingerprint``, or a best-effort hash of its values, its class, its length and seed."""
         own = getattr(self.sampler, "fingerprint", None)
-        if isinstance(own, Integral):
-            return int(own)
-        digest = hashlib.blake2b(f"{type(self.sampler).__name__} {self._length()}".encode(), digest_size=8)
-        if isinstance(self.sampler, Sequence | np.ndarray):
+        if own is not None:
+            return str(own)
+        known = f"{type(self.sampler).__name__} {self._length()} {getattr(self.sampler, 'seed', None)}"
+        digest = hashlib.blake2b(known.encode(), digest_size=16)
+        if isinstance(self.sampler, Sequence):
             digest.update(np.asarray(self.sampler).astype("<i8").tobytes())
-        return int.from_bytes(digest.digest(), "little")
+        return digest.hexdigest()
 
-    def refuse_different(self, n_replicas: int) -> None:
-        """Refuse an order that every rank would draw for itself, or that is meant for other ranks or another begin.
+    @property
+    def knows_epochs(self) -> bool:
+        """Whether the order of any epoch can be read at any time."""
+        fixed = isinstance(self.sampler, Sequence | SequentialSampler)
+        return fixed or hasattr(self.sampler, "take") or hasattr(self.sampler, "set_epoch")
 
-        Raises:
-            ValueError: If there are several ranks and a `RandomSampler` has no generator, if the sampler was given
-                another number of ranks, or if it waits to go on from a position.
-        """
-        if n_replicas > 1 and isinstance(self.sampler, RandomSampler) and self.sampler.generator is None:
-            raise ValueError(
-                "sampler: a RandomSampler without a generator draws another order on every rank; give it "
-                "generator=torch.Generator().manual_seed(...), or leave out sampler: shuffle=True does the same here"
-            )
-
+    def refuse_other_ranks(self, num_replicas: int) -> None:
+        """Refuse a sampler that was made for other ranks, or that starts in the middle of an epoch."""
         own = getattr(self.sampler, "num_replicas", 1)
-        if own not in (1, n_replicas):
+        if own not in (1, num_replicas):
             raise ValueError(
-                f"sampler: {type(self.sampler).__name__} was made for {own} ranks, but the batches are dealt to "
-                f"{n_replicas}; give num_replicas and rank to the batch sampler, which deals, and not to its sampler"
+                f"sampler must be made for 1 or {num_replicas} ranks as the batch sampler is, got a "
+                f"{type(self.sampler).__name__} with num_replicas={own}: give num_replicas and rank to the batch "
+                "sampler only"
             )
         begin = getattr(self.sampler, "position", 0)
         if isinstance(begin, Integral) and begin:
             raise ValueError(
-                f"sampler: {type(self.sampler).__name__} is to go on from position {begin}, but the batches are those "
-                "of the whole epoch; resume with the batch sampler's own load_state_dict, and leave its sampler alone"
+                f"sampler must start at the beginning of the epoch, got a {type(self.sampler).__name__} at position "
+                f"{begin}: resume with load_state_dict of the batch sampler, and not of its sampler"
             )
 
-    def refuse_forgotten(self) -> None:
-        """Refuse to resume inside an order that cannot be had again.
+    def refuse_different_orders(self, ranks: Ranks) -> None:
+        """Compare the order across ranks, where the sampler has no fingerprint that stands for it.
 
         Raises:
-            ValueError: If the sampler draws another order each time and knows no epochs.
+            ValueError: If ranks have different orders, or draw without a generator and cannot be compared.
         """
-        fixed = isinstance(self.sampler, Sequence | np.ndarray | SequentialSampler)
-        if not fixed and not hasattr(self.sampler, "take") and not hasattr(self.sampler, "set_epoch"):
+        if getattr(self.sampler, "fingerprint", None) is not None:
+            return
+        order = self.order()
+        sample = np.asarray(order.take(0, 0, min(order.n_samples, COMPARED))).astype("<i8")
+        found = hashlib.blake2b(f"{order.n_samples} ".encode() + sample.tobytes(), digest_size=16).hexdigest()
+        name = type(self.sampler).__name__
+        cure = (
+            "give it generator=torch.Generator().manual_seed(seed) with one seed on all ranks, or leave out sampler, "
+            "since shuffle=True gives all ranks one random order"
+        )
+        gathered = ranks.gather(found)
+        if gathered is None or len(gathered) < 2:
+            if getattr(self.sampler, "generator", self) is None:
+                raise ValueError(
+                    f"sampler must give all ranks the same order, got a {name} without a generator, which draws from "
+                    f"the random state of each process: {cure}"
+                )
+        elif len(set(gathered)) > 1:
+            other = next(rank for rank, value in enumerate(gathered) if value != gathered[0])
             raise ValueError(
-                f"sampler: {type(self.sampler).__name__} has neither set_epoch(epoch) nor take(start, stop), so that "
-                "the order of the interrupted epoch cannot be had again; leave out sampler, or give one that has either"
+                f"sampler must give all ranks the same order, got a {name} whose order on rank {other} differs from "
+                f"that on rank 0: {cure}"
             )
 
+    def refuse_resume(self) -> None:
+        """Refuse to resume inside an order that cannot be read again."""
+        if not self.knows_epochs:
+            raise ValueError(
+                f"sampler must have set_epoch(epoch) or take(start, stop) to resume within an epoch, got a "
+                f"{type(self.sampler).__name__}, whose order cannot be read again: leave out sampler, or give one "
+                "that has either"
+            )
+
+    @contextmanager
+    def at_epoch(self, epoch: int, current: int) -> Iterator[None]:
+        """Read the order of another epoch for a while; the current one is the same afterwards."""
+        if epoch == current:
+            yield
+            return
+        if not self.knows_epochs:
+            raise ValueError(
+                f"epoch must be {current} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
+                "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
+            )
+        positions, self._positions = self._positions, None
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        restored = getattr(self.sampler, "epoch", current)
+        try:
+            if set_epoch is not None:
+                set_epoch(epoch)
+            yield
+        finally:
+            if set_epoch is not None:
+                set_epoch(restored)
+            self._positions = positions
+
     def order(self) -> SliceOrder:
-        """Return the order of the present epoch."""
+        """Return the order of the current epoch."""
         if self.kept is None and hasattr(self.sampler, "take"):
             return SliceOrder(self._length(), self._take)
         if self._positions is None:
@@ -356,14 +409,16 @@ class SamplerOrder:
         return SliceOrder(len(positions), lambda start, stop: positions[start:stop])
 
     def finished(self) -> None:
-        """Forget the order: the next epoch asks for it anew."""
+        """Forget the order: the next iteration reads the sampler again."""
         self._positions = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a sampler that knows epochs."""
-        self._positions = None
+    def set_epoch(self, epoch: int, changed: bool) -> None:
+        """Pass the epoch on to a sampler that has ``set_epoch``; any other is read anew when the epoch changes."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
+            changed = True
+        if changed:
+            self._positions = None
 
     def _length(self) -> int:
         for name in ("epoch_length", "total_size"):
@@ -375,8 +430,8 @@ class SamplerOrder:
         taken = self._checked(np.asarray(self.sampler.take(start, stop)))
         if taken.shape != (stop - start,):
             raise ValueError(
-                f"sampler: take({start}, {stop}) gave shape {taken.shape}, expected ({stop - start},): the epoch has "
-                f"{self._length()} positions by its epoch_length, total_size or len"
+                f"sampler.take({start}, {stop}) must return shape ({stop - start},), got {taken.shape}: the epoch has "
+                f"{self._length()} positions by the sampler's epoch_length, total_size or len"
             )
         return taken
 
@@ -396,5 +451,5 @@ class SamplerOrder:
     def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
         if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):
             bad = taken[(taken < 0) | (taken >= self.n_samples)][0]
-            raise IndexError(f"sampler: gave index {bad}, but there are sizes for 0 to {self.n_samples - 1}")
+            raise IndexError(f"sampler must give indices from 0 to {self.n_samples - 1}, got {bad}")
         return taken

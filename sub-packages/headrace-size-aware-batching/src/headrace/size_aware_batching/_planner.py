@@ -349,7 +349,9 @@ def in_strata(
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]
     else:
-        order, largest = kd_order(sizes, sized.limits.budgets, strata)
+        by_function = len(sized.limits.budgets) < sized.columns  # one budget, for a cost of all columns together
+        scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
+        order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
     density = PACKED if options.strategy == "packed" else STRATIFIED
     full = window_plans(largest, sized.limits, options, density, key)
@@ -370,7 +372,7 @@ def window_plans(
             columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
             capacity = np.append(capacity, limits.most_items)
         return RandomPacking(columns, capacity, density, key)
-    if limits.capacity is None:
+    if limits.capacity is None or largest.shape[1] > 1:
         return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
     descending = largest[:, 0]
     counts = np.minimum(limits.capacity(descending), limits.most_items)
@@ -424,6 +426,14 @@ def batch_work(
     """
     if own is not None:
         return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
+    if sizes.ndim > 1 and limits.capacity is not None:
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
+
+        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
+
+        return padded_columns
     if sizes.ndim > 1:
         shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
         return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)

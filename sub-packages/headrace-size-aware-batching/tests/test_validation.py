@@ -1,10 +1,12 @@
+"""Where messages go."""
+
 import logging
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headrace.size_aware_batching.messages import log_info, logger_or, shortlist, warn
+from headrace.size_aware_batching._validation import log_info, logger_or, shortlist, warn
 from headrace.size_aware_batching.sampler import SizeAwareBatchSampler, size_aware_batching
 
 
