@@ -15,6 +15,7 @@ from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching._windowplan import (
     PACKED,
+    PADDING,
     STRATIFIED,
     Cuts,
     Density,
@@ -30,9 +31,9 @@ BATCHES = 512  # of a window, about: enough to balance, few enough to list in a 
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
 PACKED_WINDOW = 2**17
-PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18)
+PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9e-5  # wasted share that is small enough
-BRIM = 3e-5  # share that packing leaves empty
+BRIM = 1.2e-5  # share that packing leaves empty
 
 
 class Planner(Protocol):
@@ -377,7 +378,7 @@ def window_plans(
     counts = np.minimum(limits.capacity(descending), limits.most_items)
     if counts.min() < 1:
         raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
-    groups = wide_groups(counts)
+    groups = wide_groups(counts, PADDING if options.window is None else 0.0)
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
     return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
 
@@ -402,7 +403,7 @@ def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
     for window in PACKED_WINDOWS:
         middle = max(1, round(length / window))
         for count in np.unique(np.linspace(0.8 * middle, 1.25 * middle + 1, 48).astype(int)).tolist():
-            if count < 1:
+            if count < -(-length // PACKED_WINDOWS[-1]):
                 continue
             filled = float(descending[::count].sum(dtype=np.float64)) / max(limits.budgets[0], 1)
             waste = count * np.ceil(filled * (1 + BRIM)) / max(fewest, 1e-9) - 1

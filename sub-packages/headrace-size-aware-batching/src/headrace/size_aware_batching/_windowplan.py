@@ -164,7 +164,8 @@ class Cuts:
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        return WindowPlan(shuffle_groups(epoch_key, self._groups), self._offsets)
+        key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by another
+        return WindowPlan(shuffle_groups(key, self._groups), self._offsets)
 
 
 def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -178,16 +179,17 @@ def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return groups
 
 
-def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def wide_groups(counts: NDArray[np.int64], padding: float) -> NDArray[np.int64]:
     """Group neighbours in size so that batch-mates vary most for a few batches more.
 
     A group holds as many samples a batch as its largest allows. With N samples of a group and b of them in a batch, two
     mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b`` batches. The groups minimise
     the sum of both, by dynamic programming over their boundaries; the weight of the first is the largest for which the
-    batches stay within ``1 + PADDING`` times the fewest.
+    batches stay within ``1 + padding`` times the fewest.
 
     Args:
         counts: How many samples fit a batch whose largest is this one, shape ``[n]``, ascending.
+        padding: Share of batches more than the fewest.
 
     Returns:
         The group of each sample, shape ``[n]``.
@@ -205,14 +207,14 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     again = np.where(members > 0, members * (in_batch - 1) ** 2 / np.maximum(members - 1, 1), 0) / length
     fewest = float((1 / counts).sum())
     low, high = 0.0, 1.0  # of a weight w / (1 - w)
-    cuts = best_cuts(batches)
-    for _ in range(10):
+    cuts = np.arange(len(begins) + 1)
+    for _ in range(10 if padding else 0):
         middle = (low + high) / 2
         tried = best_cuts(batches + again * (middle / (1 - middle)) * fewest / 100)
         first, stop = tried[:-1], tried[1:]
         pairs = float((members[first, stop] * (in_batch[first, stop] - 1)).sum())
         mates = length**2 / max(pairs, 1.0) ** 2 * float(again[first, stop].sum()) * length
-        if float(batches[first, stop].sum()) <= (1 + PADDING) * fewest:
+        if float(batches[first, stop].sum()) <= (1 + padding) * fewest:
             low, cuts = middle, tried
             if mates <= RANDOM_ENOUGH:
                 break
