@@ -23,12 +23,12 @@ from headrace.size_aware_batching._sizes import (
     fasta_lengths,
     number_vector,
     read_sizes,
-    real_number,
     size_lookup,
     size_vector,
     sizes_of_file,
     sizes_of_files,
 )
+from headrace.size_aware_batching._validation import real_number
 
 
 def test_numbers_of_any_make() -> None:

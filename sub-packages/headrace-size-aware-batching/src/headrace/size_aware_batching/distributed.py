@@ -1,6 +1,7 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
-from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes
+from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
 
@@ -75,6 +76,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
+        work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
+            batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -107,6 +110,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         mesh: Any = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
+        work: Any = None,
     ) -> None:
         self.options = Options(
             strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window
@@ -119,7 +123,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self.max_length = column_limits(max_length, 1 if self.sizes.ndim == 1 else self.sizes.shape[1])
         self.epoch = 0
         self._ranks = Ranks(num_replicas, rank, mesh)
-        self._prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        self.work = None if work is None else _checked_work(work, len(self.sizes))
+        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
         self._planner: Planner | None = None
         self._fingerprint: str | None = None
@@ -153,9 +159,14 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def fingerprint(self) -> str:
         """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
         if self._fingerprint is None:
-            parts = {"budget": self.max_total_size, "max_length": self.max_length, "seed": self.seed}
-            order = None if self._order is None else self._order.fingerprint
-            self._fingerprint = fingerprint(self.sizes, self._prepared.limits, self.options, parts | {"sampler": order})
+            parts = {
+                "budget": self.max_total_size,
+                "max_length": self.max_length,
+                "sampler": None if self._order is None else self._order.fingerprint,
+                "seed": self.seed,
+                "work": self.work,
+            }
+            self._fingerprint = fingerprint(self.sizes, self._prepared.limits, self.options, parts)
         return self._fingerprint
 
     @property
@@ -247,6 +258,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             num_replicas=self.num_replicas,
             tail=self.tail,
             length_multiple=self.options.length_multiple,
+            work=self.work,
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:
@@ -386,6 +398,13 @@ class EpochSetter:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next."""
         self._owner.set_epoch(epoch)
+
+
+def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
+    vector = size_vector(work, "work").astype(np.float64)
+    if len(vector) != n_samples or not np.isfinite(vector).all():
+        raise ValueError(f"work must hold a finite number for each of {n_samples} samples, got {len(vector)} numbers")
+    return vector
 
 
 def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
