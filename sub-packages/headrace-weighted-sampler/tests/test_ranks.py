@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
 from headrace.weighted_sampler._ranks import Ranks, process_group, rank_positions, sharded_end
 
 LENGTHS = st.integers(0, 300)
@@ -60,7 +62,76 @@ def test_a_rank_without_a_world_is_refused() -> None:
         len(sampler)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+class Mesh:
+    """As much of a device mesh as is needed."""
+
+    ndim = 1
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.ranks = size, rank
+
+    def size(self) -> int:
+        return self.ranks[0]
+
+    def get_local_rank(self) -> int:
+        return self.ranks[1]
+
+
+def test_a_mesh_stands_for_num_replicas_and_rank() -> None:
+    ranks = [WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(3, rank)) for rank in range(3)]
+    plain = [WeightedDistributedSampler(range(10), {(0, 10): 1}, 3, rank) for rank in range(3)]
+    assert [(sampler.num_replicas, sampler.rank) for sampler in ranks] == [(3, 0), (3, 1), (3, 2)]
+    assert [list(sampler) for sampler in ranks] == [list(sampler) for sampler in plain]
+
+
+def test_ranks_are_looked_up_when_the_epoch_begins() -> None:
+    mesh = Mesh(1, 0)
+    sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=mesh)
+    indices = iter(sampler)
+    mesh.ranks = 2, 1
+    assert list(indices) == list(WeightedDistributedSampler(range(10), {(0, 10): 1}, 2, 1))
+    assert len(sampler) == 5
+
+
+@pytest.mark.parametrize("given", [{"num_replicas": 2}, {"rank": 0}, {"num_replicas": 2, "rank": 0}])
+def test_a_mesh_beside_numbers_is_refused(given: dict[str, int]) -> None:
+    for make in (
+        lambda: WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(2, 0), **given),
+        lambda: InterleavedDataset([[1]], [1], mesh=Mesh(2, 0), **given),
+    ):
+        with pytest.raises(ValueError, match=r"mesh and num_replicas/rank were both given .* drop mesh"):
+            make()
+
+
+def test_what_is_not_a_mesh_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"mesh must be a 1-D DeviceMesh or have size\(\) .*, got int"):
+        WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=4)  # type: ignore[arg-type]
+    square = Mesh(2, 0)
+    square.ndim = 2
+    with pytest.raises(ValueError, match=r"mesh must have 1 dimension, .* got 2: .*mesh\[\"dp\"\]"):
+        WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=square)
+    with pytest.raises(ValueError, match=r"mesh.get_local_rank\(\) must be an int from 0 to 1, got 2"):
+        len(WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(2, 2)))
+
+
+def test_interleaved_streams_take_ranks_and_meshes_too() -> None:
+    def stream(**ranks: Any) -> list[int]:
+        dataset = InterleavedDataset([[0] * 600, [1] * 600], [1, 1], **ranks)
+        items = list(dataset)
+        assert dataset.state_dict()["stream"]["num_replicas"] == 2
+        return items
+
+    assert stream(mesh=Mesh(2, 1)) == stream(num_replicas=2, rank=1) != stream(mesh=Mesh(2, 0))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_workers_of_a_mesh_know_their_rank(method: str) -> None:
+    dataset = InterleavedDataset([[0] * 60, [1] * 60], [1, 1], mesh=Mesh(2, 1))
+    loader: DataLoader[int] = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+    assert list(loader) == list(dataset)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_processes_deliver_the_epoch_together(tmp_path: Path, world: int) -> None:
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     worker = str(Path(__file__).with_name("rank_worker.py"))
@@ -86,6 +157,8 @@ def test_processes_deliver_the_epoch_together(tmp_path: Path, world: int) -> Non
     for epoch, run in enumerate(("whole", "next")):
         alone.set_epoch(epoch)
         assert together(ranks, run) == alone.take(0, 75).tolist() + alone.take(0, -75 % world).tolist()
+    assert together(ranks, "data_parallel") == together(ranks, "next")
+    assert all(rank["tensor_parallel"] == alone.take(0, 75).tolist() for rank in ranks)
     assert together(ranks, "resumed") == together(ranks, "whole")[3 * 4 * world :]
 
 

@@ -289,13 +289,18 @@ class InterleavedDataset(IterableDataset[T]):
         if worker is None:
             num_replicas, rank = self._ranks.resolve()
             return Stream(rank, num_replicas)
-        known = process_group() is None and self._ranks_when_sent is not None
-        num_replicas, rank = self._ranks_when_sent if known and self._ranks_when_sent else self._ranks.resolve()
+        sent = self._ranks_when_sent if process_group() is None else None
+        num_replicas, rank = sent or self._ranks.resolve()
         return Stream(rank, num_replicas, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """A spawned worker has no process group and no mesh: it receives the ranks."""
-        return {**self.__dict__, "_latest": None, "_ranks_when_sent": self._ranks.resolve()}
+        try:
+            ranks: tuple[int, int] | None = self._ranks.resolve()
+        except ValueError:  # not known yet; the copy will look them up
+            ranks = None
+        asked = self._ranks if self._ranks.mesh is None or ranks is None else Ranks(*ranks)
+        return {**self.__dict__, "_latest": None, "_ranks": asked, "_ranks_when_sent": ranks}
 
 
 class InterleavedIterator(Iterator[T], Generic[T]):
