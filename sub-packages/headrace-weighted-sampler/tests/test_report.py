@@ -48,7 +48,7 @@ def test_seen_and_repeats_are_counted_from_the_first_epoch_on(epoch: int) -> Non
 
 
 def test_samples_of_equal_weight_are_counted_too() -> None:
-    sampler = WeightedDistributedSampler(range(50), np.arange(50) % 3, num_replicas=7, rank=0)
+    sampler = WeightedDistributedSampler(range(50), np.arange(50) % 3, num_replicas=7, rank=0, semantics="ratio")
     report = sampler.report()
     assert [line.name for line in report.sources] == ["weight 1", "weight 2"]
     assert sum(line.delivered for line in report.sources) == 7 * len(sampler) == 49 + len(report.padded)

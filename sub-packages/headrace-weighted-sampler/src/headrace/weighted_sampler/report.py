@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from headrace.weighted_sampler.keyed import Indices
-from headrace.weighted_sampler.mixture import Stage
-from headrace.weighted_sampler.order import Order
-from headrace.weighted_sampler.recipe import Recipe
+from headrace.weighted_sampler._mixture import SampleOrder, Stage
+from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._semantics import MixtureSpec
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
 TOKENS = ("tokens asked", "tokens")
@@ -119,25 +118,25 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 
 
 def mixture_report(
-    recipe: Recipe, order: Order, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
+    spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
     """Count what one epoch delivers, in closed form.
 
     Args:
-        recipe: Sources and shares.
-        order: Of the recipe.
+        spec: Sources and shares.
+        order: Of the spec.
         padded: Positions, ascending, that are delivered once more.
         dropped: Positions at the epoch's end that are not delivered.
         epoch: Its number.
         num_replicas: Number of ranks.
     """
-    begin, end = epoch * recipe.epoch_length, (epoch + 1) * recipe.epoch_length
+    begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
     before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
-    extra, less = order.owners(epoch, padded), order.owners(epoch, dropped)
+    extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
     delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
-    asked = asked_shares(recipe.stages, recipe.asked, begin, end)
-    asked_tokens, token_shares = _by_tokens(recipe, asked), _by_tokens(recipe, delivered)
-    weights = recipe.weights[bisect_right(recipe.stages, begin, key=lambda stage: stage.start) - 1]
+    asked = asked_shares(spec.stages, spec.requested, begin, end)
+    asked_tokens, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
+    weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -152,26 +151,34 @@ def mixture_report(
             asked_tokens=asked_tokens[place],
             token_share=token_shares[place],
         )
-        for place, part in enumerate(recipe.sources.parts)
+        for place, part in enumerate(spec.sources.parts)
     )
-    ever = [any(stage.weights[place] for stage in recipe.stages) for place in range(len(lines))]
+    ever = [any(stage.weights[place] for stage in spec.stages) for place in range(len(lines))]
     return MixtureReport(
         epoch=epoch,
         num_replicas=num_replicas,
         sources=lines,
         padded=tuple(order.at(epoch, padded).tolist()),
         dropped=tuple(order.at(epoch, dropped).tolist()),
-        not_drawn=recipe.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
-        rounding=recipe.sources.rounding,
-        changes=tuple(stage.start - begin for stage in recipe.stages if begin < stage.start < end),
+        not_drawn=spec.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
+        rounding=spec.sources.rounding,
+        changes=tuple(stage.start - begin for stage in spec.stages if begin < stage.start < end),
     )
 
 
-def _by_tokens(recipe: Recipe, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
+def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int]:
+    """How many of some ascending positions belong to each source."""
+    counts = [0] * order.mixture.sources
+    for source, where, _ in order.mixture.assign(epoch, positions):
+        counts[source] += len(where)
+    return counts
+
+
+def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
     """Shares of tokens, from samples and their mean sizes; nothing when shares are meant by samples."""
-    if recipe.means is None:
+    if spec.means is None:
         return [None] * len(samples)
-    tokens = [count * mean for count, mean in zip(samples, recipe.means, strict=True)]
+    tokens = [count * mean for count, mean in zip(samples, spec.means, strict=True)]
     return [float(part / sum(tokens)) for part in tokens]
 
 

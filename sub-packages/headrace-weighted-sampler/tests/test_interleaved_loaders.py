@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.weighted_sampler.interleave import InterleavedDataset
-from headrace.weighted_sampler.stopping import Stopping
+from headrace.weighted_sampler._streams import Stopping
+from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset closes no shard itself
 
@@ -77,7 +77,7 @@ def test_an_error_in_a_worker_says_where() -> None:
     loader: DataLoader[Any] = DataLoader(
         InterleavedDataset({"a": Damaged([])}, {"a": 1}), batch_size=None, num_workers=1
     )
-    with pytest.raises(OSError, match=r"raised by sources\['a'\], item 1 of its pass 0"):
+    with pytest.raises(OSError, match=r"raised by sources\['a'\], item 1 of its epoch 0"):
         list(loader)
 
 

@@ -11,17 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from headrace.weighted_sampler.interleave import InterleavedDataset
-from headrace.weighted_sampler.stopping import RULES, Stopping
-from headrace.weighted_sampler.stream_order import StreamOrder
-from headrace.weighted_sampler.stream_sources import build_mixture
+from headrace.weighted_sampler._mixture import StreamOrder
+from headrace.weighted_sampler._streams import STOPPINGS, Stopping, parse_streams
+from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 T = TypeVar("T")
 Item = tuple[str, int]
 
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 2**62)
-STOPPINGS: list[Stopping] = list(RULES)
 
 
 class Plain(IterableDataset[Item]):
@@ -151,7 +149,7 @@ def test_each_rule_stops_where_a_plain_reference_does(data: st.DataObject, stopp
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
     lists = [[(source, number) for number in range(size)] for source, size in enumerate(sizes)]
     dataset = InterleavedDataset(lists, weights, seed=seed, stopping=stopping)
-    whole = build_mixture(lists, weights, seed, stopping).weights
+    whole = parse_streams(lists, weights, seed, stopping).weights
     expected = reference(lists, turns(dataset, whole, seed), stopping, most=2000)
     assert list(islice(dataset, 2000)) == expected
     if stopping == "all_exhausted":
@@ -253,7 +251,7 @@ def test_an_error_of_a_source_passes_through_and_says_where() -> None:
     with pytest.raises(OSError, match="shard 7 is damaged") as caught:
         next(stream)
     assert caught.value.__notes__ == [
-        "raised by sources['a'], item 3 of its pass 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
+        "raised by sources['a'], item 3 of its epoch 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
     ]
 
 
@@ -281,7 +279,7 @@ ONE_TWO = {"a": [1], "b": [2]}
         (ONE_TWO, {"a": 1, "b": "1"}, TypeError, r"weights\['b'\] must be an int"),
         (ONE_TWO, {"a": 1, "b": True}, TypeError, r"weights\['b'\] must be an int"),
         (ONE_TWO, [1, 1], TypeError, "weights must be a mapping"),
-        ({1: [1]}, {1: 1}, TypeError, "names that are texts, got 1"),
+        ({1: [1]}, {1: 1}, TypeError, "strings as names, got 1"),
         ({}, {}, ValueError, "weights must hold at least one above 0"),
         ([[1], [2]], {"0": 1, "1": 1}, TypeError, "weights must be a list, as sources is one, got dict"),
         ([[1], [2]], [1], ValueError, "got 1 for 2 sources"),
@@ -305,8 +303,8 @@ def test_wrong_sources_and_weights_are_refused_by_name(
     [
         ({"stopping": "never"}, ValueError, "stopping must be one of 'first_exhausted', 'all_exhausted', 'endless'"),
         ({"stopping": ["endless"]}, ValueError, "stopping must be one of"),
-        ({"seed": -1}, ValueError, "seed must be from 0"),
-        ({"seed": 1.5}, TypeError, "seed must be an integer"),
+        ({"seed": -1}, ValueError, "seed must be an int from 0"),
+        ({"seed": 1.5}, TypeError, "seed must be an int from 0"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options: Any, error: type[Exception], message: str) -> None:
@@ -329,7 +327,7 @@ def test_an_iterator_is_read_once_and_its_second_reading_refused() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 2**63])
 def test_epochs_out_of_range_are_refused(epoch: int) -> None:
-    with pytest.raises(ValueError, match="epoch must be from 0"):
+    with pytest.raises(ValueError, match="epoch must be an int from 0"):
         InterleavedDataset([[1]], [1]).set_epoch(epoch)
 
 
@@ -358,7 +356,7 @@ def test_after_an_error_nothing_is_left_out_in_silence(stopping: Any) -> None:
         ({"sources": None}, r"state\['sources'\] must be a mapping"),
         ({"sources": {"a": None}}, r"state\['sources'\]\['a'\] must be a mapping"),
         ({"stream": None}, r"state\['stream'\] must be a mapping"),
-        ({"position": 2**62}, r"state\['position'\] must be from 0"),
+        ({"position": 2**62}, r"state\['position'\] must be an int from 0"),
     ],
 )
 def test_an_edited_state_is_refused_by_name(change: dict[str, Any], says: str) -> None:

@@ -2,28 +2,29 @@
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.weighted_sampler.interleave import InterleavedDataset
-from headrace.weighted_sampler.stopping import RULES, Stopping
+from headrace.weighted_sampler._streams import STOPPINGS, Stopping
+from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 T = TypeVar("T")
 Item = tuple[str, int]
 Kind = Literal["plain", "iterator", "dataset", "both"]
 
 SEEDS = st.integers(0, 2**64 - 1)
-STOPPINGS: list[Stopping] = list(RULES)
 KINDS: list[Kind] = ["plain", "iterator", "dataset", "both"]
 # torchdata 0.11 calls what torch 2.13 has deprecated; nobody here can act on it.
 IGNORE_TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-IGNORE_SKIPS = pytest.mark.filterwarnings("ignore:.*are drawn and dropped:UserWarning")
+IGNORE_SKIPS = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
 
 
 class Plain(IterableDataset[Item]):
@@ -228,7 +229,7 @@ def test_what_is_drawn_and_dropped_is_named_with_its_number() -> None:
     list(islice(first, 12))
     second = InterleavedDataset({"a": Again(range(100))}, {"a": 1})
     second.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match=r"sources\['a'\] saved no state .* first 12 items are drawn and dropped"):
+    with pytest.warns(UserWarning, match=r"sources\['a'\] has no state .* first 12 items are read and dropped"):
         assert list(second) == list(range(12, 100))
 
 
@@ -316,14 +317,14 @@ STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "state has version 2, this release reads version 1"),
-        ({"seed": 4}, "build the dataset with seed=4"),
-        ({"fingerprint": "0"}, "other weights or another stopping rule"),
+        ({"version": 1}, "state has version 1, this release reads version 2"),
+        ({"seed": 4}, "build it with seed=4"),
+        ({"fingerprint": STATE["fingerprint"][:16]}, "other weights or another stopping rule"),
         ({"sources": {"s0": None, "x": None}}, r"sources \['s0', 'x'\], this dataset draws from \['s0', 's1'\]"),
         ({"sources": {"s0": {}, "s1": {}}}, r"state\['sources'\]\['s0'\] lacks"),
-        ({"stream": {"rank": 0}}, r"state\['stream'\] lacks \['num_workers', 'worker', 'world_size'\]"),
-        ({"position": -1}, r"state\['position'\] must be from 0"),
-        ({"epoch": 2**64}, r"state\['epoch'\] must be from 0"),
+        ({"stream": {"rank": 0}}, r"state\['stream'\] lacks \['num_replicas', 'num_workers', 'worker'\]"),
+        ({"position": -1}, r"state\['position'\] must be an int from 0"),
+        ({"epoch": 2**64}, r"state\['epoch'\] must be an int from 0"),
     ],
 )
 def test_a_state_that_does_not_belong_is_refused(change: dict[str, Any], message: str) -> None:
@@ -338,7 +339,7 @@ def test_a_state_that_is_no_state_is_refused() -> None:
     dataset = make(["plain", "plain"], [5, 5], [1, 2], "endless")
     with pytest.raises(ValueError, match="state lacks"):
         dataset.load_state_dict({})
-    with pytest.raises(TypeError, match="state must be what"):
+    with pytest.raises(TypeError, match="state must be a mapping returned by state_dict"):
         dataset.load_state_dict([])  # type: ignore[arg-type]
 
 
@@ -350,8 +351,8 @@ def test_states_of_other_weights_rules_and_streams_are_refused() -> None:
         with pytest.raises(ValueError, match="other weights or another stopping rule"):
             other.load_state_dict(STATE)
     dataset = make(["plain", "plain"], [5, 5], [1, 2], "endless")
-    dataset.load_state_dict({**STATE, "stream": {"rank": 1, "world_size": 2, "worker": 0, "num_workers": 1}})
-    with pytest.raises(ValueError, match="state belongs to rank 1 of 2, worker 0 of 1, this stream is rank 0 of 1"):
+    dataset.load_state_dict({**STATE, "stream": {"rank": 1, "num_replicas": 2, "worker": 0, "num_workers": 1}})
+    with pytest.raises(ValueError, match="state was saved by rank 1 of 2, worker 0 of 1, this stream is rank 0 of 1"):
         iter(dataset)
 
 
@@ -414,3 +415,147 @@ def test_the_stateful_loader_keeps_its_place_while_another_iteration_runs() -> N
     again = stateful.StatefulDataLoader(make(["iterator"], [30], [1], "first_exhausted"), batch_size=None)
     again.load_state_dict(loader.state_dict())
     assert [number for _, number in again] == list(range(10, 30))
+
+
+# -- set_epoch and states ----------------------------------------------------------------------------------------
+
+
+def at(epoch: int, position: int) -> Any:
+    """A state of the streams below."""
+    dataset = streams()
+    dataset.set_epoch(epoch)
+    list(islice(dataset, position))
+    return dataset.state_dict()
+
+
+def streams() -> InterleavedDataset[Item]:
+    return make(["iterator", "both"], [15, 31], [1, 2], "first_exhausted", seed=3)
+
+
+def whole_epoch(epoch: int) -> list[Item]:
+    dataset = streams()
+    dataset.set_epoch(epoch)
+    return list(dataset)
+
+
+def test_a_set_epoch_wins_over_a_state_of_an_older_epoch_that_is_loaded_after_it() -> None:
+    dataset = streams()
+    dataset.set_epoch(1)
+    dataset.load_state_dict(at(0, 100))
+    assert dataset.epoch == 1
+    stream = iter(dataset)
+    stream.load_state_dict(at(0, 20))
+    assert list(stream) == whole_epoch(1)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_state_of_the_same_or_a_newer_epoch_wins(epoch: int) -> None:
+    dataset = streams()
+    dataset.set_epoch(1)
+    dataset.load_state_dict(at(epoch, 20))
+    assert dataset.epoch == epoch
+    assert list(dataset) == whole_epoch(epoch)[20:]
+
+
+def test_an_epoch_that_was_iterated_no_longer_wins() -> None:
+    dataset = streams()
+    dataset.set_epoch(5)
+    next(iter(dataset))
+    dataset.load_state_dict(at(3, 20))
+    assert list(dataset) == whole_epoch(3)[20:]
+
+
+def test_after_a_break_the_epoch_begins_anew() -> None:
+    dataset = streams()
+    dataset.set_epoch(2)
+    assert list(islice(dataset, 7)) == whole_epoch(2)[:7]
+    assert dataset.state_dict()["position"] == 7
+    assert list(dataset) == list(dataset) == whole_epoch(2)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@IGNORE_TORCHDATA
+def test_after_the_state_of_an_epochs_end_set_epoch_gives_the_next_one_whole(workers: int, persistent: bool) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def load() -> Any:
+        return stateful.StatefulDataLoader(
+            streams(), batch_size=None, num_workers=workers, persistent_workers=persistent
+        )
+
+    loader = load()
+    list(loader)
+    state = loader.state_dict()
+    loader.dataset.set_epoch(1)
+    whole = list(loader)
+    again = load()
+    again.load_state_dict(state)  # kept by the loader until iter()
+    again.dataset.set_epoch(1)
+    assert list(again) == whole
+    assert workers or [tuple(item) for item in whole] == whole_epoch(1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@IGNORE_TORCHDATA
+def test_the_stateful_loader_goes_back_to_an_earlier_checkpoint(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(streams(), batch_size=None, num_workers=workers)
+    loader.dataset.set_epoch(1)
+    stream = iter(loader)
+    begin = list(islice(stream, 9))
+    state = loader.state_dict()
+    rest = list(stream)
+    loader.dataset.set_epoch(2)
+    list(loader)
+    loader.load_state_dict(state)
+    assert list(loader) == rest
+    assert list(loader) == begin + rest
+
+
+# -- Fingerprints and semantics ----------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_hex_and_knows_data_options_and_seed() -> None:
+    class Marked(Again[int]):
+        def __init__(self, fingerprint: str) -> None:
+            super().__init__([1])
+            self.fingerprint = fingerprint
+
+    sources: list[Any] = [[Again([1]), [1, 2]], [Again([1]), [1, 2, 3]], [Marked("a"), [1]], [Marked("b"), [1]]]
+    made = [InterleavedDataset(each, [1, 1]) for each in sources]
+    made += [InterleavedDataset(sources[0], [1, 2]), InterleavedDataset(sources[0], [1, 1], seed=1)]
+    made += [InterleavedDataset(sources[0], [1, 1], stopping="endless")]
+    assert len({dataset.fingerprint for dataset in made}) == len(made)
+    assert all(int(dataset.fingerprint, 16) for dataset in made)
+    same = InterleavedDataset(sources[0], np.array([2.0, 2.0]), seed=np.int64(0))  # type: ignore[arg-type]
+    assert same.fingerprint == made[0].fingerprint
+    with pytest.raises(ValueError, match="state was saved with other data in the sources"):
+        made[1].load_state_dict(made[0].state_dict())
+    with pytest.raises(ValueError, match="state was saved with seed=1"):
+        made[0].load_state_dict(made[5].state_dict())
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "want"),
+    [
+        ({"a": 3, "b": 1}, {}, {"a": 768, "b": 256}),
+        ({"a": 3, "b": 1}, {"semantics": "ratio"}, {"a": 512, "b": 512}),
+        ({"a": 0.5, "b": 1}, {"semantics": "ratio"}, {"a": 146, "b": 878}),
+        ({"a": 1, "b": 3}, {"semantics": "temperature", "temperature": 2}, {"a": 256, "b": 768}),
+    ],
+)
+def test_weights_are_proportions_unless_semantics_says_otherwise(
+    weights: dict[str, float], options: dict[str, Any], want: dict[str, int]
+) -> None:
+    dataset = InterleavedDataset({"a": ["a"] * 10, "b": ["b"] * 30}, weights, stopping="endless", **options)
+    counts = Counter(islice(dataset, 1024))
+    assert {name: abs(counts[name] - count) <= 1 for name, count in want.items()} == {"a": True, "b": True}
+
+
+def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
+    with pytest.raises(TypeError, match=r"sources\['1'\] must have a length unless semantics='proportion', got Again"):
+        InterleavedDataset([[1], Again([2])], [1, 1], semantics="ratio")
+    with pytest.raises(ValueError, match=r"semantics must be one of 'proportion', 'ratio', 'temperature', got 'count'"):
+        InterleavedDataset([[1]], [1], semantics="count")
+    with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
+        InterleavedDataset([[1]], [1], temperature=2)

@@ -1,8 +1,11 @@
-"""One named test for each known fault of the sampler that this one replaces."""
+"""One named test for each known fault of the sampler that this one replaces, and bounds on memory."""
 
+import gc
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from headrace.weighted_sampler import NamedConcatDataset, Ratio, WeightedDistributedSampler
-from headrace.weighted_sampler.shares import integer_weights
+from headrace.weighted_sampler._mixture import integer_weights
+from headrace.weighted_sampler._permutation import WINDOW
 
 
 def draws(ratio: Ratio, epochs: int = 1) -> Counter[int]:
@@ -122,7 +126,7 @@ def test_fault_thousands_of_sources_at_a_thousand_ranks_fill_the_memory() -> Non
 
 def test_fault_the_report_searches_all_samples_for_each_padded_one() -> None:
     weights = np.random.default_rng(0).integers(1, 4, 10**6)
-    report = WeightedDistributedSampler(range(10**6), weights, 4099, 0).report()
+    report = WeightedDistributedSampler(range(10**6), weights, 4099, 0, semantics="ratio").report()
     assert sum(line.delivered for line in report.sources) % 4099 == 0
     assert len(report.padded) > 1000
 
@@ -177,3 +181,62 @@ def test_bfloat16_and_odd_shapes_of_weights() -> None:
             WeightedDistributedSampler(range(3), weights)
     with pytest.raises(TypeError, match="join them with NamedConcatDataset"):
         WeightedDistributedSampler([range(3), range(4)], [1, 2])
+
+
+MIB = 2**20
+
+
+def sampler(draws: int) -> WeightedDistributedSampler:
+    cuts = [0, *(draws - (draws >> place) for place in range(1, 8)), draws]
+    weights = {(low, high): 0.5 + place / 4 for place, (low, high) in enumerate(pairwise(cuts))}
+    return WeightedDistributedSampler(range(draws), weights, num_replicas=8, rank=3)
+
+
+def peak(work: Callable[[], None]) -> float:
+    """Most MiB that the work holds at once; numpy's arrays are traced too."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / MIB
+    finally:
+        tracemalloc.stop()
+
+
+def draw(indices: Iterator[int], count: int) -> None:
+    for _ in islice(indices, count):
+        pass
+
+
+@pytest.mark.parametrize("draws", [10**6, 10**7, 10**9])
+def test_a_thousand_windows_stay_within_16_mib(draws: int) -> None:
+    made = sampler(draws)
+    assert peak(lambda: draw(iter(made), 1000 * WINDOW // 8)) <= 16
+
+
+def test_a_thousand_windows_hold_no_more_than_the_first_hundred() -> None:
+    indices = iter(sampler(10**8))
+    gc.disable()  # a block that only the collector could free would count
+    try:
+        tracemalloc.start()
+        draw(indices, 2000 * WINDOW // 8)
+        before = tracemalloc.get_traced_memory()[0]
+        draw(indices, 8000 * WINDOW // 8)
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert after - before <= MIB
+
+
+def test_many_stretches_leave_nothing_behind() -> None:
+    made = sampler(10**8)
+    made.take(0, 2**18)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for start in range(0, 1000 * 10**4, 10**4):
+            made.take(start, start + WINDOW)
+        assert tracemalloc.get_traced_memory()[0] - before <= MIB
+    finally:
+        tracemalloc.stop()
