@@ -11,7 +11,7 @@ import pytest
 from headrace.webdatamodule import DamagedSampleWarning, IndexedShards, index_shards, write_tars
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.errors import DamagedShardError, StaleIndexError
-from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 COUNT = 40
 
