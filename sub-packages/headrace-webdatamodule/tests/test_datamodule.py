@@ -11,6 +11,7 @@ import webdataset as wds
 
 from headrace.webdatamodule import PickledDataWDS, ShardError, Split, UnsafePickleError, WebDataModule, write_tars
 
+SPLITS = (Split.train, Split.val, Split.test)
 N = {Split.train: 22, Split.val: 9, Split.test: 7}
 FIRST = {Split.train: 0, Split.val: 100, Split.test: 200}
 
@@ -45,7 +46,7 @@ class Model(lightning.LightningModule):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[Split, str]:
-    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in Split}
+    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in SPLITS}
     for split, folder in folders.items():
         data = [pickle.dumps(torch.tensor([float(FIRST[split] + i)])) for i in range(N[split])]
         write_tars([(f"s{i}", {"tensor.pyd": d}) for i, d in enumerate(data)], folder, n_shards=3)
@@ -56,7 +57,7 @@ def untuple(source: Any) -> Any:
     return (sample for (sample,) in source)
 
 
-def module(places: dict[Split, str], splits: Any = tuple(Split), workers: int = 0, **options: Any) -> WebDataModule:
+def module(places: dict[Split, str], splits: Any = SPLITS, workers: int = 0, **options: Any) -> WebDataModule:
     return WebDataModule(
         {split: N[split] for split in splits},
         "tensor.pyd",
@@ -125,7 +126,7 @@ def test_the_progress_bar_knows_the_length(places: dict[Split, str], capsys: pyt
     ("stage", "missing"), [("fit", "train"), ("validate", "val"), ("test", "test"), ("predict", "test")]
 )
 def test_a_split_that_is_missing(places: dict[Split, str], stage: str, missing: str) -> None:
-    data = module(places, [split for split in Split if split.name != missing])
+    data = module(places, [split for split in SPLITS if split.name != missing])
     message = rf"{stage}\(\) needs Split.{missing}, but n_samples has Split.*: add n_samples\[Split.{missing}\]"
     with pytest.raises(ValueError, match=message):
         getattr(trainer(max_epochs=1), stage)(Model(), datamodule=data)
@@ -187,14 +188,14 @@ def test_a_directory_without_shards(places: dict[Split, str], tmp_path: Path) ->
     ("change", "message"),
     [
         ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be a positive int, got 0"),
-        ({"n_samples": {"train": 5}}, "use Split.train"),
+        ({"n_samples": {"training": 5}}, "or their names, got .training"),
         ({"dirs_tars_wds": "/data"}, "dirs_tars_wds must be a mapping from Split"),
         ({"global_batch_size": 2.5}, "global_batch_size must be a positive int, got 2.5"),
         ({"global_batch_size": -1}, "global_batch_size must be a positive int, got -1"),
         ({"suffix_keys_wds": []}, "suffix_keys_wds"),
         ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\[Split.train\] must be"),
         ({"pipeline_prebatch_wld": untuple}, "pipeline_prebatch_wld must be a mapping"),
-        ({"kwargs_wds": {"val": {}}}, "kwargs_wds: keys .* use Split.val"),
+        ({"kwargs_wds": {"valid": {}}}, "kwargs_wds: keys .* got .valid"),
         ({"kwargs_wld": {"num_workers": 2}}, "kwargs_wld: keys .* got 'num_workers'"),
         ({"invoke_wds": {Split.train: ["with_epoch"]}}, r"invoke_wds\[Split.train\] must list pairs"),
         ({"invoke_wld": [("with_epoch", {})]}, "invoke_wld must be a mapping"),
@@ -231,15 +232,15 @@ def pickles(tmp_path: Path) -> Path:
 
 def pickled(pickles: Path, **options: Any) -> PickledDataWDS:
     names = {Split.train: [f"sample{i}" for i in range(6)], Split.val: ["sample6", "sample7"]}
-    places = {split: str(pickles / split.name) for split in Split}
+    places = {split: str(pickles / split.name) for split in SPLITS}
     return PickledDataWDS(
         str(pickles),
         names,
         "mydata.pt",
         places,
         2,
-        pipeline_wds=dict.fromkeys(Split, untuple),
-        pipeline_prebatch_wld=dict.fromkeys(Split, wds.batched(2, collation_fn=torch.stack)),
+        pipeline_wds=dict.fromkeys(SPLITS, untuple),
+        pipeline_prebatch_wld=dict.fromkeys(SPLITS, wds.batched(2, collation_fn=torch.stack)),
         **options,
     )
 
@@ -247,7 +248,7 @@ def pickled(pickles: Path, **options: Any) -> PickledDataWDS:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pickles_are_packed_and_trained_on(pickles: Path, workers: int) -> None:
     model = Model()
-    kwargs_wld = {split: {"num_workers": workers} for split in Split}
+    kwargs_wld = {split: {"num_workers": workers} for split in SPLITS}
     data = pickled(pickles, n_tars_wds=5, prefix_tars_wds="myshards", kwargs_wld=kwargs_wld)
     trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=data)
     assert flat(model.seen["fit"]) == [0, 1, 2, 3, 4, 5]
@@ -276,7 +277,7 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
         ({Split.train: [1]}, "must be a list of names"),
         ({Split.train: []}, r"names_subset\[Split.train\] is empty"),
         ({Split.val: ["sample1"]}, "names_subset has Split.val, dirs_tars_wds has not"),
-        ({"train": ["sample1"]}, "use Split.train"),
+        ({"training": ["sample1"]}, "or their names"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             PickledDataWDS(str(pickles), names, "mydata.pt", places, 2)  # type: ignore[arg-type] # wrong on purpose

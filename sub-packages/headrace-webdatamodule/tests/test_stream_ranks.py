@@ -85,5 +85,5 @@ def test_ranks_that_differ_all_end(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode != 0 for rank in ranks] == [True, True]
-    assert all("DifferentPlanError" in error for error in errors), errors
+    assert all("RankMismatchError" in error for error in errors), errors
     assert all("seed: rank 0 has 0, rank 1 has 1" in error for error in errors), errors

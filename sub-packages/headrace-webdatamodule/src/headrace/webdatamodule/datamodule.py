@@ -1,4 +1,4 @@
-"""The data modules of streams. Imports lightning, as `indexed_module.py` does."""
+"""The data modules of streams. Imports lightning, as `indexed_datamodule.py` does."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike

@@ -1,6 +1,6 @@
 """The names of the splits, and arguments that are given per split."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from enum import Enum
 from operator import index
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ class Split(Enum):
     train = "train"
     val = "val"
     test = "test"
+    predict = "predict"
 
 
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
@@ -34,17 +35,28 @@ def stage_name(stage: Any) -> str:
     return name
 
 
-def needed_by(stage: str) -> Split:
-    """The split that a stage cannot do without.
+def needed_by(stage: str, given: Container[Split] = ()) -> Split:
+    """The split that a stage cannot do without; predict takes `Split.test` where there is no `Split.predict`.
 
-    >>> needed_by("predict")
-    <Split.test: 'test'>
+    >>> needed_by("predict"), needed_by("predict", {Split.predict})
+    (<Split.test: 'test'>, <Split.predict: 'predict'>)
     """
-    return _NEEDED[stage]
+    return Split.predict if stage == "predict" and Split.predict in given else _NEEDED[stage]
 
 
-def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
-    """Check an argument that is a mapping from splits.
+def as_split(key: Any) -> Split | None:
+    """The split of that name, or None.
+
+    >>> as_split("train"), as_split(Split.val), as_split("books")
+    (<Split.train: 'train'>, <Split.val: 'val'>, None)
+    """
+    if isinstance(key, Split):
+        return key
+    return Split.__members__.get(key) if isinstance(key, str) else None
+
+
+def by_split(name: str, given: Mapping[Any, T] | None) -> dict[Split, T]:
+    """Check an argument that is a mapping from splits; their names will do.
 
     Args:
         name: The argument's name, for errors.
@@ -54,23 +66,30 @@ def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
         A copy.
 
     Raises:
-        TypeError: Not a mapping, or a key is not a `Split`.
+        TypeError: Not a mapping, or a key is no split.
+        ValueError: A split comes twice.
 
     >>> by_split("n_samples", {Split.train: 10})
     {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train": 10})
+    {<Split.train: 'train'>: 10}
+    >>> by_split("n_samples", {"training": 10})
     Traceback (most recent call last):
-    TypeError: n_samples: keys must be members of Split, got 'train'; use Split.train
+    TypeError: n_samples: keys must be Split.train, Split.val, Split.test, Split.predict or their names, got 'training'
     """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"{name} must be a mapping from Split, such as {{Split.train: ...}}, got {given!r}")
-    for key in given:
-        if not isinstance(key, Split):
-            hint = f"Split.{key}" if key in Split.__members__ else "one of Split.train, Split.val, Split.test"
-            raise TypeError(f"{name}: keys must be members of Split, got {key!r}; use {hint}")
-    return dict(given)
+    found: dict[Split, T] = {}
+    for key, value in given.items():
+        split = as_split(key)
+        if split is None:
+            raise TypeError(f"{name}: keys must be {', '.join(map(str, Split))} or their names, got {key!r}")
+        if split in found:
+            raise ValueError(f"{name} has {split} twice: as a member of Split and by its name")
+        found[split] = value
+    return found
 
 
 def positive_int(name: str, value: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import webdataset as wds
 
 from headrace.webdatamodule.epoch import Epoch
-from headrace.webdatamodule.indexed.agreement import agree
+from headrace.webdatamodule.loading.distributed import compare_plans as agree
 from headrace.webdatamodule.passes import CurrentPass, Pass, as_given, rank_and_world
 from headrace.webdatamodule.streaming.counting import counted
 from headrace.webdatamodule.streaming.position import Counting, Place
@@ -161,7 +161,7 @@ class EpochLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no ty
         """One epoch, from its begin or from where a loaded state stands. Begins when the first batch is asked for.
 
         Raises:
-            DifferentPlanError: The ranks are about to read different epochs, shards or orders.
+            RankMismatchError: The ranks are about to read different epochs, shards or orders.
         """
         if self.follows is not None:
             self.follows.before_epochs()

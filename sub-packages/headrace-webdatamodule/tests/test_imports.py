@@ -11,9 +11,9 @@ import pytest
     [
         ("import headrace.webdatamodule", {"torch", "lightning", "pytorch_lightning", "webdataset"}),
         ("from headrace.webdatamodule import IndexedShards, index_shards, write_tars", {"torch", "lightning"}),
-        ("from headrace.webdatamodule.indexed import arguments, outcomes, shuffling, states, telling", {"lightning"}),
-        ("from headrace.webdatamodule import ResumableLoader, LoaderReport, Batching, Ordering", {"lightning"}),
-        ("from headrace.webdatamodule import DifferentPlanError, SizesInMemoryWarning", {"lightning"}),
+        ("import headrace.webdatamodule.loader", {"lightning", "webdataset"}),
+        ("from headrace.webdatamodule import ResumableLoader, LoaderReport, BatchSamplerFactory", {"lightning"}),
+        ("from headrace.webdatamodule import RankMismatchError, SizesInMemoryWarning", {"lightning"}),
     ],
 )
 def test_what_is_not_needed_is_not_imported(work: str, forbidden: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""The size of each sample: bytes of a member, a column, or what a function says, evaluated once and kept."""
+"""The size of each sample: bytes of a member, a column, or a function of the sample, evaluated once and kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
-from headrace.webdatamodule.indexed.sources import Sources
-from headrace.webdatamodule.indexed.telling import column_name
-from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.index.manifest import add_column
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.reading.sources import is_url
+from headrace.webdatamodule.loading.dataset import BatchDataset, DamagedSampleWarning, OnError, Skipped
+from headrace.webdatamodule.loading.digest import column_name
+from headrace.webdatamodule.loading.worker import end_workers, start_workers
+from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
 Sizes: TypeAlias = npt.NDArray[Any]
@@ -42,7 +39,7 @@ def sizes_of(
     num_workers: int = 0,
     name: str = "sizes",
     reading: Sequence[Any] = (),
-    damaged: Damaged = "raise",
+    on_error: OnError = "raise",
 ) -> Sizes:
     """The size of each sample of some shards.
 
@@ -55,7 +52,7 @@ def sizes_of(
         num_workers: Processes that evaluate a function.
         name: What is sized, for the progress bar and errors.
         reading: What else decides what a function gets, such as a decoder.
-        damaged: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
+        on_error: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
             is 0, and nothing is kept.
 
     Returns:
@@ -79,7 +76,7 @@ def sizes_of(
     column = column_name(sizes, *reading)
     if column in shards.columns:
         return np.array(shards.column(column))
-    found, skipped = _evaluated(shards, sizes, num_workers, name, damaged)
+    found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
     if skipped:
         told = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
         warnings.warn(told, DamagedSampleWarning, stacklevel=2)
@@ -108,11 +105,11 @@ def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
 
 
 def _evaluated(
-    shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str, damaged: Damaged
+    shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str, on_error: OnError
 ) -> tuple[Sizes, list[Skipped]]:
     count = len(shards)
     chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
-    dataset = Batches(Sources({name: shards}), partial(_sized, function), damaged)
+    dataset = BatchDataset(shards, partial(_sized, function), on_error)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
@@ -121,7 +118,7 @@ def _evaluated(
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
     )
     found, skipped = list[Sizes](), list[Skipped]()
-    batches = iter(loader)
+    batches = start_workers(loader)
     try:
         # Appears when it takes long only.
         with tqdm(total=count, desc=f"sizing {name}", unit="sample", delay=1.0, disable=None) as bar:
@@ -136,8 +133,7 @@ def _evaluated(
                 found.append(_filled(chunk, sized, {one[0] for one in left_out}))
                 bar.update(len(chunk))
     finally:
-        if hasattr(batches, "_shutdown_workers"):  # left to the garbage collection it takes 5 seconds a worker
-            batches._shutdown_workers()
+        end_workers(batches)
     return (np.concatenate(found) if found else np.zeros(0, np.int64)), skipped
 
 
@@ -178,7 +174,7 @@ def _many(sizes: Any) -> str:
 
 
 def _keep(source: Any, column: str, sizes: Sizes, shards: IndexedShards) -> None:
-    far = isinstance(source, str) and is_url(source)
+    far = isinstance(source, str) and "://" in source
     reason = "shards on other machines are not written to" if far else "only a directory with a manifest holds columns"
     if isinstance(source, str | os.PathLike) and not far:
         path = Path(source)

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from two_ranks import ended, started
 
-from headrace.webdatamodule import IndexedShards, ResumableLoader, index_shards, write_tars
-from headrace.webdatamodule.indexed.agreement import agree
-from headrace.webdatamodule.indexed.plain import PlainBatchSampler
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
+from headrace.webdatamodule.loading.distributed import compare_plans
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +34,8 @@ def run(out: Path, folders: list[str], options: list[dict[str, Any]], code: int)
 
 def state(folder: str, steps: int) -> dict[str, Any]:
     """A checkpoint of two ranks."""
-    sources = Sources({"a": IndexedShards(folder)})
-    loader = ResumableLoader(sources, PlainBatchSampler(COUNT, 3, num_replicas=2), world=(2, 0), check_ranks=False)
+    batches = DistributedBatchSampler(COUNT, 3, num_replicas=2, rank=0)
+    loader = ResumableLoader(IndexedShards(folder), batches, num_replicas=2, rank=0, check_ranks=False)
     list(islice(loader, steps))
     return loader.state_dict()
 
@@ -105,4 +103,4 @@ def test_plans_in_another_order_are_the_same(folder: str, tmp_path: Path) -> Non
 
 
 def test_a_process_alone_agrees_with_itself() -> None:
-    agree({"epoch": 0}, "train")
+    compare_plans({"epoch": 0}, "train")

@@ -7,14 +7,14 @@ from typing import Any
 
 
 def in_order(outputs: Sequence[Any], batches: Sequence[Sequence[int]]) -> list[tuple[int, Any]]:
-    """Take the outputs of batches apart, and sort them by sample.
+    """Split the outputs of batches into rows, and sort these by sample.
 
     Args:
         outputs: One for each batch; see `rows`.
         batches: The samples of each.
 
     Returns:
-        Pairs of a sample and its row, rising, each sample once.
+        Pairs of a sample and its row, ascending, each sample once.
 
     Raises:
         ValueError: The numbers do not fit.
@@ -35,7 +35,7 @@ def in_order(outputs: Sequence[Any], batches: Sequence[Sequence[int]]) -> list[t
 
 
 def rows(output: Any, count: int) -> Iterator[Any]:
-    """One thing for each sample of a batch.
+    """One row for each sample of a batch.
 
     Args:
         output: An array, tensor or list with one row a sample, or a dictionary or tuple of these.
@@ -55,9 +55,9 @@ def rows(output: Any, count: int) -> Iterator[Any]:
         make = getattr(type(output), "_make", tuple)
         return (make(row) for row in zip(*columns, strict=True))
     try:
-        told = f"{len(output)} rows"
-    except TypeError:  # a tensor without dimensions has a length, but none to tell
-        told = f"a single {type(output).__name__}"
-    if told != f"{count} rows" or isinstance(output, Mapping | tuple):
-        raise ValueError(f"outputs must have one row for each of the {count} samples of a batch, got {told}")
+        got = f"{len(output)} rows"
+    except TypeError:  # a tensor without dimensions has __len__, which raises
+        got = f"a single {type(output).__name__}"
+    if got != f"{count} rows" or isinstance(output, Mapping | tuple):
+        raise ValueError(f"outputs must have one row for each of the {count} samples of a batch, got {got}")
     return iter(output)

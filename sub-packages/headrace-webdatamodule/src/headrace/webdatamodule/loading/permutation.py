@@ -1,8 +1,8 @@
-"""A shuffled order of a list, of which any place is worked out by itself.
+"""A permutation of which any place is computed by itself.
 
-Short lists are truly shuffled, by a sort of scrambled words. Long ones are laid out as a rectangle whose rows and
-columns are moved in turns by keyed random numbers, and a place outside the list goes through again: the generalised
-Feistel network of Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002).
+Short lists are truly shuffled, by a sort of random words. Long ones use the generalised Feistel network of Black and
+Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002): the list is a rectangle whose rows and columns are
+shifted in turns by keyed random numbers, and a place outside the list goes through again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _HALF = np.uint64(32)
 
 
 class Shuffle:
-    """The numbers 0 to `size - 1` in an order that a key decides, the same on every platform.
+    """The numbers 0 to `size - 1` in an order that depends on a key, the same on every platform.
 
     Args:
         size: How many, at most 2**62.
-        key: Words that decide the order, such as a seed and an epoch, each 0 to 2**64 - 1.
+        key: 64-bit words, such as a seed and an epoch, each 0 to 2**64 - 1.
 
     >>> shuffle = Shuffle(10, 3, 0)
     >>> sorted(shuffle.take(0, 10).tolist())

@@ -1,4 +1,4 @@
-"""What a loader delivered: samples of each source, padding, what was left out."""
+"""Statistics of delivered batches: samples of each source, padding, skipped samples."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.indexed.delivering import Skipped
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule.loading.dataset import Skipped, count_by_source, source_names
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
-_SHOWN = 10
+_SHOWN = 10  # skipped samples that a report names
 
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """What one rank's loader has delivered since it was made.
+    """The batches that one rank's loader has delivered since it was made.
 
     Args:
         name: Of the loader.
@@ -61,64 +60,64 @@ class Reports(dict[Any, LoaderReport]):
         return "\n".join(map(str, self.values()))
 
 
-class Tally:
-    """Counts what is delivered.
+class DeliveryStats:
+    """Counts delivered batches.
 
     Args:
         name: Of the loader.
-        sources: Where the samples come from.
+        dataset: Its `names` and `cumulative_sizes`, where it has them, tell the sources; else there is one source.
         sizes: Of each sample, shape [n] or [n, k]; None without.
         rank: (number of ranks, this one).
     """
 
-    def __init__(
-        self, name: str, sources: Sources, sizes: npt.NDArray[np.int64] | None, rank: tuple[int, int] = (1, 0)
-    ) -> None:
-        self._rank = rank if rank[0] > 1 else None
-        self._name, self._sources = name, sources
+    def __init__(self, name: str, dataset: Any, sizes: npt.NDArray[Any] | None, rank: tuple[int, int] = (1, 0)) -> None:
+        self.rank = rank
+        self._name, self._dataset = name, dataset
+        self._names = source_names(dataset, name)
         self._sizes = None if sizes is None else sizes.reshape(len(sizes), -1)[:, 0]
-        self._waiting, self._lengths = array("q"), list[int]()  # all indices in a row, and each batch's number of them
-        self._counts = np.zeros(len(sources.names), np.int64)
+        self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
+        self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
         self._used = self._padded = 0.0
         self._skipped: dict[int, Skipped] = {}
         self.n_skipped = 0
 
-    def skip(self, one: Skipped) -> bool:
-        """A sample was left out of a batch; gives whether that is the first time."""
+    def skip(self, sample: Skipped) -> bool:
+        """Count a sample that was left out of a batch; return whether it is the first time."""
         self.n_skipped += 1
-        return self._skipped.setdefault(one.position, one) is one
+        return self._skipped.setdefault(sample.sample, sample) is sample
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What was left out, each sample once."""
+        """The skipped samples, each once."""
         return tuple(self._skipped.values())
 
     def add(self, indices: Sequence[int]) -> None:
-        """A batch was delivered."""
+        """Count a batch."""
         if type(indices) is list:
-            self._waiting.fromlist(indices)  # at once; a batch's own list is let go of
+            self._indices.fromlist(indices)  # at once; a list would hold an object for each
         else:
-            self._waiting.extend(indices)
+            self._indices.extend(indices)
         self._lengths.append(len(indices))
         if len(self._lengths) >= _TOGETHER:
             self._count()
 
     def report(self) -> LoaderReport:
-        """All that was delivered so far."""
+        """All batches up to now."""
         self._count()
-        samples = dict(zip(self._sources.names, self._counts.tolist(), strict=True))
+        samples = dict(zip(self._names, self._counts.tolist(), strict=True))
         fill = self._used / self._padded if self._padded else None
-        return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, self._rank)
+        rank = self.rank if self.rank[0] > 1 else None
+        return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank)
 
     def _count(self) -> None:
-        waiting, lengths = self._waiting, np.array(self._lengths, np.int64)
+        held, lengths = self._indices, np.array(self._lengths, np.int64)
         if not len(lengths):
             return
-        self._waiting, self._lengths = array("q"), []
-        indices = np.frombuffer(waiting, np.int64)
+        self._indices, self._lengths = array("q"), []
+        indices = np.frombuffer(held, np.int64)
         self._batches += len(lengths)
-        self._counts += self._sources.counts(indices)
+        self._counts += count_by_source(self._dataset, indices)
         if self._sizes is not None and len(indices):
             sizes = self._sizes[indices].astype(np.float64)
             begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]

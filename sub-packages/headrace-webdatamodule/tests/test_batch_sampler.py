@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.indexed.even_batches import deal, n_steps
-from headrace.webdatamodule.indexed.plain import PlainBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler
+from headrace.webdatamodule.loading.batch_sampler import n_steps, rank_span, step_span
 
 Batches = list[list[int]]
 
@@ -45,8 +45,8 @@ class Stretched(Listed):
         return super().__iter__()
 
 
-def ranks(count: int, size: int, world: int, **options: Any) -> list[PlainBatchSampler]:
-    return [PlainBatchSampler(count, size, num_replicas=world, rank=rank, **options) for rank in range(world)]
+def ranks(count: int, size: int, world: int, **options: Any) -> list[DistributedBatchSampler]:
+    return [DistributedBatchSampler(count, size, num_replicas=world, rank=rank, **options) for rank in range(world)]
 
 
 def flat(batches: list[Batches]) -> list[int]:
@@ -101,7 +101,7 @@ def test_what_is_left_is_the_same_at_any_number_of_ranks(
     others = ranks(count, size, then, seed=5, sampler=order and order(count))
     for sampler in others:
         sampler.load_state_dict(json.loads(json.dumps(states[0])))
-    left = [len(sampler) for sampler in others]
+    left = [sampler.remaining for sampler in others]
     rest = [list(sampler) for sampler in others]
     assert [len(own) for own in rest] == left == left[:1] * then
     assert set(flat(taken)) | set(flat(rest)) == set(range(count))
@@ -121,33 +121,33 @@ pytestmark = pytest.mark.filterwarnings("ignore:the last step has")
 
 
 def test_a_stretch_and_a_list_of_one_order_are_one() -> None:
-    listed, stretched = (list(PlainBatchSampler(50, 4, sampler=order(50))) for order in (Listed, Stretched))
+    listed, stretched = (list(DistributedBatchSampler(50, 4, sampler=order(50))) for order in (Listed, Stretched))
     assert listed == stretched
 
 
 def test_each_epoch_has_an_order_of_its_own_and_keeps_it() -> None:
-    sampler = PlainBatchSampler(40, 4, seed=1)
+    sampler = DistributedBatchSampler(40, 4, seed=1)
     epochs = []
     for epoch in (0, 1, 2, 0):
         sampler.set_epoch(epoch)
         epochs.append(list(sampler))
     assert epochs[0] == epochs[3] != epochs[1] != epochs[2]
-    assert list(PlainBatchSampler(40, 4, seed=2)) != epochs[0]
-    plain = PlainBatchSampler(40, 4, shuffle=False)
+    assert list(DistributedBatchSampler(40, 4, seed=2)) != epochs[0]
+    plain = DistributedBatchSampler(40, 4, shuffle=False)
     plain.set_epoch(3)
     assert list(plain) == [list(range(start, start + 4)) for start in range(0, 40, 4)]
 
 
 def test_a_position_holds_for_its_epoch() -> None:
-    sampler = PlainBatchSampler(10, 2)
+    sampler = DistributedBatchSampler(10, 2)
     next(iter(sampler))
     saved = sampler.state_dict()
     sampler.load_state_dict(saved)
-    assert len(sampler) == 4
+    assert (len(sampler), sampler.remaining) == (5, 4)
     sampler.set_epoch(0)
-    assert len(sampler) == 4
+    assert (len(sampler), sampler.remaining) == (5, 4)
     sampler.set_epoch(1)
-    assert len(sampler) == 5
+    assert (len(sampler), sampler.remaining) == (5, 5)
 
 
 def test_a_last_step_of_too_few_samples_names_those_that_come_again() -> None:
@@ -160,13 +160,13 @@ def test_a_last_step_of_too_few_samples_names_those_that_come_again() -> None:
 
 @given(st.integers(0, 500), st.integers(1, 30), worlds)
 def test_steps_touch_and_end_where_the_samples_end(end: int, size: int, world: int) -> None:
-    steps = [deal(step, 0, end, size, world) for step in range(n_steps(end, size, world))]
-    assert [0, *(step.stop for step in steps)] == [*(step.start for step in steps), end]
-    assert all(0 < step.stop - step.start <= size * world for step in steps)
-    for step in steps:
-        stretches = [step.of_rank(rank, world) for rank in range(world)]
-        assert stretches[0][0] == step.start
-        assert stretches[-1][1] == step.stop
+    spans = [step_span(step, 0, end, size, world) for step in range(n_steps(end, size, world))]
+    assert [0, *(high for _, high in spans)] == [*(low for low, _ in spans), end]
+    assert all(0 < high - low <= size * world for low, high in spans)
+    for low, high in spans:
+        stretches = [rank_span(low, high, rank, world) for rank in range(world)]
+        assert stretches[0][0] == low
+        assert stretches[-1][1] == high
         lengths = [high - low for low, high in stretches]
         assert max(lengths) - min(lengths) <= 1
 
@@ -175,35 +175,35 @@ def test_steps_touch_and_end_where_the_samples_end(end: int, size: int, world: i
     ("change", "told"),
     [
         ({"version": 99}, "another version of headrace"),
-        ({"seed": 8}, "with that seed"),
+        ({"seed": 8}, "checkpoint has seed=8, got seed=0: use that seed"),
         ({"fingerprint": "x"}, "batch size or budget"),
         ({"position": 41}, "must be 0 to 40"),
         ({"position": -1}, "must be 0 to 40"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change: dict[str, Any], told: str) -> None:
-    sampler = PlainBatchSampler(40, 4)
+    sampler = DistributedBatchSampler(40, 4)
     with pytest.raises(ValueError, match=told):
         sampler.load_state_dict(sampler.state_dict() | change)
-    assert sampler.state_dict() == PlainBatchSampler(40, 4).state_dict()
+    assert sampler.state_dict() == DistributedBatchSampler(40, 4).state_dict()
 
 
-@pytest.mark.parametrize("other", [{"count": 41}, {"batch_size": 5}, {"shuffle": False}, {"sampler": Listed(40)}])
+@pytest.mark.parametrize("other", [{"n_samples": 41}, {"batch_size": 5}, {"shuffle": False}, {"sampler": Listed(40)}])
 def test_a_state_is_of_count_batch_size_and_order(other: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"count": 40, "batch_size": 4, **other}
+    options: dict[str, Any] = {"n_samples": 40, "batch_size": 4, **other}
     with pytest.raises(ValueError, match="saved with other samples"):
-        PlainBatchSampler(**options).load_state_dict(PlainBatchSampler(40, 4).state_dict())
+        DistributedBatchSampler(**options).load_state_dict(DistributedBatchSampler(40, 4).state_dict())
 
 
 @pytest.mark.parametrize("state", [None, [], "state"])
 def test_a_state_that_is_none_is_a_type_error(state: Any) -> None:
     with pytest.raises(TypeError, match="what state_dict"):
-        PlainBatchSampler(4, 2).load_state_dict(state)
+        DistributedBatchSampler(4, 2).load_state_dict(state)
 
 
 @pytest.mark.parametrize("missing", ["version", "seed", "epoch", "position", "fingerprint"])
 def test_a_state_that_lacks_something_says_what(missing: str) -> None:
-    sampler = PlainBatchSampler(4, 2)
+    sampler = DistributedBatchSampler(4, 2)
     with pytest.raises(ValueError, match=missing):
         sampler.load_state_dict({name: value for name, value in sampler.state_dict().items() if name != missing})
 
@@ -214,18 +214,18 @@ def test_a_state_that_lacks_something_says_what(missing: str) -> None:
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batch_size": 1.5}, TypeError, "batch_size"),
         ({"num_replicas": 0}, ValueError, "num_replicas"),
-        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be 0 to 1"),
-        ({"rank": -1}, ValueError, "rank must be 0 to 0"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be an int from 0 to num_replicas - 1 = 1, got 2"),
+        ({"rank": -1}, ValueError, "rank must be an int >= 0, got -1"),
         ({"sampler": iter([1])}, TypeError, "read in every epoch"),
         ({"sampler": 3}, TypeError, "read in every epoch"),
-        ({"seed": -1}, ValueError, "seed must be 0 to"),
-        ({"seed": 2**64}, ValueError, "seed must be 0 to"),
+        ({"seed": -1}, ValueError, "seed must be an int >= 0"),
+        ({"seed": 2**64}, ValueError, "seed must be an int from 0 to"),
         ({"seed": "x"}, TypeError, "seed"),
     ],
 )
 def test_arguments_that_are_not_allowed(options: dict[str, Any], kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
-        PlainBatchSampler(**{"count": 10, "batch_size": 2, **options})
+        DistributedBatchSampler(**{"n_samples": 10, "batch_size": 2, **options})
 
 
 def test_the_last_batches_are_shared_out() -> None:

@@ -1,4 +1,4 @@
-"""Names what a function would say, so that it is asked again when that may be something else."""
+"""A digest of values and of code, so that a function that changed is noticed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.webdatamodule.shards.index.manifest import DERIVED
-
+DERIVED = "sizes-"  # columns whose names begin so are dropped when shards are indexed anew
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
 def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
-    """Names the column that keeps what a function says; another one when its code changes.
+    """The name of the column that keeps a function's results; another one when its code changes.
 
     Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
     they close over, and the plain values, containers and arrays that they find in the module; of an object also the
@@ -40,17 +39,17 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
 
 
 def digest(*things: Any) -> str:
-    """Stands for values, code and what they hold; the same in every process.
+    """Hash values, code and what they hold; the same in every process.
 
     >>> digest({"b", "a"}, 1) == digest({"a", "b"}, 1) != digest({"a"}, 1)
     True
     """
     seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
-    told = b"|".join(_told(thing, seen) for thing in things)
-    return hashlib.blake2b(told, digest_size=6).hexdigest()
+    text = b"|".join(_described(thing, seen) for thing in things)
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-def _told(thing: Any, seen: dict[int, Any]) -> bytes:
+def _described(thing: Any, seen: dict[int, Any]) -> bytes:
     if isinstance(thing, _PLAIN):
         return f"{type(thing).__name__} {thing!r}".encode("utf-8", "surrogatepass")
     if id(thing) in seen:
@@ -59,15 +58,15 @@ def _told(thing: Any, seen: dict[int, Any]) -> bytes:
     if isinstance(thing, types.BuiltinFunctionType | type):
         return f"{thing.__module__}.{thing.__qualname__}".encode()
     if isinstance(thing, set | frozenset):  # whose order is another one in each process
-        return b"set " + b"|".join(sorted(_told(one, {}) for one in thing))
+        return b"set " + b"|".join(sorted(_described(one, {}) for one in thing))
     parts = _parts(thing)
     if parts is not None:
-        return b"(" + b"|".join(_told(part, seen) for part in parts) + b")"
+        return b"(" + b"|".join(_described(part, seen) for part in parts) + b")"
     return _object(thing, seen)
 
 
 def _parts(thing: Any) -> tuple[Any, ...] | None:
-    """What a thing is made of; None when it is told as a whole."""
+    """The parts of a thing; None when it is described as a whole."""
     if isinstance(thing, partial):
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, types.MethodType):
@@ -93,7 +92,7 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _named(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a function finds by name in its module: values, containers, and functions that are written there."""
+    """The objects that a function finds by name in its module: values, containers, and functions defined there."""
     found = [function.__globals__.get(name) for name in _names(function.__code__)]
     own = function.__module__
     return tuple(
@@ -112,7 +111,7 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 def _object(thing: Any, seen: dict[int, Any]) -> bytes:
-    """A thing of some class: its name, its code and what it holds."""
+    """A thing of some class: its name, its code and its attributes."""
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}".encode()
     if _is_array(thing):
@@ -120,7 +119,7 @@ def _object(thing: Any, seen: dict[int, Any]) -> bytes:
     state = getattr(thing, "__dict__", None)
     if isinstance(state, dict):
         methods = [one for one in kind.__dict__.values() if isinstance(one, types.FunctionType)]
-        return b"|".join([name, _told(state, seen), *(_told(method, seen) for method in methods)])
+        return b"|".join([name, _described(state, seen), *(_described(method, seen) for method in methods)])
     try:
         return pickle.dumps(thing, protocol=5)
     except Exception:

@@ -20,7 +20,6 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.indexed.sources import Sources
 
 BROKEN, FLIPPED, UNSAFE = 5, 14, 22
 COUNT = 24
@@ -52,12 +51,12 @@ def keys(samples: list[Any]) -> list[str]:
 
 
 def loader(folder: Path, batches: list[list[int]], **options: Any) -> ResumableLoader:
-    return ResumableLoader(Sources({"a": IndexedShards(folder)}), batches, **{"collate_fn": keys, **options})
+    return ResumableLoader(IndexedShards(folder), batches, **{"collate_fn": keys, **options})
 
 
 def test_whole_batches_are_whole(folder: Path) -> None:
-    for damaged in ("raise", "skip"):
-        assert list(loader(folder, [[3, 1], [0]], damaged=damaged)) == [["s03", "s01"], ["s00"]]
+    for on_error in ("raise", "skip"):
+        assert list(loader(folder, [[3, 1], [0]], on_error=on_error)) == [["s03", "s01"], ["s00"]]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, id="worker")])
@@ -86,7 +85,7 @@ def test_an_error_of_a_spawned_worker_keeps_its_place(folder: Path) -> None:
 @pytest.mark.parametrize("workers", [0, pytest.param(1, id="worker")])
 def test_damaged_samples_are_left_out_and_counted(folder: Path, workers: int) -> None:
     batches = [[4, BROKEN, 6], [FLIPPED, 15, BROKEN, 16]]
-    skipping = loader(folder, batches, damaged="skip", num_workers=workers)
+    skipping = loader(folder, batches, on_error="skip", num_workers=workers)
     seen: list[list[int]] = []
     skipping.on_batch = lambda indices: seen.append(list(indices))
     with pytest.warns(DamagedSampleWarning) as caught:
@@ -97,9 +96,9 @@ def test_damaged_samples_are_left_out_and_counted(folder: Path, workers: int) ->
     assert "DecodeError" in said[0]
     assert "DamagedShardError" in said[1]
     report = skipping.report()
-    assert [one.position for one in report.skipped] == [BROKEN, FLIPPED]  # each once
+    assert [one.sample for one in report.skipped] == [BROKEN, FLIPPED]  # each once
     assert report.n_skipped == 3
-    assert report.samples == {"a": 4}
+    assert report.samples == {"train": 4}
     assert report.batches == 2
     assert "skipped as damaged: 2 samples, 3 times" in str(report)
     skipping.close()
@@ -108,7 +107,7 @@ def test_damaged_samples_are_left_out_and_counted(folder: Path, workers: int) ->
 def test_many_damaged_samples_warn_ten_times(tmp_path: Path) -> None:
     write_tars([(f"s{i:02d}", {"json": b"{" if i % 2 else b"1"}) for i in range(30)], tmp_path, n_shards=1)
     index_shards(tmp_path)
-    skipping = loader(tmp_path, [[i, i + 1] for i in range(0, 30, 2)] * 2, damaged="skip")
+    skipping = loader(tmp_path, [[i, i + 1] for i in range(0, 30, 2)] * 2, on_error="skip")
     with pytest.warns(DamagedSampleWarning) as caught:
         list(skipping)
     assert len(caught) == 10
@@ -120,23 +119,23 @@ def test_many_damaged_samples_warn_ten_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", [[20, UNSAFE], [BROKEN, UNSAFE]])
 def test_an_unsafe_pickle_is_never_skipped(folder: Path, batch: list[int], workers: int) -> None:
     with pytest.raises(UnsafePickleError, match="system") as caught:
-        list(loader(folder, [batch], damaged="skip", num_workers=workers))
+        list(loader(folder, [batch], on_error="skip", num_workers=workers))
     assert caught.value.sample == "s22"
 
 
 def test_a_batch_of_damaged_samples_alone_is_an_error(folder: Path) -> None:
     for workers in (0, 1):
         with pytest.raises(DamagedShardError, match=r"all 2 samples of a batch are damaged.*leave those samples out"):
-            list(loader(folder, [[BROKEN, FLIPPED]], damaged="skip", num_workers=workers))
+            list(loader(folder, [[BROKEN, FLIPPED]], on_error="skip", num_workers=workers))
 
 
 def test_errors_that_are_no_damage_are_raised(folder: Path) -> None:
     def fails(sample: dict[str, Any]) -> Any:
         raise KeyError("x")
 
-    sources = Sources({"a": IndexedShards(folder, transform=fails)})
+    shards = IndexedShards(folder, transform=fails)
     with pytest.raises(KeyError) as caught:
-        list(ResumableLoader(sources, [[0, 1]], damaged="skip"))
+        list(ResumableLoader(shards, [[0, 1]], on_error="skip"))
     assert any("sample 's00' of shard" in note for note in caught.value.__notes__)
 
 
@@ -146,15 +145,15 @@ def test_a_transform_may_call_a_sample_damaged(folder: Path) -> None:
             raise DecodeError("too short for us")
         return sample
 
-    sources = Sources({"a": IndexedShards(folder, transform=picky)})
-    skipping = ResumableLoader(sources, [[1, 2, 3]], damaged="skip", collate_fn=keys)
+    shards = IndexedShards(folder, transform=picky)
+    skipping = ResumableLoader(shards, [[1, 2, 3]], on_error="skip", collate_fn=keys)
     with pytest.warns(DamagedSampleWarning, match="too short for us .*'s02'"):
         assert list(skipping) == [["s01", "s03"]]
 
 
 def test_another_policy_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="damaged must be 'raise' or 'skip', got 'ignore'"):
-        loader(folder, [[0]], damaged="ignore")
+    with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip', got 'ignore'"):
+        loader(folder, [[0]], on_error="ignore")
 
 
 def used_up(sample: dict[str, Any]) -> Any:
@@ -172,7 +171,7 @@ def test_a_stop_iteration_is_an_error_and_no_end(tmp_path: Path, where: str, wor
     index_shards(tmp_path)
     shards = IndexedShards(tmp_path, transform=used_up if where == "transform" else None)
     collate = used_up_batch if where == "collate_fn" else keys
-    stopping = ResumableLoader(Sources({"a": shards}), [[0, 1], [3, 4], [5]], collate_fn=collate, num_workers=workers)
+    stopping = ResumableLoader(shards, [[0, 1], [3, 4], [5]], collate_fn=collate, num_workers=workers)
     with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
         list(stopping)
     assert "s04" in str(caught.value) + "".join(caught.value.__notes__)
@@ -193,7 +192,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(
     folder: Path, collate: Any, told: str, context: str
 ) -> None:
     waits = loader(folder, [[0, 1], [2, 3]], collate_fn=collate, num_workers=1, multiprocessing_context=context)
-    with pytest.raises(TypeError, match=rf"a batch cannot be sent from a worker {told} or num_workers=0") as caught:
+    with pytest.raises(TypeError, match=rf"a batch cannot be sent from a worker {told} or use num_workers=0") as caught:
         next(iter(waits))
     assert "in collate_fn, of 2 samples: sample 's00'" in str(caught.value)
     assert len(list(loader(folder, [[0, 1], [2, 3]], collate_fn=collate))) == 2  # nothing is sent

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.webdatamodule.indexed.options import differences, in_words
+from headrace.webdatamodule.loading.options import describe_option, differences
 
 
 def made(by: int) -> Any:
@@ -28,7 +28,7 @@ def made(by: int) -> Any:
     ],
 )
 def test_what_means_the_same_reads_the_same(one: Any, other: Any) -> None:
-    assert in_words(one) == in_words(other)
+    assert describe_option(one) == describe_option(other)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_what_means_the_same_reads_the_same(one: Any, other: Any) -> None:
     ],
 )
 def test_what_differs_reads_otherwise(one: Any, other: Any) -> None:
-    assert in_words(one) != in_words(other)
-    assert "x was" in differences({"x": in_words(one)}, {"x": in_words(other)})
+    assert describe_option(one) != describe_option(other)
+    assert "checkpoint has x=" in differences({"x": describe_option(one)}, {"x": describe_option(other)})
 
 
 def test_what_is_short_is_told_as_it_is() -> None:
-    assert in_words({"web": 3, "books": [0.5, None, "a"]}) == "{'books': [0.5, None, 'a'], 'web': 3}"
-    assert in_words(partial(sorted, reverse=True)) == "sorted(reverse=True)"
-    assert in_words(dict) == "dict"
+    assert describe_option({"web": 3, "books": [0.5, None, "a"]}) == "{'books': [0.5, None, 'a'], 'web': 3}"
+    assert describe_option(partial(sorted, reverse=True)) == "sorted(reverse=True)"
+    assert describe_option(dict) == "dict"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.indexed.shuffling import SHORT, Shuffle, derive, splitmix64
+from headrace.webdatamodule.loading.permutation import SHORT, Shuffle, derive, splitmix64
 
 words = st.integers(0, 2**64 - 1)
 
