@@ -12,7 +12,7 @@ from headrace.webdatamodule import DamagedSampleWarning, IndexedShards, index_sh
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.errors import DamagedShardError, StaleIndexError
-from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 COUNT = 40
 

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from headrace.webdatamodule.composing import calls_of, stages_of
 from headrace.webdatamodule.pipeline import Recipe, SplitData
-from headrace.webdatamodule.shards.allowed import AllowedClass
-from headrace.webdatamodule.shards.pickles import pack_files
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.splits import (
     Split,
     by_split,

@@ -27,10 +27,10 @@ from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.tally import Reports
 from headrace.webdatamodule.loader import ResumableLoader, has_state
-from headrace.webdatamodule.shards.allowed import AllowedClass
-from headrace.webdatamodule.shards.capped import MAX_BYTES
-from headrace.webdatamodule.shards.decode import decode_member
-from headrace.webdatamodule.shards.reader import Check
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
+from headrace.webdatamodule.shards.reading.dataset import Check
 from headrace.webdatamodule.splits import Split, needed_by, stage_name
 from headrace.webdatamodule.trainer.following import follow_trainer
 

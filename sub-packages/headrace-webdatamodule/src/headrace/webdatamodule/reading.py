@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.webdatamodule.shards.allowed import AllowedClass
-from headrace.webdatamodule.shards.decode import decode_member
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.errors import ShardError
 
 

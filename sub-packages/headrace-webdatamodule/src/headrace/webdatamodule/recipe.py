@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.webdatamodule.shards.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
 from headrace.webdatamodule.streaming.mixing import Mix
 
 

@@ -8,7 +8,7 @@ from urllib.request import url2pathname
 
 import webdataset as wds
 
-from headrace.webdatamodule.shards.writer import find_shards
+from headrace.webdatamodule.shards.writing.plan import find_shards
 
 
 def check_place(name: str, place: object, *, allow_pipe: bool) -> str:

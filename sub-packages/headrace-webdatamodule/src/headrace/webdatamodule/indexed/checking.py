@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 from headrace.webdatamodule.indexed.arguments import PerSplit, named_sources
 from headrace.webdatamodule.indexed.waiting import Wait
-from headrace.webdatamodule.shards.reader import Check
-from headrace.webdatamodule.shards.writing.planning import whole_number
+from headrace.webdatamodule.shards.reading.dataset import Check
+from headrace.webdatamodule.shards.writing.plan import whole_number
 from headrace.webdatamodule.splits import Split
 
 BATCHING = (

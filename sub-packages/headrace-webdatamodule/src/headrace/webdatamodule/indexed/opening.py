@@ -11,9 +11,9 @@ import numpy as np
 from headrace.webdatamodule.indexed.delivering import Damaged
 from headrace.webdatamodule.indexed.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.indexed.sources import Sources
-from headrace.webdatamodule.shards.allowed import AllowedClass
-from headrace.webdatamodule.shards.decode import decode_member
-from headrace.webdatamodule.shards.reader import Check, IndexedShards
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.reading.dataset import Check, IndexedShards
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from tqdm import tqdm
 from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
 from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.indexed.telling import column_name
-from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.shard_set import is_url
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.sources import is_url
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
 Sizes: TypeAlias = npt.NDArray[Any]

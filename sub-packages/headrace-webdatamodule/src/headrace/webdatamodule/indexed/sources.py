@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset
 
-from headrace.webdatamodule.shards.ordering import by_shard
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards, by_shard
 
 
 class Sources(ConcatDataset[Any]):

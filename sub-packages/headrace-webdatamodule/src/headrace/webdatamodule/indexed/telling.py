@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.webdatamodule.shards.columns import DERIVED
+from headrace.webdatamodule.shards.index.manifest import DERIVED
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (tuple, list, dict, set, frozenset)

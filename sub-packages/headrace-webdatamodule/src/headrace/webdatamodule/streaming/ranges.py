@@ -7,9 +7,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from headrace.webdatamodule.passes import CurrentPass, Pass, shard_order
-from headrace.webdatamodule.shards.index import index_path
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.shard_set import find_shards
+from headrace.webdatamodule.shards.index.shard_index import index_path
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.sources import find_shards
 from headrace.webdatamodule.streaming.counting import Batched
 from headrace.webdatamodule.streaming.position import worker_items
 from headrace.webdatamodule.streaming.shares import pieces, rank_share, worker_share
