@@ -1,4 +1,4 @@
-"""One rank of ``test_stream_ranks.py``: trains under Lightning's DDP, and notes each sample as it comes."""
+"""One rank of ``test_streaming_ranks.py``: trains under Lightning's DDP, and notes each sample as it comes."""
 
 import json
 import os

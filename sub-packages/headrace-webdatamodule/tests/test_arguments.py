@@ -13,15 +13,15 @@ from headrace.webdatamodule.splits import Split
 def test_one_value_serves_all_splits() -> None:
     one = PerSplit("batching", 4, 9)
     assert not one.mapped
-    assert [one[split] for split in Split] == [4, 4, 4]
+    assert [one[split] for split in Split] == [4, 4, 4, 4]
     assert all(split in one for split in Split)
 
 
 def test_a_mapping_serves_its_splits_and_leaves_the_others_the_default() -> None:
     some = PerSplit("num_workers", {Split.val: 3}, 1)
     assert some.mapped
-    assert [some[split] for split in Split] == [1, 3, 1]
-    assert [split in some for split in Split] == [False, True, False]
+    assert [some[split] for split in Split] == [1, 3, 1, 1]
+    assert [split in some for split in Split] == [False, True, False, False]
 
 
 def test_a_mapping_that_is_a_value_is_one() -> None:
@@ -39,8 +39,8 @@ def test_none_is_no_split() -> None:
 
 
 def test_splits_and_other_keys_do_not_mix() -> None:
-    with pytest.raises(TypeError, match=r"batching: keys must be members of Split, got 'val'; use Split.val"):
-        PerSplit("batching", {Split.train: 1, "val": 2})
+    with pytest.raises(TypeError, match=r"batching: keys must be Split.train, .* or their names, got 'books'"):
+        PerSplit("batching", {Split.train: 1, "books": 2})
 
 
 def test_sources_are_named() -> None:

@@ -71,7 +71,6 @@ def test_a_rank_that_is_killed(tmp_path: Path, workers: int) -> None:
     for rank in range(2):
         before = [row for row in killed[rank] if row[1] < 7]
         assert before + resumed[rank] == whole[rank]
-    assert all("thrown away" not in error for error in errors)
 
 
 def test_ranks_that_differ_all_end(tmp_path: Path) -> None:
