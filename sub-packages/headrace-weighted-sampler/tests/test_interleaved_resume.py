@@ -553,8 +553,9 @@ def test_weights_are_proportions_unless_semantics_says_otherwise(
 
 
 def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
+    sources: list[Any] = [[1], Again([2])]
     with pytest.raises(TypeError, match=r"sources\['1'\] must have a length unless semantics='proportion', got Again"):
-        InterleavedDataset([[1], Again([2])], [1, 1], semantics="ratio")
+        InterleavedDataset(sources, [1, 1], semantics="ratio")
     with pytest.raises(ValueError, match=r"semantics must be one of 'proportion', 'ratio', 'temperature', got 'count'"):
         InterleavedDataset([[1]], [1], semantics="count")
     with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
