@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from headrace.weighted_sampler._streams import Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
-# webdataset closes no shard itself: what a test leaves open is collected, and its warning ignored, before the next test.
+# webdataset closes no shard itself: what a test leaves open is collected before the next test, its warning ignored.
 UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 COLLECTED = pytest.mark.usefixtures("garbage_collected")
 
@@ -80,8 +80,10 @@ def test_an_error_in_a_worker_says_where() -> None:
     loader: DataLoader[Any] = DataLoader(
         InterleavedDataset({"a": Damaged([])}, {"a": 1}), batch_size=None, num_workers=1
     )
+    stream = iter(loader)
     with pytest.raises(OSError, match=r"raised by sources\['a'\], item 1 of its epoch 0"):
-        list(loader)
+        list(stream)
+    stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])

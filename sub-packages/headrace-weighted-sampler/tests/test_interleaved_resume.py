@@ -360,8 +360,10 @@ def test_a_state_loaded_in_the_main_process_is_refused_in_workers() -> None:
     dataset = make(["plain"], [5], [1], "first_exhausted")
     dataset.load_state_dict(dataset.state_dict())
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=1)
+    stream = iter(loader)
     with pytest.raises(RuntimeError, match="every worker needs a state of its own"):
-        list(loader)
+        list(stream)
+    stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
 
 @pytest.mark.parametrize("workers", [0, 2])
