@@ -360,8 +360,10 @@ def test_a_state_loaded_in_the_main_process_is_refused_in_workers() -> None:
     dataset = make(["plain"], [5], [1], "first_exhausted")
     dataset.load_state_dict(dataset.state_dict())
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=1)
+    stream = iter(loader)
     with pytest.raises(RuntimeError, match="every worker needs a state of its own"):
-        list(loader)
+        list(stream)
+    stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -553,8 +555,9 @@ def test_weights_are_proportions_unless_semantics_says_otherwise(
 
 
 def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
+    sources: list[Any] = [[1], Again([2])]
     with pytest.raises(TypeError, match=r"sources\['1'\] must have a length unless semantics='proportion', got Again"):
-        InterleavedDataset([[1], Again([2])], [1, 1], semantics="ratio")
+        InterleavedDataset(sources, [1, 1], semantics="ratio")
     with pytest.raises(ValueError, match=r"semantics must be one of 'proportion', 'ratio', 'temperature', got 'count'"):
         InterleavedDataset([[1]], [1], semantics="count")
     with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):

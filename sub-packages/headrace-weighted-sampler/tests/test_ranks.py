@@ -94,7 +94,7 @@ def test_ranks_are_looked_up_when_the_epoch_begins() -> None:
 
 
 @pytest.mark.parametrize("given", [{"num_replicas": 2}, {"rank": 0}, {"num_replicas": 2, "rank": 0}])
-def test_a_mesh_beside_numbers_is_refused(given: dict[str, int]) -> None:
+def test_a_mesh_beside_numbers_is_refused(given: dict[str, Any]) -> None:
     for make in (
         lambda: WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(2, 0), **given),
         lambda: InterleavedDataset([[1]], [1], mesh=Mesh(2, 0), **given),

@@ -440,19 +440,20 @@ class StreamOrder:
     Every (epoch, rank, worker) has a key of its own, so that ranks do not all draw the same source in the same step.
 
     Args:
-        weights: Draws of each source in one period, integers above 0.
+        weights: Draws of each source in one period, integers >= 0.
         seed: A 64-bit word.
         epoch: A 64-bit word.
         rank: Data-parallel rank, from 0.
         worker: Number of the rank's loader worker, from 0.
+        dropped: Number of sources that have run out and now have weight 0; positions then count from the latest drop.
 
     >>> order = StreamOrder((3, 1), seed=0, epoch=0, rank=0, worker=0)
     >>> sum(order.source_at(position) for position in range(1024))
     256
     """
 
-    def __init__(self, weights: Sequence[int], seed: int, epoch: int, rank: int, worker: int) -> None:
-        key = int(derive(seed, STREAMS, epoch, rank, worker)[0])
+    def __init__(self, weights: Sequence[int], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0) -> None:
+        key = int(derive(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
         self._mixture = Mixture([Stage(0, tuple(weights))], MAX_POSITION, key)
         self._window = -1
         self._sources: list[int] = []  # of that window, so that a position costs one look-up

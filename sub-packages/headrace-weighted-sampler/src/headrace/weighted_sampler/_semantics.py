@@ -235,6 +235,8 @@ def parse_mixture(argument: str, dataset: Sized, weights: Weights | None, option
             "merge the smallest, or give one weight a sample"
         )
     semantics = options.semantics or ("ratio" if sources.ranges else "proportion")
+    if semantics != "proportion" and any(part.groups for part in sources.parts):
+        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
     amounts = _amounts(sources, options, semantics, len(dataset))
     starts, stages = _parse_stages(options.schedule, sources, dataset)
     normalized = [_normalize_sources(stage, amounts, semantics, temperature) for stage in stages]

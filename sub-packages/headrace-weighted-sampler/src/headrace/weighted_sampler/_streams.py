@@ -20,13 +20,15 @@ from headrace.weighted_sampler._validation import (
     data_identity,
     digest,
 )
+from headrace.weighted_sampler.weights import NamedWeights, flatten
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
-StreamWeights: TypeAlias = Mapping[str, Ratio] | Sequence[Ratio] | NDArray[Any]
-Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "endless"]
+StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any]
+Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
+BEGINS_AGAIN = ("all_exhausted", "endless")  # rules by which a source that has run out begins again
 SEMANTICS = ("proportion", "ratio", "temperature")
 END: Final = object()  # in place of an item: the source has no more
 
@@ -131,11 +133,12 @@ def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Fou
     for name in sources:
         if not isinstance(name, str):
             raise TypeError(f"sources must have strings as names, got {name!r}")
-    if missing := sorted(set(sources) - set(weights)):
+    flat, _ = flatten("weights", weights)
+    if missing := sorted(set(sources) - set(flat)):
         raise ValueError(f"weights lacks the sources {missing}; give each a weight, 0 leaves one out")
-    if unknown := sorted(set(weights) - set(sources), key=repr):
+    if unknown := sorted(set(flat) - set(sources), key=repr):
         raise ValueError(f"weights names {unknown}, which are not in sources; the sources are {sorted(sources)}")
-    return [(name, sources[name], as_fraction(f"weights[{name!r}]", weights[name])) for name in sorted(sources)]
+    return [(name, sources[name], as_fraction(f"weights[{name!r}]", flat[name])) for name in sorted(sources)]
 
 
 def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Found[T]:
@@ -158,7 +161,7 @@ def _check_list(name: str, given: object, allowed: str) -> None:
 def _check_source(name: str, source: object, stopping: Stopping) -> None:
     if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
         raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
-    if stopping != "first_exhausted" and is_one_shot(source):
+    if stopping in BEGINS_AGAIN and is_one_shot(source):
         raise ValueError(
             f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "
             f"stopping={stopping!r} needs; give an object whose __iter__ makes a new iterator, or use "

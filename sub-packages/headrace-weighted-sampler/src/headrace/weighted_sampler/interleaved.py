@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._streams import (
+    BEGINS_AGAIN,
     END,
     SourceReader,
     SourceState,
@@ -59,6 +60,7 @@ class StreamState(TypedDict):
         seed: Of the dataset.
         epoch: The epoch that ``position`` is in.
         position: Items of that epoch that this stream has yielded.
+        dropped_at: The position where the latest source was dropped; 0 when none was.
         stream: Which stream, as a dict of four integers.
         fingerprint: Of the sources, the options and the seed.
         sources: The position in each source, by name.
@@ -68,6 +70,7 @@ class StreamState(TypedDict):
     seed: int
     epoch: int
     position: int
+    dropped_at: int
     stream: dict[str, int]
     fingerprint: str
     sources: dict[str, SourceState]
@@ -147,10 +150,11 @@ class InterleavedDataset(IterableDataset[T]):
 
     - ``first_exhausted``: when a source is due that has no more items.
     - ``all_exhausted``: when each source has run out once; until then a source that has run out begins again.
+    - ``drop_exhausted``: when all sources have run out; one that has is dropped, and the others keep their proportions.
     - ``endless``: never; every source begins again.
 
     The end of a source shows when it is due again. Hugging Face's ``interleave_datasets`` ends right after its last
-    item; Megatron Energon drops the source and goes on with the others.
+    item.
 
     In epoch ``e`` the ``k``-th time a source begins, its ``set_epoch(e + k)`` is called, where it has that method.
     Resuming is exact for sources that yield the same items again in the same epoch, or that save their own state.
@@ -161,7 +165,7 @@ class InterleavedDataset(IterableDataset[T]):
         weights: ``{name: weight}``, or a list of weights: proportions that need not add up to 1, which stand for the
             decimals that were written. 0 leaves a source out.
         seed: From 0 to 2**64 - 1.
-        stopping: ``"first_exhausted"``, ``"all_exhausted"`` or ``"endless"``.
+        stopping: ``"first_exhausted"``, ``"all_exhausted"``, ``"drop_exhausted"`` or ``"endless"``.
         semantics: The meaning of a weight. ``"proportion"``: the source's share of the items. ``"ratio"``: multiplies
             ``len(source)``. ``"temperature"``: the share is ``(weight * len(source)) ** (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
@@ -334,24 +338,23 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         if not self._started:
             self._chosen.begin()
             self._started = True
-        if self._over:
-            raise StopIteration
-        reader = self._readers[self._order.source_at(self.position)]
-        try:
-            item = self._draw(reader)
-        except Exception as error:
-            self._failed = error
-            error.add_note(
-                f"raised by sources[{reader.name!r}], item {reader.drawn} of its epoch {reader.exhausted}, at position "
-                f"{self.position} of epoch {self._epoch} ({self._stream})"
-            )
-            raise
-        if item is END:
-            for other in self._readers:
-                other.release()
-            raise StopIteration
-        self.position += 1
-        return cast(T, item)
+        while not self._over:
+            reader = self._readers[self._order.source_at(self.position - self._dropped_at)]
+            try:
+                item = self._draw(reader)
+            except Exception as error:
+                self._failed = error
+                error.add_note(
+                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its epoch {reader.exhausted}, at "
+                    f"position {self.position} of epoch {self._epoch} ({self._stream})"
+                )
+                raise
+            if item is not END:
+                self.position += 1
+                return cast(T, item)
+        for reader in self._readers:
+            reader.release()
+        raise StopIteration
 
     def state_dict(self) -> StreamState:
         """Return the position of this iteration."""
@@ -360,6 +363,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             seed=self._mixture.seed,
             epoch=self._epoch,
             position=self.position,
+            dropped_at=self._dropped_at,
             stream=asdict(self._stream),
             fingerprint=self._mixture.fingerprint,
             # Copied, because a source may return a state that it goes on changing.
@@ -384,27 +388,41 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 "data, so save a state on every rank, load each where it was saved, and keep the numbers of ranks and "
                 "workers (torchdata's StatefulDataLoader does it for the workers)"
             )
-        self._go_to(checked["epoch"], checked["position"], checked["sources"])
+        self._go_to(checked["epoch"], checked["position"], checked["dropped_at"], checked["sources"])
 
-    def _go_to(self, epoch: int, position: int, sources: Mapping[str, SourceState] | None = None) -> None:
+    def _go_to(
+        self, epoch: int, position: int, dropped_at: int = 0, sources: Mapping[str, SourceState] | None = None
+    ) -> None:
         self._epoch, self.position = epoch, position
-        stream, mixture = self._stream, self._mixture
-        self._order = StreamOrder(mixture.weights, mixture.seed, epoch, stream.rank, stream.worker)
         self._readers = [
             SourceReader(name, source, epoch, fresh_state() if sources is None else sources[name], self._begun)
-            for name, source in zip(mixture.names, mixture.sources, strict=True)
+            for name, source in zip(self._mixture.names, self._mixture.sources, strict=True)
         ]
-        self._over = mixture.over(reader.exhausted for reader in self._readers)
         self._failed, self._started = None, False
+        self._set_order(dropped_at)
+
+    def _set_order(self, dropped_at: int) -> None:
+        """Order the sources that have not been dropped, from a position on."""
+        mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
+        self._dropped_at, self._over = dropped_at, mixture.over(exhausted)
+        if mixture.stopping != "drop_exhausted":
+            exhausted = [0] * len(exhausted)
+        if not self._over:
+            weights = [0 if ended else weight for weight, ended in zip(mixture.weights, exhausted, strict=True)]
+            dropped = sum(map(bool, exhausted))
+            self._order = StreamOrder(weights, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
 
     def _draw(self, reader: SourceReader[T]) -> object:
-        """An item, from the beginning of the source if need be; ``END`` where the stream ends."""
+        """An item, from the beginning of the source if need be; ``END`` if the stream ends or the source is dropped."""
         item = reader.draw()
         if item is not END:
             return item
-        if not reader.drawn and self._mixture.stopping != "first_exhausted":
+        if not reader.drawn and self._mixture.stopping in BEGINS_AGAIN:
             raise _empty(reader, self._stream)
         reader.end_epoch()
+        if self._mixture.stopping not in BEGINS_AGAIN:
+            self._set_order(self.position if self._mixture.stopping == "drop_exhausted" else 0)
+            return END
         self._over = self._mixture.over(other.exhausted for other in self._readers)
         if self._over:
             return END
@@ -451,6 +469,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
         seed=mixture.seed,
         epoch=as_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
         position=as_int("state['position']", state["position"], 0, MAX_POSITION // 2),
+        dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, state["position"]),
         stream={key: as_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
         fingerprint=fingerprint,
         sources={name: _check_source_state(name, state["sources"][name]) for name in mixture.names},

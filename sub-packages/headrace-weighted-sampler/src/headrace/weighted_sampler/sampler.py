@@ -86,8 +86,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     Args:
         dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
             ``fingerprint``, if it has one, becomes part of the sampler's.
-        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``; ``{position: weight}``
-            or ``[weight, ...]`` for the parts of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that
+        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
+            ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
+            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that
             do not overlap, where samples in no range are never drawn; or an array of one weight a sample. A weight may
             be an int, float, ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves
             a source out. The order of a mapping does not matter. None, with a temperature, weighs all parts alike.

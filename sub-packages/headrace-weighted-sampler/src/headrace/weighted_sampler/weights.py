@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
@@ -16,13 +16,9 @@ from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._validation import Ratio, as_fraction, as_int
 
 T_co = TypeVar("T_co", covariant=True)
+NamedWeights: TypeAlias = Mapping[str, "Ratio | tuple[Ratio, NamedWeights]"]
 Weights: TypeAlias = (
-    Mapping[str, Ratio]
-    | Mapping[int, Ratio]
-    | Mapping[tuple[int, int], Ratio]
-    | Sequence[Ratio]
-    | NDArray[Any]
-    | torch.Tensor
+    NamedWeights | Mapping[int, Ratio] | Mapping[tuple[int, int], Ratio] | Sequence[Ratio] | NDArray[Any] | torch.Tensor
 )
 
 MAX_GROUPS = 4096  # sources made of one weight a sample; more distinct weights than that are rounded
@@ -71,13 +67,15 @@ class Source:
         name: For the report.
         begin: First of its dataset indices; of its places in ``Sources.members`` where there are such.
         end: One past the last.
-        weight: As given, exactly.
+        weight: As given, exactly; of nested weights the product of the shares on the way to it.
+        groups: Names of the groups of nested weights that it is in, from the outermost on.
     """
 
     name: str
     begin: int
     end: int
     weight: Fraction
+    groups: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -152,8 +150,12 @@ def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -
     kinds = {_key_kind(argument, key) for key in weights}
     if len(kinds) > 1:
         raise TypeError(f"{argument} must have keys of one kind, got {sorted(kinds)}")
-    if weights and kinds != {"range"}:
-        return Sources(_from_parts(argument, weights, dataset, named=kinds == {"name"}))
+    if kinds == {"name"}:
+        flat, groups = flatten(argument, weights)
+        parts = _from_parts(argument, flat, dataset, named=True)
+        return Sources(tuple(replace(part, groups=groups.get(part.name, ())) for part in parts))
+    if kinds == {"position"}:
+        return Sources(_from_parts(argument, weights, dataset, named=False))
     ranges = sorted((_range(argument, *item, len(dataset)) for item in weights.items()), key=lambda part: part.begin)
     for before, after in pairwise(ranges):
         if after.begin < before.end:
@@ -162,6 +164,37 @@ def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -
                 "every sample may be in one range only"
             )
     return Sources(tuple(ranges), ranges=True)
+
+
+def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """Multiply out nested weights ``{group: (weight, {name: weight})}``.
+
+    Args:
+        argument: The name of the weights, for messages.
+        weights: By name; a group's members share its weight in proportion to theirs.
+
+    Returns:
+        The weight of each name, and the groups it is in, from the outermost on, for names in a group.
+
+    >>> flatten("weights", {"web": (0.7, {"en": 3, "de": 1}), "code": 0.3})[0]["en"]
+    Fraction(21, 40)
+    """
+    flat: dict[str, Any] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, value in weights.items():
+        own: dict[str, Any] = {name: value}
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+            share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
+            members, inner = flatten(where, value[1])
+            exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}
+            if not any(exact.values()):
+                raise ValueError(f"{where} must hold at least one weight above 0, got {value[1]!r}; or leave it out")
+            own = {member: share * weight / sum(exact.values()) for member, weight in exact.items()}
+            groups |= {member: (name, *inner.get(member, ())) for member in own}
+        if twice := sorted(set(own) & set(flat)):
+            raise ValueError(f"{argument} names {twice[0]!r} twice; every source may be in one group only")
+        flat |= own
+    return flat, groups
 
 
 def _key_kind(argument: str, key: object) -> str:
