@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import CostFunction, plain_budget, prepare
-from headrace.size_aware_batching._options import Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._budget import plain_budget, prepare
+from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
 from headrace.size_aware_batching._order import SamplerOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
@@ -166,7 +166,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 "seed": self.seed,
                 "work": self.work,
             }
-            self._fingerprint = fingerprint(self.sizes, self._prepared.limits, self.options, parts)
+            self._fingerprint = fingerprint(self.sizes, self._prepared.limits.capacity, self.options, parts)
         return self._fingerprint
 
     @property
@@ -229,7 +229,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         planner, key = self._plan_epoch(), self._key(self.epoch)
         count = planner.count(key, 0)
         if not 0 <= number < count:
-            raise IndexError(f"number must be from 0 to {count - 1}, the batches of the epoch, got {number}")
+            raise IndexError(f"number must be less than {count}, the batches of the epoch, and 0 or more, got {number}")
         samples: list[int] = planner.batch(key, number).tolist()
         return samples
 

@@ -10,7 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import CostFunction, round_up
+from headrace.size_aware_batching._budget import round_up
+from headrace.size_aware_batching._options import CostFunction
 from headrace.size_aware_batching._random import splitmix64
 
 QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
