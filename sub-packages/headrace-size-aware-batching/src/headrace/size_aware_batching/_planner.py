@@ -396,8 +396,10 @@ def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> int:
     """
     if limits.capacity is not None and sizes.ndim == 1:
         return max(1, round(len(sizes) / BUCKETED))
-    needed = fewest_batches(sizes, limits) if limits.capacity is None else float((1 / limits.capacity(sizes)).sum())
-    return max(1, min(round(needed / SHORT), len(sizes)))
+    if limits.capacity is None:
+        return max(1, min(round(fewest_batches(sizes, limits) / SHORT), len(sizes)))
+    # Neighbours in several columns need more of them to be alike in all.
+    return max(1, min(round(float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)), len(sizes)))
 
 
 def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
