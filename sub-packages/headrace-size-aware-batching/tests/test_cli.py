@@ -61,6 +61,7 @@ def test_the_command_prints_and_draws_strategies_side_by_side(lengths: Path, tmp
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly  # in this process it is tested below
 def test_the_command_refuses_in_one_line_with_status_2(lengths: Path) -> None:
     result = command(lengths, "--budget", "1000")
     assert (result.returncode, result.stdout) == (2, "")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import Capacity, Limits
+from headrace.size_aware_batching._budget import Limits
+from headrace.size_aware_batching._options import Capacity
 from headrace.size_aware_batching._random import derive, random_words, shuffle_groups
 
 NOTHING_FITS = (
@@ -333,9 +334,9 @@ def partners(
         each = min(max(len(room) // len(givers), 1), PARTNERS)
         room = np.roll(room, -(turn % 7 * len(mine) % max(1, len(room) // 2)))  # each turn begins with others
         mine = mine[: len(room)]
-        room = room[: len(mine) * each].reshape(each, len(mine))
-        pairs.append((np.tile(mine, each), room.ravel()))
-        free[room] = False
+        partners = room[: len(mine) * each].reshape(each, len(mine))
+        pairs.append((np.tile(mine, each), partners.ravel()))
+        free[partners] = False
     if not pairs:
         return givers[:0], givers[:0]
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._options import Capacity, CostFunction, Options
 from headrace.size_aware_batching._sizes import any_column, checked_budget
 
-if TYPE_CHECKING:
-    from headrace.size_aware_batching._options import Options
-
-Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]
-CostFunction = Callable[[int, Any], float]  # of the count and the largest size, a vector where there are several
 UNLIMITED = 2**62
 
 

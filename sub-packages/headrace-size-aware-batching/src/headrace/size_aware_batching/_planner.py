@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import NOTHING_FITS, cut_by_counts, next_fit
+from headrace.size_aware_batching._binpacking import NOTHING_FITS, next_fit
 from headrace.size_aware_batching._budget import Limits, PreparedSizes
 from headrace.size_aware_batching._options import Options
 from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, kd_order, sorted_by_size
@@ -15,7 +15,6 @@ from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching._windowplan import (
     PACKED,
-    PADDING,
     STRATIFIED,
     Cuts,
     Density,
@@ -23,13 +22,14 @@ from headrace.size_aware_batching._windowplan import (
     WindowPlan,
     WindowPlans,
     equal_groups,
-    wide_groups,
+    padded_cuts,
 )
 
 FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
+SHORT = 32  # batches of a window that is cut as it stands
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9e-5  # wasted share that is small enough
@@ -340,7 +340,7 @@ def in_strata(
     sizes = sized.sizes if samples is None else sized.sizes[samples]
     order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
     if options.strategy == "bucketed":
-        n_windows = n_windows or max(1, round(len(sizes) / BUCKETED))
+        n_windows = n_windows or bucketed_windows(sizes, sized.limits)
     elif options.strategy == "packed":
         n_windows = n_windows or packed_windows(descending, sized.limits)
     else:
@@ -378,9 +378,7 @@ def window_plans(
     counts = np.minimum(limits.capacity(descending), limits.most_items)
     if counts.min() < 1:
         raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
-    groups = wide_groups(counts, PADDING if options.window is None else 0.0)
-    begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
+    return padded_cuts(counts, limits, tight=options.window is not None)
 
 
 def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
@@ -388,6 +386,20 @@ def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
     totals = np.atleast_1d(sizes.sum(axis=0, dtype=np.float64))
     filled = float((totals / np.maximum(limits.budgets, 1)).max())
     return max(filled, len(sizes) / limits.most_items)
+
+
+def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> int:
+    """Return the number of windows of batches of neighbours in size.
+
+    Where no shuffle inside groups varies the batches, windows are short: batch-mates meet again by chance times the
+    batches of a window.
+    """
+    if limits.capacity is not None and sizes.ndim == 1:
+        return max(1, round(len(sizes) / BUCKETED))
+    if limits.capacity is None:
+        return max(1, min(round(fewest_batches(sizes, limits) / SHORT), len(sizes)))
+    # Neighbours in several columns need more of them to be alike in all.
+    return max(1, min(round(float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)), len(sizes)))
 
 
 def packed_windows(descending: NDArray[Any], limits: Limits) -> int:

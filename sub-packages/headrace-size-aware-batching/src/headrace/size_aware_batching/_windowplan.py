@@ -11,15 +11,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import lower_bound, pack
+from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, pack
+from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import derive, shuffle_groups
 
 FINE = 2**40  # units of a capacity at most: sums of them stay far inside 63 bits
 TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuffles
 SURE = 2**16  # strata from which on one packing says what others will do
 CLASSES = 400  # candidate boundaries between groups of padded batches
-PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost
-RANDOM_ENOUGH = 16.0  # batch-mates that meet again, over chance: groups are not widened beyond
+PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or FEW batches
+FEW = 5.0
+RANDOM_ENOUGH = 20.0  # batch-mates that meet again, over chance, with one shuffle: groups are not widened beyond
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,32 @@ class Cuts:
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by another
+        key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by the epoch's
         return WindowPlan(shuffle_groups(key, self._groups), self._offsets)
+
+
+def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:
+    """Cut batches whose count depends on the largest sample.
+
+    Args:
+        counts: How many samples fit a batch whose largest is this one, shape ``[depth]``, ascending.
+        limits: Of the batches.
+        tight: Whether samples change places only where that costs nothing.
+    """
+    groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts), len(counts))
+    begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
+
+
+def groups_from(begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Number the groups that begin at these places, in ascending order; returns shape ``[length]``.
+
+    >>> groups_from(np.array([0, 2]), 5).tolist()
+    [0, 0, 1, 1, 1]
+    """
+    groups = np.zeros(length, np.int64)
+    groups[begins[1:]] = 1
+    return np.cumsum(groups)
 
 
 def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -179,20 +205,19 @@ def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return groups
 
 
-def wide_groups(counts: NDArray[np.int64], padding: float) -> NDArray[np.int64]:
+def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Group neighbours in size so that batch-mates vary most for a few batches more.
 
     A group holds as many samples a batch as its largest allows. With N samples of a group and b of them in a batch, two
     mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b`` batches. The groups minimise
     the sum of both, by dynamic programming over their boundaries; the weight of the first is the largest for which the
-    batches stay within ``1 + padding`` times the fewest.
+    batches stay within ``1 + PADDING`` times the fewest, or a few more where there are few.
 
     Args:
         counts: How many samples fit a batch whose largest is this one, shape ``[n]``, ascending.
-        padding: Share of batches more than the fewest.
 
     Returns:
-        The group of each sample, shape ``[n]``.
+        Where each group begins.
     """
     length = len(counts)
     begins = np.flatnonzero(np.append(True, counts[1:] != counts[:-1]))
@@ -202,27 +227,26 @@ def wide_groups(counts: NDArray[np.int64], padding: float) -> NDArray[np.int64]:
     ends = np.append(begins, length).astype(np.float64)
     size = counts[begins].astype(np.float64)
     members = ends[None, :] - ends[:-1, None]  # [first class, one past the last class]
-    in_batch = np.minimum(size[:, None], np.maximum(members, 1))
+    mates = np.minimum(size, length)[:, None] - 1  # a group of fewer shares its batch with those behind it
     batches = np.where(members > 0, members / size[:, None], np.inf)
-    again = np.where(members > 0, members * (in_batch - 1) ** 2 / np.maximum(members - 1, 1), 0) / length
+    again = np.where(members > 0, members * mates * np.minimum(mates / np.maximum(members - 1, 1), 1), 0)
     fewest = float((1 / counts).sum())
-    low, high = 0.0, 1.0  # of a weight w / (1 - w)
+    most = fewest + max(PADDING * fewest, FEW)
+    low, high = -2.0, 7.0  # decades of the weight
     cuts = np.arange(len(begins) + 1)
-    for _ in range(10 if padding else 0):
+    for _ in range(10):
         middle = (low + high) / 2
-        tried = best_cuts(batches + again * (middle / (1 - middle)) * fewest / 100)
+        tried = best_cuts(batches + again * (10**middle / length))
         first, stop = tried[:-1], tried[1:]
-        pairs = float((members[first, stop] * (in_batch[first, stop] - 1)).sum())
-        mates = length**2 / max(pairs, 1.0) ** 2 * float(again[first, stop].sum()) * length
-        if float(batches[first, stop].sum()) <= (1 + padding) * fewest:
+        pairs = float((members[first, stop] * mates[first, 0]).sum())
+        over_chance = float(again[first, stop].sum()) * (length / max(pairs, 1.0)) ** 2
+        if float(batches[first, stop].sum()) <= most:
             low, cuts = middle, tried
-            if mates <= RANDOM_ENOUGH:
+            if over_chance <= RANDOM_ENOUGH:
                 break
         else:
             high = middle
-    groups = np.zeros(length, np.int64)
-    groups[begins[cuts[1:-1]]] = 1
-    return np.cumsum(groups)
+    return begins[cuts[:-1]]
 
 
 def best_cuts(cost: NDArray[np.float64]) -> NDArray[np.int64]:

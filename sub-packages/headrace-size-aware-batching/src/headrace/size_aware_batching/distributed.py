@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import CostFunction, plain_budget, prepare
-from headrace.size_aware_batching._options import Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._budget import plain_budget, prepare
+from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
 from headrace.size_aware_batching._order import SamplerOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
@@ -143,7 +143,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def num_replicas(self) -> int:
         """Number of data-parallel ranks, as it is now."""
-        return self._ranks.current()[0]
+        return self._ranks.world_size()
 
     @property
     def rank(self) -> int:
@@ -166,14 +166,13 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 "seed": self.seed,
                 "work": self.work,
             }
-            self._fingerprint = fingerprint(self.sizes, self._prepared.limits, self.options, parts)
+            self._fingerprint = fingerprint(self.sizes, self._prepared.limits.capacity, self.options, parts)
         return self._fingerprint
 
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
-        replicas, _ = self._ranks.current()
-        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), replicas, self.tail)
+        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), self.num_replicas, self.tail)
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
@@ -181,10 +180,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned to
         count them; else no planning is needed. See ``remaining`` for the rest of an epoch.
         """
-        replicas, _ = self._ranks.current()
         n_batches = self._plan_epoch().count(self._key(self.epoch), 0)
-        self._refuse_empty(n_batches, replicas)
-        return n_steps(n_batches, replicas, self.tail)
+        self._refuse_empty(n_batches, self.num_replicas)
+        return n_steps(n_batches, self.num_replicas, self.tail)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
@@ -206,7 +204,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             if steps.repeated and self.tail == "split":
                 warn(_repetition(steps, replicas))
             repeated_from = len(offsets) - 1 - steps.repeated
-            if self._order is None and self.options.shuffle:
+            if rank == 0 and self._order is None and self.options.shuffle:
                 hashes.append(batch_hashes(steps.indices, offsets))
             for first in range(0, len(offsets) - 1, replicas):
                 position += int(offsets[min(first + replicas, repeated_from)] - offsets[first])
@@ -229,7 +227,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         planner, key = self._plan_epoch(), self._key(self.epoch)
         count = planner.count(key, 0)
         if not 0 <= number < count:
-            raise IndexError(f"number must be from 0 to {count - 1}, the batches of the epoch, got {number}")
+            raise IndexError(f"number must be less than {count}, the batches of the epoch, and 0 or more, got {number}")
         samples: list[int] = planner.batch(key, number).tolist()
         return samples
 
@@ -264,13 +262,14 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
-        Epoch 0 is compared with epoch 1. Both are planned for it.
+        Epoch 0 is compared with epoch 1; both are planned for it. There is nothing to compare without ``shuffle``, or
+        where the order of another epoch is not known.
 
         Args:
             epoch: The current one by default.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        if self._order is not None and not self._order.knows_epochs:
+        if not self.options.shuffle or (self._order is not None and not self._order.knows_epochs):
             return self.plan(epoch).report()
         return self.plan(epoch).report(other=self.plan(epoch - 1 if epoch else 1))
 

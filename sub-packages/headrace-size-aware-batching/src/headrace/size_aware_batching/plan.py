@@ -10,11 +10,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import CostFunction, round_up
-from headrace.size_aware_batching._random import splitmix64
+from headrace.size_aware_batching._budget import round_up
+from headrace.size_aware_batching._options import CostFunction
 
 QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,10 @@ def batch_hashes(indices: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[n
     """
     if len(offsets) < 2:
         return np.zeros(0, np.uint64)
-    hashes: NDArray[np.uint64] = np.add.reduceat(splitmix64(indices.astype(np.uint64) * _MULTIPLIER), offsets[:-1])
+    mixed = indices.astype(np.uint64) * _MULTIPLIERS[0]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MULTIPLIERS[1]
+    hashes: NDArray[np.uint64] = np.add.reduceat(mixed, offsets[:-1])
     return hashes[np.diff(offsets) > 1]
 
 
