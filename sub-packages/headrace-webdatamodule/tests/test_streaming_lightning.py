@@ -1,6 +1,8 @@
-"""Runs that fail, are stopped or begin anew, at moments when the trainer and the loader count differently."""
+"""Checkpoints of a real trainer, at moments when the trainer and the loader count differently: the stream goes on as if
+nothing had happened."""
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,17 @@ class SavingAt(Callback):
         setattr(self, hook, save)
 
 
+class Saving(Callback):
+    """A checkpoint after each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"step{trainer.global_step}.ckpt")
+        trainer.save_checkpoint(self.folder / f"step{trainer.global_step}.ckpt")  # twice does no harm
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("shards")
@@ -76,12 +89,14 @@ def tensor(sample: Any) -> torch.Tensor:
     return torch.tensor([float(sample[0])])
 
 
-def module(place: Path, *, kind: type[WebDataModule] = WebDataModule, workers: int = 0, **more: Any) -> WebDataModule:
+def module(
+    place: Path, *, kind: type[WebDataModule] = WebDataModule, workers: int = 0, seed: int = 5, **more: Any
+) -> WebDataModule:
     splits = (Split.train, Split.val)
     given: dict[str, Any] = {
         "pipeline_wds": dict.fromkeys(splits, wds.map(tensor)),
         "pipeline_prebatch_wld": dict.fromkeys(splits, wds.batched(N // STEPS, collation_fn=torch.stack)),
-        "kwargs_wds": {Split.train: {"shardshuffle": True, "seed": 5}},
+        "kwargs_wds": {Split.train: {"shardshuffle": True, "seed": seed}},
         "kwargs_wld": {Split.train: {"num_workers": workers}},
         **more,
     }
@@ -110,6 +125,40 @@ def whole(shards: Path) -> list[list[int]]:
         seen = model.seen[epoch * STEPS : (epoch + 1) * STEPS]
         assert sorted(sample for batch in seen for sample in batch) == list(range(N))
     return model.seen
+
+
+@pytest.fixture(scope="module")
+def saved(shards: Path, whole: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints after each step of a fit."""
+    model, folder = Model(), tmp_path_factory.mktemp("checkpoints")
+    fit(model, module(shards), None, Saving(folder))
+    assert model.seen == whole
+    return folder
+
+
+STEP = [(step, False) for step in range(1, WHOLE)] + [(step, True) for step in (2, 5, 7, 10)]
+
+
+@pytest.mark.parametrize(("step", "early"), STEP)
+def test_a_checkpoint_after_each_step(
+    shards: Path, whole: list[list[int]], saved: Path, step: int, early: bool
+) -> None:
+    model = Model(early=early)
+    trainer = fit(model, module(shards), saved / f"step{step}.ckpt")
+    assert model.seen == whole[step:]
+    assert trainer.global_step == WHOLE
+
+
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("step", range(6))
+def test_overfitting_takes_the_same_batches_in_every_epoch(shards: Path, tmp_path: Path, step: int) -> None:
+    model, resumed = Model(), Model()
+    fit(model, module(shards), None, Saving(tmp_path), overfit_batches=2)
+    assert len(model.seen) == 6
+    assert model.seen[:2] == model.seen[2:4] == model.seen[4:]
+    assert model.seen[0] != model.seen[1]
+    fit(resumed, module(shards), tmp_path / f"step{step}.ckpt" if step else None, overfit_batches=2)
+    assert resumed.seen == model.seen[step:]
 
 
 @pytest.mark.parametrize(("fails", "workers"), [*((at, 0) for at in range(WHOLE)), (7, 2)])
@@ -201,7 +250,8 @@ def test_what_is_left_of_an_epoch_that_was_stopped(
     fit(first, module(shards), **options).save_checkpoint(tmp_path / "a.ckpt")
     trainer = fit(resumed, module(shards), tmp_path / "a.ckpt", **more)
     assert first.seen + resumed.seen == whole
-    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
+    # The trainer takes an epoch that was stopped for a whole one.
+    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS + (stop % STEPS > 0))
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -312,66 +362,69 @@ def test_a_module_within_another_one_leaves_the_trainer_alone(shards: Path, whol
     assert model.seen == whole
 
 
-def untuple(source: Iterator[Any]) -> Iterator[Any]:
-    return (sample for (sample,) in source)
+@pytest.mark.parametrize(
+    "options", [{"save_on_train_epoch_end": True}, {"every_n_train_steps": 5}, {"every_n_train_steps": 7}]
+)
+@pytest.mark.parametrize("validate", [{}, {"limit_val_batches": 2, "val_check_interval": 2}])
+@pytest.mark.parametrize("extra", [{}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_checkpoints_of_lightning(
+    shards: Path, tmp_path: Path, options: dict[str, Any], validate: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    uninterrupted, resumed = Model(), Model()
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{step}", **options)
+    fit(uninterrupted, module(shards), None, saving, **validate, **extra)
+    checkpoints = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.partition("step=")[2]))
+    step = int(checkpoints[0].stem.partition("step=")[2])
+    assert step in (5, 7)
+    again = ModelCheckpoint(tmp_path / "again", save_top_k=-1, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The dirpath has changed")
+        fit(resumed, module(shards), checkpoints[0], again, **validate, **extra)
+    assert resumed.seen == uninterrupted.seen[step:]
 
 
-UNSEEDED: dict[str, Any] = {
-    "inside": {"pipeline_wds": {Split.train: [untuple, wds.shuffle(9, initial=9)]}},
-    "two": {"pipeline_wds": {Split.train: [untuple, wds.shuffle(9, 9, None, None), wds.shuffle(7, initial=7)]}},
-    "outside": {
-        "pipeline_wds": {Split.train: [untuple]},
-        "pipeline_prebatch_wld": {Split.train: [wds.shuffle(9, initial=9), wds.batched(4, collation_fn=None)]},
-    },
-    "invoked": {
-        "pipeline_wds": {Split.train: [untuple]},
-        "invoke_wds": {Split.train: [("shuffle", {"size": 9, "initial": 9})]},
-    },
-}
+def test_a_checkpoint_in_the_middle_of_a_validation(shards: Path, tmp_path: Path) -> None:
+    class InValidation(Callback):
+        def on_validation_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"step{trainer.global_step}.ckpt")
+
+    uninterrupted, resumed = Model(), Model()
+    options: dict[str, Any] = {"limit_val_batches": 2, "val_check_interval": 2}
+    fit(uninterrupted, module(shards), None, InValidation(), **options)
+    fit(resumed, module(shards), tmp_path / "step7.ckpt", **options)
+    assert resumed.seen == uninterrupted.seen[7:]
 
 
-def unseeded(place: Path, where: str, seed: int | None = None, workers: int = 0) -> Any:
-    batched = {Split.train: [wds.batched(4, collation_fn=None)]}
-    options: Any = {"kwargs_wds": {} if seed is None else {Split.train: {"seed": seed}}}
-    made = module(place, workers=workers, **{"pipeline_prebatch_wld": batched, **options, **UNSEEDED[where]})
-    made.setup("fit")
-    return made.train_dataloader()
+def test_epochs_cut_short_by_the_trainer(shards: Path, tmp_path: Path) -> None:
+    uninterrupted = Model()
+    fit(uninterrupted, module(shards), None, Saving(tmp_path), limit_train_batches=3)
+    for step in (2, 3, 4):
+        resumed = Model()
+        fit(resumed, module(shards), tmp_path / f"step{step}.ckpt", limit_train_batches=3)
+        assert resumed.seen == uninterrupted.seen[step:]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("where", UNSEEDED)
-def test_a_shuffle_without_a_seed_goes_on_in_its_order(shards: Path, where: str, workers: int) -> None:
-    whole = unseeded(shards, where, workers=workers)
-    epochs = [list(whole) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    assert all(sorted(sample for batch in epoch for sample in batch) == list(range(N)) for epoch in epochs)
-    first, resumed = unseeded(shards, where, workers=workers), unseeded(shards, where, workers=workers)
-    running = iter(first)
-    taken = [next(running), next(running)]
-    resumed.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="read again and thrown away"):
-        rest = list(resumed)
-    assert taken + rest + list(resumed) == epochs[0] + epochs[1]
+def test_max_steps_and_accumulation(shards: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_epochs": -1, "accumulate_grad_batches": 2}
+    uninterrupted, first, resumed = Model(), Model(), Model()
+    fit(uninterrupted, module(shards), max_steps=8, **options)
+    fit(first, module(shards), None, Saving(tmp_path), max_steps=5, **options)
+    fit(resumed, module(shards), tmp_path / "step5.ckpt", max_steps=8, **options)
+    assert first.seen + resumed.seen == uninterrupted.seen
 
 
-@pytest.mark.parametrize("where", UNSEEDED)
-def test_another_seed_is_another_order_and_does_not_fit_in_mid_epoch(shards: Path, where: str) -> None:
-    first, other = unseeded(shards, where), unseeded(shards, where, seed=1)
-    at_begin = first.state_dict()
-    running = iter(first)
-    next(running)
-    with pytest.raises(ValueError, match="the seed of stages that shuffle without one was 0 in it and is 1 here"):
-        other.load_state_dict(first.state_dict())
-    other.load_state_dict(at_begin)
-    assert list(other) != list(unseeded(shards, where))
+@pytest.mark.parametrize("step", [5, 7])
+def test_a_checkpoint_of_another_seed_is_refused(shards: Path, saved: Path, step: int) -> None:
+    with pytest.raises(ValueError, match="train: checkpoint has seed=5, got seed=6"):
+        fit(Model(), module(shards, seed=6), saved / f"step{step}.ckpt")
 
 
-@pytest.mark.parametrize("name", ["epoch", "position", "ranks", "workers", "version"])
-def test_numbers_that_no_run_reaches_are_refused(shards: Path, name: str) -> None:
-    loader = unseeded(shards, "inside")
-    with pytest.raises(ValueError, match=f"{name} of the state must be at most .*, got 1{'0' * 30}: the checkpoint is"):
-        loader.load_state_dict({**loader.state_dict(), name: 10**30})
-    for epoch in (-1, 10**30):
-        with pytest.raises(ValueError, match="train: epoch must be 0 to"):
-            loader.set_epoch(epoch)
-    assert len(list(loader)) == STEPS
+def test_other_workers(shards: Path, saved: Path) -> None:
+    message = r"batch 2 of epoch 1 with 1 ranks and num_workers=0, got 1 ranks and num_workers=2"
+    with pytest.raises(ValueError, match=message):
+        fit(Model(), module(shards, workers=2), saved / "step7.ckpt")
+
+
+def test_validating_with_a_checkpoint_of_a_fit(shards: Path, saved: Path) -> None:
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.validate(Model(), datamodule=module(shards), ckpt_path=str(saved / "step7.ckpt"))
