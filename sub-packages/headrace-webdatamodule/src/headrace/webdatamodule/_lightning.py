@@ -108,6 +108,9 @@ class FitLoop:
         total = inner.batch_progress.total
         total.ready = total.started = total.processed = total.completed + ended
         inner.restarting = steps > 0
+        if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
 
 
 class TrainerMesh:
