@@ -1,5 +1,6 @@
 """What the ranks of the tests do; see `ranks.py`."""
 
+import os
 import warnings
 from functools import partial
 from pathlib import Path
@@ -99,8 +100,6 @@ def tensor_parallel(rank: int, folder: str, data_parallel: int, tensor_parallel:
 
 def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
     """Trains on a loader that was made before the process group."""
-    for name in ("RANK", "WORLD_SIZE"):  # as on one node, whose other ranks a launcher starts
-        pass
     model = Model()
     options: dict[str, Any] = {"batch_size": 2}
     if by_size:
@@ -117,8 +116,6 @@ def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
 
 def without_environment(make: Any) -> Any:
     """Calls a function as in a process that no launcher has told its rank."""
-    import os
-
     hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
     try:
         loader = make()

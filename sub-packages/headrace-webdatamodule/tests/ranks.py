@@ -62,7 +62,12 @@ def outcomes(task: Callable[..., Any], folder: Path, world: int, *arguments: Any
     ranks = [
         SERVER.Process(
             target=_run,
-            args=(task, str(file), {**meeting, "NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0"}, arguments),
+            args=(
+                task,
+                str(file),
+                {**meeting, "NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0"},
+                arguments,
+            ),
         )
         for rank, file in enumerate(files)
     ]

@@ -180,7 +180,9 @@ def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) ->
     ],
 )
 def test_what_differs_is_named(tmp_path: Path, plans: list[dict[str, Any]], message: str) -> None:
-    assert all(message in said and bool(said) == bool(message) for said in run_ranks(rank_tasks.compared, tmp_path, 2, plans))
+    assert all(
+        message in said and bool(said) == bool(message) for said in run_ranks(rank_tasks.compared, tmp_path, 2, plans)
+    )
 
 
 def test_a_process_alone_agrees_with_itself() -> None:
