@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.size_aware_batching.next_fit import Tally, exact, next_fit
+from headrace.size_aware_batching.sampler import Tally, exact, next_fit
 
 SIZES = st.one_of(
     st.lists(st.integers(0, 30)),

@@ -180,7 +180,7 @@ def test_arguments() -> None:
     refused(TypeError, "max_total_size must be a real number", max_total_size=True)
     for budget in (0, -3, math.nan, 0.0):
         refused(ValueError, "max_total_size", max_total_size=budget)
-    refused(ValueError, "sizeof holds 1 NaN, the first at index 0", sizeof=np.array([math.nan]))
+    refused(ValueError, "sizeof must hold numbers, got NaN at index 0", sizeof=np.array([math.nan]))
     refused(ValueError, "sizeof must be 1-D", sizeof=torch.ones(2, 2))
     refused(TypeError, "warn_logger must be a function", warn_logger="loud")
 

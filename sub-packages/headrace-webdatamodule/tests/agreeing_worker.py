@@ -1,4 +1,4 @@
-"""One rank of ``test_agreement.py``: loads two epochs, and says how it ended."""
+"""One rank of ``test_distributed.py``: loads two epochs, and says how it ended."""
 
 import json
 import sys
@@ -7,10 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from headrace.webdatamodule import DifferentPlanError, IndexedShards, ResumableLoader
-from headrace.webdatamodule.indexed.agreement import agree
-from headrace.webdatamodule.indexed.plain import PlainBatchSampler
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, RankMismatchError, ResumableLoader
+from headrace.webdatamodule.loading.distributed import compare_plans
 
 
 def keys(samples: list[Any]) -> list[str]:
@@ -20,9 +18,9 @@ def keys(samples: list[Any]) -> list[str]:
 def compared(out: Path, plan: dict[str, Any]) -> int:
     told: dict[str, Any] = {"came": []}
     try:
-        agree(plan, "train")
+        compare_plans(plan, "train")
         code = 0
-    except DifferentPlanError as error:
+    except RankMismatchError as error:
         told["said"], code = str(error), 3
     (out / f"{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.barrier()
@@ -35,12 +33,10 @@ def main(out: Path, folder: str, options: dict[str, Any]) -> int:
     if plan := options.get("plan"):
         return compared(out, plan)
     world = (dist.get_world_size(), dist.get_rank())
-    sources = Sources({"a": IndexedShards(folder)})
+    shards = IndexedShards(folder)
     seed = options.get("seed", 0)
-    batches = PlainBatchSampler(len(sources), options.get("size", 3), num_replicas=2, rank=world[1], seed=seed)
-    loader = ResumableLoader(
-        sources, batches, collate_fn=keys, world=world, seed=seed, num_workers=options.get("workers", 0)
-    )
+    batches = DistributedBatchSampler(len(shards), options.get("size", 3), seed=seed)  # ranks of the process group
+    loader = ResumableLoader(shards, batches, collate_fn=keys, seed=seed, num_workers=options.get("workers", 0))
     loader.set_epoch(options.get("epoch", 0))
     if state := options.get("state"):
         loader.load_state_dict(state)
@@ -50,7 +46,7 @@ def main(out: Path, folder: str, options: dict[str, Any]) -> int:
             loader.set_epoch(epoch)
             told["came"] += list(loader)
         code = 0
-    except DifferentPlanError as error:
+    except RankMismatchError as error:
         told["said"], code = str(error), 3
     loader.close()
     (out / f"{world[1]}.json").write_text(json.dumps(told))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.webdatamodule import IndexedShards, ResumableLoader
-from headrace.webdatamodule.indexed.sources import Sources
 
 
 class Trouble:
@@ -52,9 +51,8 @@ def main(folder: str, options: dict[str, Any]) -> None:
     if start := options.get("start"):
         multiprocessing.set_start_method(start)
     trouble = Trouble(options.get("what", ""), "s09")
-    sources = Sources({"a": IndexedShards(folder, transform=trouble)})
     loader = ResumableLoader(
-        sources,
+        IndexedShards(folder, transform=trouble),
         [[i, i + 1] for i in range(0, 20, 2)],
         collate_fn=fails if options.get("what") == "collate" else keys,
         num_workers=options.get("workers", 2),

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from safetensors.torch import save as save_torch
 
 from headrace.webdatamodule.shards import DecodeError, decode_member
-from headrace.webdatamodule.shards.arrays import Arrays, load_npy
+from headrace.webdatamodule.shards.decoding.decode import Arrays, load_npy
 
 SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 KINDS = st.sampled_from(["<f8", "<f4", "<i8", "<i2", "|u1", "|b1"])

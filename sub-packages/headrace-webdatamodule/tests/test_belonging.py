@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import DamagedSampleWarning, IndexedShards, index_shards, write_tars
-from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.errors import DamagedShardError, StaleIndexError
-from headrace.webdatamodule.shards.index import ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 COUNT = 40
 
@@ -56,10 +55,10 @@ def test_damage_where_opening_looks_costs_that_sample_only(tmp_path: Path, sampl
 def test_skipping_leaves_out_that_sample_only(tmp_path: Path) -> None:
     path = made(tmp_path)
     flip(path, data_of(path, 0) + 5)
-    data = Sources({"a": IndexedShards(tmp_path, decode=None)})
+    data = IndexedShards(tmp_path, decode=None)
     batches = [list(range(at, at + 10)) for at in range(0, COUNT, 10)]
     loader: Any = ResumableLoader(
-        data, batches, damaged="skip", collate_fn=lambda batch: [one["__key__"] for one in batch]
+        data, batches, on_error="skip", collate_fn=lambda batch: [one["__key__"] for one in batch]
     )
     with pytest.warns(DamagedSampleWarning, match="'s00'"):
         assert [key for batch in loader for key in batch] == [f"s{i:02d}" for i in range(1, COUNT)]

@@ -13,12 +13,12 @@ from typing import BinaryIO
 import pytest
 
 from headrace.webdatamodule.shards import ShardError
-from headrace.webdatamodule.shards.cache import Cache
+from headrace.webdatamodule.shards.remote.cache import Cache
 
 # A process that makes files in a cache and reads them back; each one's content follows from its number.
 WORKER = """
 import sys, time, random
-from headrace.webdatamodule.shards.cache import Cache
+from headrace.webdatamodule.shards.remote.cache import Cache
 directory, most, files, rounds, seed, pause = sys.argv[1], *map(int, sys.argv[2:6]), float(sys.argv[6])
 cache, chance, made = Cache(directory, most), random.Random(seed), 0
 def content(number):

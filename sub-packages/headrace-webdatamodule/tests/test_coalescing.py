@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.coalescing import Pieces, coalesce
-from headrace.webdatamodule.shards.ranged import windows
+from headrace.webdatamodule.shards.remote.filesystem import Pieces, coalesce
+from headrace.webdatamodule.shards.remote.shards import windows
 
 FILE = np.random.default_rng(0).bytes(400)
 SPANS = st.lists(

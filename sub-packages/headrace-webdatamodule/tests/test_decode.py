@@ -20,8 +20,8 @@ from PIL import Image
 from safetensors.numpy import save as save_safetensors
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
-from headrace.webdatamodule.shards.capped import gunzip
-from headrace.webdatamodule.shards.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.limits import gunzip
 
 
 class Evil:
@@ -359,6 +359,6 @@ def test_json_takes_no_more_than_is_counted(value: object, escape: bool, indent:
     most = needed(json.loads(data), set())
     assert most <= json_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.webdatamodule.shards.json_memory._PART", part)
-        patch.setattr("headrace.webdatamodule.shards.json_memory._LONG", 2 * part)
+        patch.setattr("headrace.webdatamodule.shards.decoding.json_memory._PART", part)
+        patch.setattr("headrace.webdatamodule.shards.decoding.json_memory._LONG", 2 * part)
         assert most <= json_bytes(data)

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.dali import dali_path, export_dali, import_dali, parse_dali
-from headrace.webdatamodule.shards.energon import energon_path, import_energon, parse_energon, sample_offsets
 from headrace.webdatamodule.shards.errors import DamagedIndexError, GroupingError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import index_shard
+from headrace.webdatamodule.shards.index.build import index_shard
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.interop import (
+    dali_path,
+    energon_path,
+    export_dali,
+    import_dali,
+    import_energon,
+    parse_dali,
+    parse_energon,
+    sample_offsets,
+)
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"], exclude_characters="./_"), min_size=1)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.errors import GroupingError
-from headrace.webdatamodule.shards.grouping import Samples, group, skip_reason, split_name
-from headrace.webdatamodule.shards.walking import Member, walk
+from headrace.webdatamodule.shards.format.tar import Member, Samples, group, skip_reason, split_name, walk
 
 LETTERS = st.sampled_from("aB.._/-é#")
 NAMES = st.text(LETTERS, min_size=1, max_size=12)

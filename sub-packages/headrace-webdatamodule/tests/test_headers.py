@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, RefusedMemberError, ShardError
-from headrace.webdatamodule.shards.headers import header_sum, parse_header, parse_number
-from headrace.webdatamodule.shards.pax import parse_pax
-from headrace.webdatamodule.shards.walking import Member, walk
+from headrace.webdatamodule.shards.format.tar import Member, header_sum, parse_header, parse_number, parse_pax, walk
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 # Bytes that are no UTF-8 are lone surrogates in Python's names.

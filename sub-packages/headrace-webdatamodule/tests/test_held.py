@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.held import Held, default_limit
+from headrace.webdatamodule.shards.reading.dataset import Held, default_limit
 
 
 class Thing:

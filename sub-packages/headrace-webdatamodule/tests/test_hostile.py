@@ -19,7 +19,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.manifest import ColumnEntry
+from headrace.webdatamodule.shards.index.manifest import ColumnEntry
 
 END = bytes(1024)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DecodeError, IndexedShards, ShardError, decode_member, index_shards, write_tars
 from headrace.webdatamodule.shards import errors
-from headrace.webdatamodule.shards.finishing import Finishing
+from headrace.webdatamodule.shards.reading.dataset import Finishing
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ import gzip, io, json, pickle, struct, warnings, zipfile
 import numpy as np
 import PIL.Image, safetensors.numpy, torch
 from headrace.webdatamodule import DecodeError, decode_member
-import headrace.webdatamodule.shards.images
+import headrace.webdatamodule.shards.decoding.decode
 warnings.simplefilter("ignore")
 def image(kind, mode, side, **options):
     stream = io.BytesIO()
@@ -370,7 +370,7 @@ RECORDS = {
 }
 COUNT = """
 import json
-from headrace.webdatamodule.shards.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
 data = json.dumps(eval(sys.argv[1])).encode()
 begin()
 made = json.loads(data)

@@ -18,23 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, Manifest, ShardError, add_column, index_shards, verify_shards
-from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.energon import energon_path, import_energon
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
     ManifestError,
     RefusedMemberError,
 )
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import map_file
-from headrace.webdatamodule.shards.manifest import MOST_BYTES, NAME
-from headrace.webdatamodule.shards.mapped import Mapped
-from headrace.webdatamodule.shards.measuring import member_sizes
-from headrace.webdatamodule.shards.open_shard import OpenShard
-from headrace.webdatamodule.shards.packing import MOST_DESCRIBED, pack, unpack
-from headrace.webdatamodule.shards.walking import walk
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.format.tar import walk
+from headrace.webdatamodule.shards.index.build import build_index, map_file
+from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, pack, unpack
+from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.interop import energon_path, import_energon
+from headrace.webdatamodule.shards.reading.dataset import member_sizes
+from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 END = bytes(1024)
 UNLIKE = [("b", {"txt": b"1"}), ("a", {"txt": b"2", "cls": b"3"}), ("ccc", {"txt": b"45"})]

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.remote import Remote, most_index_bytes
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.filesystem import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -218,8 +218,8 @@ SCRIPT = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote import Remote
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.filesystem import Patience
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 dataset = IndexedShards(Remote(sys.argv[1], patience=Patience(2, 0.001), timeout=20.0))
@@ -252,8 +252,8 @@ INDEXES = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote import Remote
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.filesystem import Patience
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 places, cache, action = sys.argv[1].split(), sys.argv[2] or None, sys.argv[3]

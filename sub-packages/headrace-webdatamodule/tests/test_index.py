@@ -14,15 +14,13 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.checksums import checksum32
 from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
-from headrace.webdatamodule.shards.grouping import group
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.keys import ListedKeys, NumberedKeys, describe_keys, read_keys
-from headrace.webdatamodule.shards.packing import MAGIC, pack, unpack
-from headrace.webdatamodule.shards.tar import write_tar
-from headrace.webdatamodule.shards.walking import walk
+from headrace.webdatamodule.shards.format.tar import group, walk
+from headrace.webdatamodule.shards.index.build import build_index
+from headrace.webdatamodule.shards.index.container import MAGIC, checksum32, pack, unpack
+from headrace.webdatamodule.shards.index.keys import ListedKeys, NumberedKeys, describe_keys, read_keys
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.writing.shard_task import write_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)

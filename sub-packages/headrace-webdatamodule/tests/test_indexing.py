@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import SkippedMembersWarning, fitting_index, index_shards
-from headrace.webdatamodule.shards.manifest import NAME, Manifest
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, fitting_index, index_shards
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 @pytest.fixture

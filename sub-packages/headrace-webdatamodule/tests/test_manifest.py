@@ -14,15 +14,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.checksums import checksum64
-from headrace.webdatamodule.shards.columns import DERIVED, add_column, columns_that_stay, open_column
 from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.grouping import RESERVED
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.manifest import NAME, ColumnEntry, Manifest, ShardEntry, is_plain_name
-from headrace.webdatamodule.shards.writer import write_tars
-from headrace.webdatamodule.shards.writing.finishing import only_manifest
+from headrace.webdatamodule.shards.format.tar import RESERVED
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.manifest import (
+    DERIVED,
+    NAME,
+    ColumnEntry,
+    Manifest,
+    ShardEntry,
+    add_column,
+    columns_that_stay,
+    is_plain_name,
+    open_column,
+)
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.writing.write import only_manifest, write_tars
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -139,7 +147,7 @@ KILLED = """
 import sys
 import time
 from dataclasses import replace
-from headrace.webdatamodule.shards.manifest import Manifest
+from headrace.webdatamodule.shards.index.manifest import Manifest
 manifest = Manifest.load(sys.argv[1])
 print("ready", flush=True)
 while True:

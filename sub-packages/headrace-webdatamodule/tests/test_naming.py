@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.keys import NumberedKeys, describe_keys, read_keys
-from headrace.webdatamodule.shards.naming import namer
+from headrace.webdatamodule.shards.index.keys import NumberedKeys, describe_keys, namer, read_keys
 
 TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from("%d{}0"), max_size=6)
 

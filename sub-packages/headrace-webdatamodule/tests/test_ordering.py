@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.ordering import by_shard
+from headrace.webdatamodule.shards.reading.dataset import by_shard
 
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.data())

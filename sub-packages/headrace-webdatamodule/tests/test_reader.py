@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.reader import Check, IndexedShards
-from headrace.webdatamodule.shards.verify import verify_shards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.reading.dataset import Check, IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=2000), min_size=1)
@@ -362,7 +362,7 @@ def test_keys_may_come_one_by_one(folder: Path) -> None:
 def test_the_reader_loads_neither_torch_nor_lightning() -> None:
     script = """
 import sys
-import headrace.webdatamodule.shards.reader
+import headrace.webdatamodule.shards.reading.dataset
 sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"torch", "lightning", "webdataset"} else 0)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

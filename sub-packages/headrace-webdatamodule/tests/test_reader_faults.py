@@ -19,11 +19,11 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.manifest import Manifest
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60
 
@@ -125,7 +125,7 @@ def test_a_shard_that_is_cut_while_it_is_open_does_not_kill_the_process(tmp_path
     script = """
 import os, sys
 from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 dataset = IndexedShards(sys.argv[1], decode=None, check="none")
 iterator = dataset.iterate()
 next(iterator), dataset[59]
@@ -237,7 +237,7 @@ def test_shards_that_the_manifest_does_not_list_are_not_read(tmp_path: Path) -> 
 
 LIMITED = """
 import os, resource, sys
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.errors import ShardError
 dataset = IndexedShards(sys.argv[1], decode=None, max_open=int(sys.argv[2]) or None)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -289,7 +289,7 @@ def test_a_list_of_more_shards_than_descriptors_can_be_made(many: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sys.exit(len(IndexedShards(sorted(Path(sys.argv[1]).glob("*.tar")))) % 256)
 """

@@ -32,8 +32,8 @@ from headrace.webdatamodule.shards import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.remote import Remote
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.filesystem import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
@@ -152,8 +152,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards take several."""
-    monkeypatch.setattr("headrace.webdatamodule.shards.cached._REQUEST", 7000)
-    monkeypatch.setattr("headrace.webdatamodule.shards.ranged._WINDOW", 9000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.remote.cache._REQUEST", 7000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.remote.shards._WINDOW", 9000)
 
 
 @contextlib.contextmanager
@@ -544,8 +544,8 @@ def test_a_cache_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> 
 def test_a_download_that_was_killed_leaves_nothing_that_looks_whole(site: Site, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
     script = f"""
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.remote import Remote
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.remote.shards import Remote
 dataset = IndexedShards(Remote({site.url!r}, cache_dir={str(cache)!r}))
 print(len(dataset), flush=True)
 list(dataset)

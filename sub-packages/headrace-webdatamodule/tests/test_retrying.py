@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards import ShardError
-from headrace.webdatamodule.shards.retrying import Patience, passes, persist
+from headrace.webdatamodule.shards.remote.filesystem import Patience, passes, persist
 
 
 class StatusError(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.webdatamodule import IndexedShards, ManifestError, index_shards, verify_shards, write_shards
-from headrace.webdatamodule.shards.stopped import stopped_write
+from headrace.webdatamodule.shards.index.manifest import stopped_write
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 SAMPLES = [(f"s{i:02d}", {"txt": b"%d" % i}) for i in range(24)]

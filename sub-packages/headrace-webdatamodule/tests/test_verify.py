@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index import index_path
-from headrace.webdatamodule.shards.indexing import index_shards
-from headrace.webdatamodule.shards.manifest import NAME, Manifest
-from headrace.webdatamodule.shards.verify import Fault, verify_shards
-from headrace.webdatamodule.shards.walking import walk
+from headrace.webdatamodule.shards.format.tar import walk
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.shard_index import index_path
+from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

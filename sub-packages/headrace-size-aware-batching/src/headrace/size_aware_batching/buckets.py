@@ -1,13 +1,68 @@
-"""Cut the range of sizes into intervals that hold enough elements and are not too wide."""
+"""Batches of samples from one bucket of sizes, and bucket boundaries."""
 
-from bisect import bisect_left
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Sampler
 
-from headrace.size_aware_batching.vectors import Vector, number_vector, size_vector
+from headrace.size_aware_batching._sizes import Vector, number_vector, size_vector
+from headrace.size_aware_batching._validation import shortlist, warn
+
+
+def kwargs_by_bucket(
+    shared: Mapping[str, Any] | None, individual: Mapping[str, Sequence[Any]] | None, count: int
+) -> list[dict[str, Any]]:
+    """Put together the keyword arguments of each bucket.
+
+    Raises:
+        TypeError: If one of them is not a mapping, or an individual argument not a sequence.
+        ValueError: If a sequence has not ``count`` values, or a name is in both.
+
+    >>> kwargs_by_bucket({"a": 1}, {"b": [2, 3]}, 2)
+    [{'a': 1, 'b': 2}, {'a': 1, 'b': 3}]
+    """
+    both = _mapping(shared, "base_batch_sampler_shared_kwargs")
+    each = _mapping(individual, "base_batch_sampler_individual_kwargs")
+    if twice := sorted(both.keys() & each.keys()):
+        raise ValueError(f"{twice} are both shared and individual arguments; give each of them once")
+    for name, values in each.items():
+        if not isinstance(values, Sequence | np.ndarray | torch.Tensor) or isinstance(values, str):
+            raise TypeError(
+                f"base_batch_sampler_individual_kwargs[{name!r}] must be a sequence with a value for each "
+                f"bucket, got {type(values).__name__}"
+            )
+        if len(values) != count:
+            raise ValueError(
+                f"base_batch_sampler_individual_kwargs[{name!r}] has {len(values)} values for {count} "
+                "buckets; give one for each, the empty ones included"
+            )
+    return [dict(both) | {name: values[bucket] for name, values in each.items()} for bucket in range(count)]
+
+
+def _mapping(value: object, name: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name} must be a mapping from argument names to values, or None, got {value!r}")
+    if "sampler" in value:
+        raise ValueError(f"{name} must not hold 'sampler': each bucket has its own")
+    return value
+
+
+def check_options(base: object, shuffle: object, generator: object) -> None:
+    """Refuse a base, ``shuffle`` or ``generator`` of the wrong type with a ``TypeError``."""
+    if not isinstance(base, type) or not issubclass(base, Sampler):
+        raise TypeError(f"base_batch_sampler_class must be a class derived from Sampler, got {base!r}")
+    if not isinstance(shuffle, bool):
+        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+
 
 _MAX_BUCKETS = 1_000_000  # more than that is a mistake in the unit, not a wish
 
@@ -118,3 +173,168 @@ def _positive(name: str, value: int) -> int:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return int(value)
+
+
+_CHUNK = 65536  # indices turned into Python ints at a time
+_NAMED = 10  # elements outside all buckets that the warning names
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Sort elements into buckets by size and batch each bucket by itself.
+
+    Bucket ``i`` holds the elements with ``bucket_boundaries[i] <= size < bucket_boundaries[i + 1]``. For each
+    bucket that is not empty, one batch sampler is made as ``base_batch_sampler_class(sampler, **kwargs)``,
+    where ``sampler`` yields the indices in the bucket.
+
+    With ``shuffle=True`` the order inside a bucket is random, and the bucket of the next batch is drawn in
+    proportion to the elements that it has left. With ``shuffle=False`` elements keep their order and batches
+    come bucket by bucket.
+
+    Elements outside all buckets are left out, with a warning that counts and names them.
+
+    ``len()`` is the sum over the buckets; it raises a ``TypeError`` where the base has no ``len()``.
+
+    Args:
+        sizes: Shape ``[n]``: the size of element 0 .. n - 1, as a tensor, array or sequence.
+        bucket_boundaries: Shape ``[b + 1]``, at least 2: the cut points, each once. They are sorted here;
+            infinite ones are allowed.
+        base_batch_sampler_class: A ``Sampler`` of batches that takes a sampler of indices as its first
+            argument, such as ``torch.utils.data.BatchSampler`` or ``SizeAwareBatchSampler``.
+        base_batch_sampler_shared_kwargs: Further arguments, the same for each bucket.
+        base_batch_sampler_individual_kwargs: Further arguments by name, each a sequence of ``b`` values, one
+            a bucket from the smallest sizes to the largest, empty buckets included.
+        shuffle: Random order inside the buckets and between them.
+        generator: Source of all randomness here; torch's global one by default.
+
+    Attributes:
+        num_samples: Elements inside the buckets.
+        bucket_sizes: Shape ``[b]``, int64: elements in each bucket.
+        outside: Indices of the elements outside all buckets, int64.
+        base_batch_samplers: The batch samplers of the buckets that are not empty.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If ``sizes`` or ``bucket_boundaries`` is not 1-D or holds a NaN, a size is negative, a
+            boundary repeats, an individual argument has not one value a bucket, or an argument is both shared
+            and individual.
+        RuntimeError: If no element is in any bucket.
+
+    >>> sampler = BucketBatchSampler(
+    ...     sizes=torch.arange(7),
+    ...     bucket_boundaries=torch.tensor([0, 3, 7]),
+    ...     base_batch_sampler_class=torch.utils.data.BatchSampler,
+    ...     base_batch_sampler_shared_kwargs={"drop_last": False},
+    ...     base_batch_sampler_individual_kwargs={"batch_size": [2, 3]},
+    ...     shuffle=False,
+    ... )
+    >>> list(sampler), len(sampler)
+    ([[0, 1], [2], [3, 4, 5], [6]], 4)
+    """
+
+    def __init__(
+        self,
+        sizes: torch.Tensor | NDArray[Any] | Sequence[float],
+        bucket_boundaries: torch.Tensor | NDArray[Any] | Sequence[float],
+        base_batch_sampler_class: Callable[..., Sampler[list[int]]],
+        base_batch_sampler_shared_kwargs: Mapping[str, Any] | None = None,
+        base_batch_sampler_individual_kwargs: Mapping[str, Sequence[Any]] | None = None,
+        shuffle: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        boundaries = checked_boundaries(bucket_boundaries)
+        buckets = bucket_of(size_vector(sizes, "sizes"), boundaries)
+        check_options(base_batch_sampler_class, shuffle, generator)
+        kwargs = kwargs_by_bucket(
+            base_batch_sampler_shared_kwargs, base_batch_sampler_individual_kwargs, len(boundaries) - 1
+        )
+        self.shuffle, self.generator = shuffle, generator
+        self.bucket_boundaries = torch.from_numpy(boundaries)
+        self.bucket_sizes = torch.from_numpy(np.bincount(buckets[buckets >= 0], minlength=len(kwargs)))
+        self.num_samples = int(self.bucket_sizes.sum())
+        self.outside = torch.from_numpy(np.flatnonzero(buckets < 0))
+        _report_outside(self.outside, self.num_samples, boundaries.tolist())
+        members = np.split(np.argsort(buckets, kind="stable")[len(self.outside) :], self._ends())
+        self.base_batch_samplers = [
+            base_batch_sampler_class(_BucketIndices(torch.from_numpy(indices), shuffle, generator), **options)
+            for indices, options in zip(members, kwargs, strict=True)
+            if len(indices)
+        ]
+
+    def __len__(self) -> int:
+        total = 0
+        for base in self.base_batch_samplers:
+            if not isinstance(base, Sized):
+                name = type(base).__name__
+                raise TypeError(f"the number of batches is not known beforehand: {name} has no len()")
+            total += len(base)
+        return total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.shuffle:
+            yield from self._drawn()
+        else:
+            for base in self.base_batch_samplers:
+                yield from base
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to the base batch samplers that have a ``set_epoch``."""
+        for base in self.base_batch_samplers:
+            if callable(set_epoch := getattr(base, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def _ends(self) -> list[int]:
+        return [int(end) for end in self.bucket_sizes.cumsum(0)[:-1]]
+
+    def _drawn(self) -> Iterator[list[int]]:
+        batches = [iter(base) for base in self.base_batch_samplers]
+        left = [int(size) for size in self.bucket_sizes if size]
+        while any(left):
+            bucket = draw(left, self.generator)
+            batch = next(batches[bucket], None)
+            # a base may give more or fewer elements than it got: only its own end is the end
+            left[bucket] = 0 if batch is None else max(left[bucket] - len(batch), 1)
+            if batch is not None:
+                yield batch
+
+
+class _BucketIndices(Sampler[int]):
+    """The indices of one bucket, in order or shuffled anew in each pass."""
+
+    def __init__(self, indices: torch.Tensor, shuffle: bool, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.indices, self.shuffle, self.generator = indices, shuffle, generator
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.indices
+        if self.shuffle:
+            order = order[torch.randperm(len(order), generator=self.generator)]
+        for start in range(0, len(order), _CHUNK):
+            yield from order[start : start + _CHUNK].tolist()
+
+
+def draw(weights: Sequence[int], generator: torch.Generator | None) -> int:
+    """Draw a position with a probability in proportion to its integer weight.
+
+    >>> draw([0, 5, 0], generator=None)
+    1
+    """
+    ends = list(accumulate(weights))
+    return bisect_right(ends, int(torch.randint(ends[-1], (), generator=generator)))
+
+
+def _report_outside(outside: torch.Tensor, inside: int, boundaries: list[float]) -> None:
+    if not inside:
+        raise RuntimeError(
+            f"none of the {len(outside)} sizes is in [{boundaries[0]}, {boundaries[-1]}), so there is "
+            "nothing to batch; bucket_boundaries must enclose the sizes"
+        )
+    if len(outside):
+        warn(
+            f"{len(outside)} of {len(outside) + inside} elements have sizes outside "
+            f"[{boundaries[0]}, {boundaries[-1]}) and are left out: "
+            f"indices {shortlist(outside[:_NAMED].tolist(), len(outside))}"
+        )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import lightning
-import torch.distributed as dist
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule.shards.pickles import pack_files
+from headrace.webdatamodule._lightning import FitLoop, TrainerMesh
+from headrace.webdatamodule.loading.distributed import check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.splits import Split, by_split, needed_by, positive_int, stage_name
 from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
 from headrace.webdatamodule.streaming.pipeline import (
@@ -24,7 +24,6 @@ from headrace.webdatamodule.streaming.pipeline import (
     stages_of,
 )
 from headrace.webdatamodule.streaming.sources import Mix, check_place, local_directory, scheme_of
-from headrace.webdatamodule.trainer.following import follow_trainer
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
 
@@ -158,7 +157,8 @@ class WebDataModule(lightning.LightningDataModule):
         options_wld = by_split("kwargs_wld", kwargs_wld)
         calls_wds = by_split("invoke_wds", invoke_wds)
         calls_wld = by_split("invoke_wld", invoke_wld)
-        self._ranks = _checked_ranks(num_replicas, rank, mesh)
+        check_given_ranks(num_replicas, rank, mesh)
+        self._ranks = num_replicas, rank, mesh
         self._options = {
             split: StreamOptions(
                 name=split.name,
@@ -182,7 +182,9 @@ class WebDataModule(lightning.LightningDataModule):
             if split in places
         }
         self._datasets: dict[Split, StreamDataset] = {}
+        self._loaders: dict[Split, StreamLoader] | None = None  # of the trainer's present stage
         self._train: StreamLoader | None = None
+        self._fit_loop: FitLoop | None = None
         self._loaded: Mapping[str, Any] | None = None  # of the checkpoint to resume from
         self._ended: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
 
@@ -203,21 +205,26 @@ class WebDataModule(lightning.LightningDataModule):
         stage = stage_name(stage)
         needed = self._needed_by(stage)
         self._need(needed, f"{stage}()")
+        self._loaders = None if self.trainer is None else {}
         if stage == "fit":
             self._ended = {}
+            self._fit_loop = None if self.trainer is None else FitLoop(self)
         for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
             self._datasets[split] = open_stream(self._options[split])
             check_readers(self._options[split], self._datasets[split], self._data_parallel_ranks()[0])
 
     def train_dataloader(self) -> StreamLoader:
-        """The loader of the train split; begins with the trainer's epoch, when there is a trainer."""
-        loader = self._loader(Split.train, self.trainer.current_epoch if self.trainer else 0)
-        if self._loaded is not None:
-            loader.load_state_dict(self._loaded)
-            self._loaded = None
-        follow_trainer(self, loader)
-        self._train = loader
-        return loader
+        """The loader of the train split; during a fit it is always the trainer's."""
+        if self._train is None or self._fit_loop is None:
+            self._train = self._loader(Split.train)
+            if self._loaded is not None:
+                self._train.restore(self._loaded["train"])
+                self._loaded = None
+            if self._fit_loop is not None:
+                self._train.fit_loop, self._fit_loop.loader = self._fit_loop, self._train
+        if self._fit_loop is not None and self._fit_loop.trainer is not None:
+            self._train.set_epoch(self._fit_loop.next_epoch())
+        return self._train
 
     def val_dataloader(self) -> Any:
         """The loader of the val split; no loader when there is no val split, so that fit runs without one."""
@@ -234,25 +241,38 @@ class WebDataModule(lightning.LightningDataModule):
         return self._loader(self._needed_by("predict"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the train loader; a trainer keeps it in its checkpoints."""
+        """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
         if self._loaded is not None:
-            return {"train": dict(self._loaded)}
-        return self._ended if self._train is None else {"train": self._train.state_dict()}
+            return dict(self._loaded)
+        if self._train is None:
+            return self._ended
+        state = {"train": self._train.state_dict()}
+        if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
+            return state
+        return {**state, "trainer": self._fit_loop.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next train loader resume where a state was saved.
 
+        A trainer that validates, tests or predicts with the weights of a checkpoint leaves the position alone.
+
         Args:
             state_dict: As `state_dict` returned it. `train_dataloader` compares it with the shards and the options.
+
+        Raises:
+            TypeError: It is no such state.
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be what state_dict() returned, got {type(state_dict).__name__}")
-        # A trainer that validates, tests or predicts with a checkpoint takes its weights, and no position.
-        if self.trainer is None or self.trainer.state.fn in (None, "fit"):
-            self._loaded = state_dict.get("train")
+        checked: Any = state_dict
+        if not isinstance(checked, Mapping) or (checked and "train" not in checked):
+            raise TypeError(f"state_dict must be what state_dict() returned, got {checked!r}")
+        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
+            return
+        self._loaded = dict(state_dict) or None
+        if self._fit_loop is not None and "trainer" in state_dict:
+            self._fit_loop.load_state_dict(state_dict["trainer"])
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
-        """Forget the position of a stage: the next one begins anew, unless it is given a checkpoint."""
+        """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""
         self._end()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
@@ -261,23 +281,27 @@ class WebDataModule(lightning.LightningDataModule):
 
     def _end(self) -> None:
         self._ended = self.state_dict()
-        self._train = self._loaded = None
+        for loader in (self._loaders or {}).values():
+            loader.close()
+        self._loaders = None
+        self._train = self._loaded = self._fit_loop = None
 
-    def _loader(self, split: Split, first_epoch: int = 0) -> StreamLoader:
+    def _loader(self, split: Split) -> StreamLoader:
         self._need(split, f"{split.name}_dataloader()")
+        if self._loaders is not None and split in self._loaders:
+            return self._loaders[split]
         if split not in self._datasets:
             self._datasets[split] = open_stream(self._options[split])
-        return open_loader(self._datasets[split], self._data_parallel_ranks, first_epoch)
+        loader = open_loader(self._datasets[split], self._data_parallel_ranks)
+        if self._loaders is not None:
+            self._loaders[split] = loader
+        return loader
 
     def _data_parallel_ranks(self) -> tuple[int, int]:
         """Number of data-parallel ranks, and this one: as given, else the trainer's, else the process group's."""
-        if (given := self._ranks()) is not None:
-            return given
-        if self.trainer is not None and (kwargs := self.trainer.distributed_sampler_kwargs) is not None:
-            return int(kwargs["num_replicas"]), int(kwargs["rank"])
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_world_size(), dist.get_rank()
-        return 1, 0
+        if self._ranks == (None, None, None) and self.trainer is not None:
+            return data_parallel_ranks(mesh=TrainerMesh(self.trainer))
+        return data_parallel_ranks(*self._ranks)
 
     def _needed_by(self, stage: str) -> Split:
         return needed_by(stage, {split for given in self._given.values() for split in given})
@@ -426,23 +450,3 @@ def _member_keys(given: Any) -> tuple[str, ...]:
         if key.startswith("."):
             raise ValueError(f"suffix_keys_wds has no leading dot: write {key.lstrip('.')!r}, got {key!r}")
     return keys
-
-
-def _checked_ranks(num_replicas: Any, rank: Any, mesh: Any) -> Callable[[], tuple[int, int] | None]:
-    """What says the data-parallel ranks that were given, when it is called; it returns None where none were given."""
-    if mesh is not None:
-        if num_replicas is not None or rank is not None:
-            raise ValueError(
-                "mesh cannot be combined with num_replicas and rank: give either mesh, or both of the others"
-            )
-        if not (callable(getattr(mesh, "size", None)) and callable(getattr(mesh, "get_local_rank", None))):
-            raise TypeError(f"mesh must have size() and get_local_rank(), as a 1-D DeviceMesh has, got {mesh!r}")
-        return lambda: (int(mesh.size()), int(mesh.get_local_rank()))
-    if (num_replicas is None) != (rank is None):
-        raise ValueError(f"num_replicas and rank must be given together, got {num_replicas!r} and {rank!r}")
-    if num_replicas is None:
-        return lambda: None
-    given = positive_int("num_replicas", num_replicas), index(rank)
-    if not 0 <= given[1] < given[0]:
-        raise ValueError(f"rank must be an int from 0 to num_replicas - 1 = {given[0] - 1}, got {rank}")
-    return lambda: given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 import webdataset as wds
+from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.indexed.agreement import agree
+from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
     apply_stages,
@@ -23,7 +26,6 @@ from headrace.webdatamodule.streaming.pipeline import (
     describe_options,
 )
 from headrace.webdatamodule.streaming.sources import IndexedSource, Pass
-from headrace.webdatamodule.trainer.following import Follows
 
 VERSION = 1
 _MAX = 2**48  # of any number in a state: no run gets there, and what is derived of them fits into 64 bits
@@ -41,13 +43,30 @@ class _Run:
         epoch: What it delivers.
         start: Batches of the epoch that were delivered before it.
         position: Batches of the epoch that were delivered up to now.
-        samples: Samples that left the workers in the present pass.
-        lap: Number of the next pass over the shards.
+        loader: torch's, which starts the workers.
+        persists: Whether the workers persist when it is over.
+        samples: torch's iterator over the samples of the present pass.
+        n_samples: Samples that left the workers in it.
     """
 
-    def __init__(self, epoch: int, start: int) -> None:
+    def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
         self.epoch, self.start, self.position = epoch, start, start
-        self.samples = self.lap = 0
+        self.loader, self.persists = loader, persists
+        self.samples: Any = None
+        self.n_samples = 0
+
+
+class _EpochSetter:
+    """Stands for the sampler of a loader, through which a trainer sets each epoch."""
+
+    def __init__(self, loader: StreamLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the loader delivers next."""
+        self._loader.set_epoch(epoch)
+        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
+            fit_loop.settle()
 
 
 class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -55,40 +74,39 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
     `break`, iterating again begins that epoch anew. Validation, test and predict loaders deliver the same order every
-    time, and ignore `set_epoch`. An iteration is independent of others over the same loader; the state is that of the
-    latest. With `persistent_workers`, which serve one iteration at a time, an older one raises.
+    time, and ignore `set_epoch`. Iterations over one loader are independent; the state is that of the latest, or of the
+    trainer's.
 
     Args:
         dataset: What the workers iterate over.
         ranks: Returns the number of data-parallel ranks and this rank, when an epoch begins.
-        first_epoch: Number of the first epoch.
     """
 
     batch_sampler = None  # a trainer asks a loader that has a sampler for this, too
 
-    def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], first_epoch: int) -> None:
+    def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
         options = dataset.options
-        given = dict(options.kwargs_wld)
-        given.setdefault("generator", torch.Generator())  # else torch would draw from the generator of the process
-        super().__init__(dataset, batch_size=None, **given)
+        # Without a generator of its own, torch would draw from that of the process.
+        self._loading = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
+        super().__init__(copy.copy(dataset), **self._loading)
+        if self._loading.get("persistent_workers"):
+            self.pipeline[0].dataset.share()
         self.pipeline += options.stages_wld
-        self.persistent = bool(given.get("persistent_workers"))
-        if self.persistent:
-            dataset.share()
         self.samples, self.options, self.ranks = dataset, options, ranks
         self.n_batches = options.n_batches
-        self.follows: Follows | None = None
+        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
         self._described = describe_options(dataset)
-        self._epoch = first_epoch  # of the next iteration
+        self._epoch = 0  # of the next iteration
         self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._latest: _Run | None = None
+        self._runs: list[_Run] = []  # those that are not over
         self._warned: set[str] = set()
 
     @property
-    def sampler(self) -> StreamLoader:
-        """Itself: a trainer passes each epoch's number to the `sampler` of a loader."""
-        return self
+    def sampler(self) -> _EpochSetter:
+        """A trainer passes each epoch's number to the `sampler` of a loader."""
+        return _EpochSetter(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
@@ -104,13 +122,26 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             raise ValueError(f"{self.options.name}: epoch must be an int from 0 to {_MAX}, got {epoch}")
         if not self.options.training:
             return
-        if self.follows is not None:
-            epoch = self.follows.which_epoch(epoch)
-        if self._latest is not None and self._latest.epoch != epoch:
-            self._latest = None
+        if self.fit_loop is not None and self.fit_loop.trainer is not None:
+            self.fit_loop.begin(epoch)
+        else:
+            self.choose_epoch(epoch)
+
+    def choose_epoch(self, epoch: int) -> None:
+        """As `set_epoch`, by whoever decides on the epoch."""
+        if epoch != self.epoch:
+            self._latest = self._resumed = None
         self._epoch, self._chosen = epoch, True
-        if self.follows is not None:
-            self.follows.on_epoch()
+
+    def rewind(self) -> None:
+        """Forget the position: the epoch begins at its beginning."""
+        self._epoch = self.epoch
+        self._latest = self._resumed = None
+
+    def end_iteration(self) -> None:
+        """The iteration that is going on, if any, was abandoned."""
+        if self._latest in self._runs:
+            self._runs.remove(self._latest)
 
     @property
     def fingerprint(self) -> str:
@@ -118,8 +149,17 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         return blake2b(repr(sorted(self._described.items())).encode(), digest_size=16).hexdigest()
 
     @property
-    def at(self) -> tuple[int, int]:
-        """The epoch, and the batches of it that were delivered."""
+    def epoch(self) -> int:
+        """The present epoch."""
+        return self._at[0]
+
+    @property
+    def steps(self) -> int:
+        """Batches of the present epoch that were delivered."""
+        return self._at[1]
+
+    @property
+    def _at(self) -> tuple[int, int]:
         if self._latest is not None:
             return self._latest.epoch, self._latest.position
         if self._resumed is not None and self._resumed[0] == self._epoch:
@@ -131,22 +171,20 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed is not None
 
-    def rewind(self) -> None:
-        """Forget the position that was loaded."""
-        self._resumed = self._latest = None
-
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is that takes the batches: what workers have read ahead does not count.
+        """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
+
+        A batch whose training step failed comes again, and so do batches whose accumulated gradients have not reached
+        the optimizer. Batches that workers have read ahead do not count.
 
         Returns:
             "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
-        epoch, position = self.at
-        done = None if self.follows is None or self._latest is None else self.follows.steps_done()
-        # A trainer has a batch on hand before its step, and one more when it does not know the length.
-        if self._latest is not None and done is not None and max(self._latest.start, position - 2) <= done < position:
-            position = done
+        epoch, position = self._at
+        done = None if self.fit_loop is None or self._latest is None else self.fit_loop.steps_done()
+        if self._latest is not None and done is not None and done < position:
+            position = max(done, self._latest.start)
         return {
             "version": VERSION,
             "seed": self.options.seed,
@@ -169,8 +207,13 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
                 other stages, or of other numbers of ranks or workers.
         """
+        if self.fit_loop is None or self.fit_loop.trainer is None:  # else the module's copy decides
+            self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `load_state_dict`, by whoever decides on the position."""
         epoch, position = self._check_state(state)
-        if self._chosen and self._epoch > epoch:
+        if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return  # an epoch that was chosen after the state was saved
         self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
 
@@ -211,54 +254,73 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         return state["epoch"], position
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, from its beginning or from where a loaded state stands.
-
-        Raises:
-            RuntimeError: The workers persist, and another iteration took them over.
-        """
-        if self.follows is not None:
-            self.follows.before_epochs()
-        # The rest happens at the first `next`: trainers make an iterator before they set the epoch.
+        """One epoch, from its beginning or from where a loaded state stands."""
+        # All happens at the first `next`: trainers make an iterator before they set the epoch.
         return self._deliver()
 
     def _deliver(self) -> Iterator[Any]:
-        epoch, start = self.at if self._latest is None else (self._epoch, 0)
-        if start == self._length() and not self._chosen:
+        fitting = self.fit_loop is not None and self.fit_loop.trainer is not None
+        beside = fitting and self._latest in self._runs  # the trainer's iteration goes on
+        epoch, start = self._at if self._latest is None else (self._epoch, 0)
+        if beside:
+            epoch = self.epoch
+        elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
-        run = self._latest = _Run(epoch, start)
-        self._epoch, self._resumed, self._chosen = epoch, None, False
+        persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
+        run = _Run(epoch, start, self._torch_loader(persists=persists), persists=persists)
+        if not beside:
+            self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
+        self._runs.append(run)
         num_replicas, rank = self.ranks()
-        check_readers(self.options, self.samples, num_replicas)
-        now = Pass(epoch, 0, rank, num_replicas)
-        # Workers are started before the first collective: gloo's threads, which run after one, do not survive a fork.
-        first = self._one_lap(run, now)
-        plan = {"epoch": epoch, "position": start, "batches": self.n_batches, **self._described}
-        agree(plan, self.options.name)
-        if start:
-            message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
-            _logger.info(message, self.options.name, start, epoch)
-        batches = islice(self._turns(run, now, first), start, self._length())
-        while True:
-            if self.persistent and self._latest not in (None, run):
-                raise RuntimeError(
-                    f"{self.options.name}: another iteration of this loader took over its workers, which persist:"
-                    " finish one iteration before the next, or leave out persistent_workers"
-                )
-            batch = next(batches, _END)
-            if batch is _END:
-                break
-            run.position += 1
-            if run.position == self._length():
-                self._advance(run)
-            yield batch
-        self._advance(run)
-        if self._latest is run:
-            self._latest = None
+        try:
+            check_readers(self.options, self.samples, num_replicas)
+            now = Pass(epoch, 0, rank, num_replicas)
+            first = self._one_lap(run, now)  # starts the workers, before the first collective
+            if not beside:
+                plan = {"epoch": epoch, "position": start, "batches": self.n_batches, **self._described}
+                compare_plans(plan, self.options.name)
+            if start:
+                message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
+                _logger.info(message, self.options.name, start, epoch)
+            for batch in islice(self._turns(run, now, first), start, self._length()):
+                run.position += 1
+                if run.position == self._length():
+                    self._advance(run)
+                yield batch
+            self._advance(run)
+            if self._latest is run:
+                self._latest = None
+        finally:
+            self._end(run)
+
+    def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
+        """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
+        if persists or not self._loading.get("persistent_workers"):
+            loader: DataLoader[Any] = self.pipeline[0]
+            return loader
+        return DataLoader(copy.copy(self.samples), **{**self._loading, "persistent_workers": False})
 
     def _advance(self, run: _Run) -> None:
         """The epoch was delivered: the next iteration is the next epoch."""
+        if run in self._runs:
+            self._runs.remove(run)
         if self._latest is run and not self._chosen and self.options.training:
             self._epoch = run.epoch + 1
+
+    def _end(self, run: _Run) -> None:
+        """End the workers of an iteration, unless they persist."""
+        if run in self._runs:
+            self._runs.remove(run)
+        if not run.persists:
+            end_workers(run.samples)
+        run.samples = None
+
+    def close(self) -> None:
+        """End all workers; they are started again when they are needed."""
+        for run in list(self._runs):
+            self._end(run)
+        iterator, self.pipeline[0]._iterator = self.pipeline[0]._iterator, None
+        end_workers(iterator)
 
     def _turns(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
         """The batches of the promised epoch, as often as the user has it repeated."""
@@ -279,32 +341,30 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             if done == before:
                 again = " when begun again" if number else ""
                 raise ValueError(
-                    f"{self.options.name}: no batch came out of the shards{again} ({run.samples} samples were read)."
+                    f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
                     " Check that the shards hold samples and that the pipelines and the batching let some pass"
                 )
             if done == self.n_batches:
                 return
             # A rank that stopped early would leave the others waiting.
-            again_ = self.options.training or num_replicas > 1
-            self._warn_of_less(run, done, again=again_)
-            if not again_:
+            repeats = self.options.training or num_replicas > 1
+            self._warn_of_less(run, done, again=repeats)
+            if not repeats:
                 self.n_batches = done  # from now on the length is what comes
                 return
 
     def _one_lap(self, run: _Run, now: Pass) -> Iterator[Any]:
         """The batches of one pass over the shards; the workers are started at once."""
-        self.samples.begin(now)
-        with warnings.catch_warnings():
-            # Python 3.12 and newer warn of every fork beside threads; the workers touch none of their locks.
-            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-            samples = iter(self.pipeline[0])
-        return apply_stages(self.pipeline[1:], self._counted(run, samples), now, f"{self.options.seed}/outside")
+        if not run.persists:
+            end_workers(run.samples)
+        run.loader.dataset.begin(now)  # type: ignore[attr-defined] # it is a StreamDataset
+        run.samples, run.n_samples = start_workers(run.loader), 0
+        return apply_stages(self.pipeline[1:], self._counted(run), now, f"{self.options.seed}/outside")
 
     @staticmethod
-    def _counted(run: _Run, samples: Iterator[Any]) -> Iterator[Any]:
-        run.samples = 0
-        for sample in samples:
-            run.samples += 1
+    def _counted(run: _Run) -> Iterator[Any]:
+        for sample in run.samples:
+            run.n_samples += 1
             yield sample
 
     def _warn_of_more(self, batches: Iterator[Any]) -> None:
@@ -324,7 +384,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._warned.add("less")
         what = "the shards are begun again, so samples repeat" if again else "the epoch ends early"
         self._warn(
-            f"the shards ran dry after {run.samples} samples in {done} batches, before the {self.n_batches} batches"
+            f"the shards ran dry after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
             f" of an epoch ({self._promise}): {what}"
         )
 
@@ -362,22 +422,21 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
     @property
     def remaining(self) -> int:
         """Batches that are left of the present epoch."""
-        return max(0, len(self) - self.at[1])
+        return max(0, len(self) - self.steps)
 
 
-def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], first_epoch: int = 0) -> StreamLoader:
+def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
     """A loader of a split.
 
     Args:
         dataset: Of the split.
         ranks: Returns the number of data-parallel ranks and this rank.
-        first_epoch: Number of the first epoch.
 
     Raises:
         ValueError: More ranks than shards, or a method in `invoke_wld` that does not exist.
     """
     options = dataset.options
-    loader = StreamLoader(dataset, ranks, first_epoch)
+    loader = StreamLoader(dataset, ranks)
     invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)
     num_replicas, rank = ranks()
     source = dataset.sources.get("")

@@ -19,6 +19,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from headrace.webdatamodule.loading.worker import seed_worker_step
 from headrace.webdatamodule.streaming.sources import (
     IndexedSource,
     Mix,
@@ -241,7 +242,8 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         now = self._now if self._shared is None else Pass(*self._shared.tolist())
         if get_worker_info() is not None and "worker_init_fn" not in self.options.kwargs_wld:
-            seed_worker(now.reader_key("worker", self.options.seed))
+            key = blake2b(now.reader_key("worker", self.options.seed).encode(), digest_size=8).digest()
+            seed_worker_step(int.from_bytes(key, "little"))  # random augmentations resume as well
         repetitions = count()
         pipeline = copy.copy(self.pipeline)
         # The methods repeat() and with_epoch() make further repetitions by calling this.
@@ -258,14 +260,6 @@ class StreamDataset(IterableDataset[Any]):
         # Of a mixture an epoch is what was promised: whether it ends by itself is the mixture's affair.
         options = self.options
         return options.mix is not None or is_resampled(options.kwargs_wds) or self.pipeline.repetitions != 1
-
-
-def seed_worker(key: str) -> None:
-    """Seed the global generators of a worker, so that random augmentations are the same when they are resumed."""
-    number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
-    random.seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002 - what users' functions draw from
-    torch.manual_seed(number)
 
 
 def apply_stages(stages: Iterable[Any], source: Iterator[Any], now: Pass, seed: str) -> Iterator[Any]:

@@ -1,0 +1,425 @@
+"""Bytes of a member to an object, by the member's extension. No extension runs code.
+
+webdataset's own ``.decode()`` unpickles and calls ``torch.load``; this module takes its place.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Collection
+from math import prod
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, Room, gunzip, open_zip, room_of, shown, text_bytes
+from headrace.webdatamodule.shards.decoding.numpy_pickle import check_empty
+from headrace.webdatamodule.shards.decoding.pickle_memory import Lines
+from headrace.webdatamodule.shards.decoding.torch_pickle import TorchUnpickler, load_torch_zip
+from headrace.webdatamodule.shards.decoding.unpickler import checked_load
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+Arrays = dict[str, npt.NDArray[Any]]
+# What an array takes beside its numbers, while safetensors or a zip file is read.
+_TENSOR, _ENTRY = 2048, 512
+_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
+_KIND = 100  # characters of a dtype that are shown
+
+
+def load_npy(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[Any]:
+    """Read an array.
+
+    Args:
+        data: A `.npy` file.
+        max_bytes: Most bytes that the array may have.
+
+    Returns:
+        The array, of the shape that the file says.
+
+    Raises:
+        DecodeError: The array is larger, or than the file has bytes.
+        ValueError: The bytes are no such file.
+    """
+    _check_header(io.BytesIO(data), len(data), room_of(max_bytes))
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def load_npz(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
+    """Read several arrays.
+
+    Args:
+        data: A `.npz` file, compressed or not.
+        max_bytes: Most bytes that all of it may unpack to.
+
+    Returns:
+        The arrays by their names.
+
+    Raises:
+        DecodeError: They are larger, or two have one name.
+        ValueError: The bytes are no such file.
+    """
+    room = room_of(max_bytes)
+    made: Arrays = {}
+    with open_zip(data, room) as archive:
+        room.take(_ENTRY * len(archive.infolist()), "the arrays' names take")
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name in made:
+                raise DecodeError(f"two arrays have the name {name[:200]!r}")
+            made[name] = _entry(archive, entry, room)
+    return made
+
+
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: Room) -> Any:
+    with archive.open(entry) as stream:
+        if stream.read(6) != np.lib.format.MAGIC_PREFIX:
+            room.take(entry.file_size, "an entry that is no array takes")
+            stream.seek(0)
+            return stream.read()  # as numpy does
+        stream.seek(0)
+        _check_header(stream, entry.file_size)
+        stream.seek(0)
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def load_safetensors(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
+    """Read a file of safetensors.
+
+    Args:
+        data: The file; it is not compressed, and the arrays have no more bytes than it.
+        max_bytes: Most bytes that all that is made of it may take.
+
+    Returns:
+        The arrays by their names.
+
+    Raises:
+        DecodeError: There are too many; safetensors is not installed, or numpy has no such numbers as the file holds.
+    """
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+    except ImportError as error:
+        cure = "pip install 'headrace-webdatamodule[safetensors]'"
+        raise DecodeError(f"this member needs the library safetensors: {cure}, or decode it yourself") from error
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    what = "the tensors and their names take"
+    room_of(max_bytes).take(2 * len(data) + 8 * len(header) + _TENSOR * header.count(b"{"), what)
+    try:
+        made = load(data)
+    except KeyError as error:
+        cure = "give a decoder of your own for it, such as safetensors.torch.load"
+        raise DecodeError(f"numpy has no numbers of type {error.args[0]}, which this member holds: {cure}") from error
+    except SafetensorError as error:
+        raise DecodeError(f"these bytes are no safetensors: {error}") from error
+    for name in made:
+        made[name] = made[name].copy()  # theirs cannot be written to
+    return made
+
+
+def _check_header(stream: Any, nbytes: int, room: Room | None = None) -> None:
+    dtype, shape = _header(stream)
+    if min(shape, default=0) < 0 or max(shape, default=0) >= 1 << 62:
+        raise DecodeError(f"the header says shape [{', '.join(map(shown, shape))}]: no array has such a dimension")
+    count = prod(shape)
+    check_empty(dtype, count)
+    if dtype.hasobject:
+        return  # numpy says what is wrong
+    if room is not None:
+        room.take(count * dtype.itemsize, "the array has")
+    if count * dtype.itemsize > nbytes:
+        kind, shape_said = str(dtype)[:_KIND], ", ".join(map(shown, shape))
+        said = f"{shown(count)} items of {kind}, shape [{shape_said}]"
+        raise DecodeError(f"the header says {said}: more than the {nbytes} bytes hold")
+
+
+def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    version = np.lib.format.read_magic(stream)
+    # The third version is the second one in UTF-8, which changes the names of fields only.
+    old = version == (1, 0)
+    length = stream.read(2 if old else 4)
+    stream.seek(-len(length), io.SEEK_CUR)
+    if int.from_bytes(length, "little") > _HEADER:
+        raise DecodeError(f"the header of the array has more than {_HEADER} bytes")
+    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return dtype, shape
+
+
+SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
+# Formats that run other programs, such as EPS, stay out.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
+_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
+_PIXEL = {"1": 1, "L": 1, "P": 1}
+_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_SCANS = 100  # a progressive JPEG has about ten
+_STRIP = 1 << 20  # pixels
+_OWN = "give a decoder of your own for it"
+
+
+def load_image(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[np.uint8]:
+    """Decode an image.
+
+    Args:
+        data: An image in one of the formats PNG, JPEG, WebP, BMP or PPM, whatever its name says.
+        max_bytes: Most bytes that the array and Pillow's own pixels may take together; checked before anything is
+            decoded.
+
+    Returns:
+        The pixels as they are stored (a camera's "turn me" is not followed), shape [height, width, channels]:
+        1 channel for grey, 2 with transparency, 3 for red, green and blue, 4 with transparency. Palettes, CMYK and
+        YCbCr become red, green and blue.
+
+    Raises:
+        DecodeError: Pillow is not installed; the image is too large, has more than 8 bits a channel, several frames
+            or more than 100 scans.
+        Exception: Whatever Pillow raises for bytes that are no image.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        cure = "pip install 'headrace-webdatamodule[images]'"
+        raise DecodeError(f"this member needs the library Pillow: {cure}, or decode it yourself") from error
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        mode = _mode(image)
+        _check_size(image, len(mode), room_of(max_bytes))
+        _check_scans(data, image.format)
+        image.load()
+        pixels: npt.NDArray[np.uint8] = np.empty((image.height, image.width, len(mode)), np.uint8)
+        step = max(1, _STRIP // image.width)
+        for top in range(0, image.height, step):  # Pillow copies what it hands over, twice
+            strip = image.crop((0, top, image.width, min(top + step, image.height)))
+            part = np.asarray(strip if strip.mode == mode else strip.convert(mode))
+            pixels[top : top + step] = part.reshape(-1, image.width, len(mode))
+    return pixels
+
+
+def _check_size(image: ImageFile, channels: int, room: Room) -> None:
+    count = image.width * image.height
+    room.take(count * channels, "the image has")
+    # A run in a BMP file may lead 255 rows past the end.
+    stored = count + (256 * image.width if image.format == "BMP" else 0)
+    room.take(stored * (_PIXEL.get(image.mode, 4) + _CODEC[str(image.format)]), "to decode the image takes")
+
+
+def _check_scans(data: bytes, kind: str | None) -> None:
+    scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
+    if scans > _SCANS:  # each of them goes over all pixels
+        raise DecodeError(f"the image has {scans} scans, and may have {_SCANS}: write it again, or {_OWN}")
+
+
+def _mode(image: ImageFile) -> str:
+    if getattr(image, "is_animated", False):
+        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN}")
+    if image.mode == "P":
+        return "RGBA" if "transparency" in image.info else "RGB"
+    if image.mode not in _MODES or any(_is_deep(tile[0], tile[3]) for tile in image.tile):
+        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN}")
+    return _MODES[image.mode]
+
+
+def _is_deep(codec: str, arguments: Any) -> bool:
+    # Pillow leaves half of 16 bits away without a word where the mode has no room for them.
+    parts = arguments if isinstance(arguments, tuple) else (arguments,)
+    if codec.startswith("ppm"):  # the second part is the largest value
+        return any(type(part) is int and part > 255 for part in parts[1:])
+    return any(isinstance(part, str) and part.endswith((";16B", ";16L", ";16N")) for part in parts)
+
+
+# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+_Decoder = Callable[[bytes, Collection[AllowedClass], Room], Any]
+# Longer texts are no integers that Python reads.
+_DIGITS = 1 << 16
+# Shorter JSON is not counted, as its objects take no more than this for each byte.
+_MOST_JSON = 64
+_REASON = 500
+
+
+def _text(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> str:
+    if 5 * len(data) > room.left:
+        room.take(text_bytes(data), "the text takes")
+    return data.decode("utf-8")
+
+
+def _json(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Any:
+    if _MOST_JSON * len(data) > room.left:
+        room.take(_json_bytes(data, room), "the objects of this JSON take")
+    return json.loads(data)
+
+
+def _json_bytes(data: bytes, room: Room) -> int:
+    encoding = json.detect_encoding(data)
+    if encoding in ("utf-8", "utf-8-sig"):
+        return json_bytes(data)
+    wide = 6 * len(data)  # the text in memory, and in UTF-8
+    Room(room.left).take(wide, "this JSON takes")
+    return wide + json_bytes(data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass"))
+
+
+def _integer(data: bytes, _allowed: Collection[AllowedClass], _room: Room) -> int:
+    if len(data) > _DIGITS:
+        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_DIGITS}, and Python reads 4300 digits")
+    return int(data)
+
+
+def _pickle(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
+    return restricted_loads(data, allowed, room)
+
+
+def _torch(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
+    if data[:4] == b"PK\x03\x04":
+        return load_torch_zip(data, allowed, room)
+    if data.startswith(_LEGACY_TORCH):
+        raise DecodeError(
+            "torch.save wrote this in its old format, which is not read; load it with torch where you trust "
+            "it and save it again with torch.save of version 1.6 or later"
+        )
+    return restricted_loads(data, allowed, room)
+
+
+def _npy(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
+    return load_npy(data, room)
+
+
+def _npz(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
+    return load_npz(data, room)
+
+
+def _safetensors(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
+    return load_safetensors(data, room)
+
+
+def _image(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
+    return load_image(data, room)
+
+
+_DECODERS: dict[str, _Decoder] = {
+    **dict.fromkeys(("pyd", "pickle", "pkl"), _pickle),
+    **dict.fromkeys(("pt", "pth"), _torch),
+    **dict.fromkeys(("txt", "text"), _text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
+    "json": _json,
+    "npy": _npy,
+    "npz": _npz,
+    "safetensors": _safetensors,
+    **dict.fromkeys(SUFFIXES, _image),
+}
+
+
+def decode_member(
+    key: str, data: bytes, *, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES
+) -> Any:
+    """Decode one member of a sample by its last extension.
+
+    ======================  ==========================================================================
+    pyd pickle pkl          :func:`restricted_loads`
+    pt pth                  what ``torch.save`` writes, on the CPU; or a bare pickle, as above
+    json; txt text          parsed; ``str`` (UTF-8)
+    cls cls2 index inx id   ``int``
+    npy; npz                array; dict of arrays; never with pickled objects inside
+    safetensors             dict of arrays; needs the extra `safetensors`
+    png jpg jpeg webp bmp   array of uint8, shape [height, width, channels]; needs the extra `images`
+    ppm pgm pbm pnm         the same
+    any of these with .gz   decompressed first
+    anything else           the bytes as they are (also .gz of anything else)
+    ======================  ==========================================================================
+
+    Args:
+        key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
+        data: The member's bytes.
+        allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
+        max_bytes: Most bytes that may be held at once: the member's own, what they are unpacked to, and what is made
+            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Of
+            JSON and pickles with millions of small objects, these are counted by what they take at the most.
+
+    Returns:
+        The object.
+
+    Raises:
+        DecodeError: When the bytes are not what the extension says, or too many, or when the library that reads them
+            is not installed; it names the member.
+        UnsafePickleError: When a pickle asks for something that is not allowed.
+        ValueError: When an entry of allowed_classes is no class, function or name.
+
+    >>> decode_member("meta.json", b'{"a": 1}')
+    {'a': 1}
+    >>> decode_member("raw", b"12")
+    b'12'
+    """
+    *_, before, last = ("", "", *key.lower().split("."))
+    decoder = _DECODERS.get(before if last == "gz" else last)
+    if decoder is None:
+        return data
+    try:
+        room = Room(max_bytes)
+        room.take(len(data), "the member has")
+        return decoder(gunzip(data, room) if last == "gz" else data, allowed_classes, room)
+    except ShardError as error:
+        error.member = key
+        raise
+    except AllowedClassError:
+        raise
+    except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
+        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_REASON]}"
+        raise DecodeError(message, member=key) from error
+
+
+def restricted_loads(
+    data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int | Room = MAX_BYTES
+) -> Any:
+    """Unpickle data without running code that the pickle chooses.
+
+    Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
+    builtin containers and numbers load as they are. Every other class or function is refused by name, and so is
+    a class of numpy's or torch's as a value (scalar classes and builtin ones load). A pickle may hold 1,000
+    object arrays and 10,000 defaultdicts, and keys up to 100 levels deep: more of them, nested, would overflow
+    the C stack. It may have 8 times its length and 1 MiB copied between its objects.
+
+    Args:
+        data: The bytes of one pickle, of any protocol.
+        allowed_classes: Classes or functions that the pickle may use besides: the objects themselves, or
+            their names as "module.QualifiedName". They are trusted with any argument.
+        max_bytes: Most bytes that the objects may take; what the classes of the line above make is not known.
+
+    Returns:
+        The object.
+
+    Raises:
+        UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
+        DecodeError: When the bytes are no whole pickle, the objects take too much, or there are more bytes behind it.
+        TypeError: When data is not bytes.
+        ValueError: When an entry of allowed_classes is no class, function or name.
+
+    >>> import pickle
+    >>> restricted_loads(pickle.dumps({"x": [1, 2.5]}))
+    {'x': [1, 2.5]}
+    >>> import fractions
+    >>> half = pickle.dumps(fractions.Fraction(1, 2))
+    >>> restricted_loads(half)
+    Traceback (most recent call last):
+        ...
+    headrace.webdatamodule.shards.errors.UnsafePickleError: the pickle asks for fractions.Fraction, which \
+is not on the list of safe names. If you trust whoever wrote it, pass allowed_classes=['fractions.Fraction']
+    >>> restricted_loads(half, allowed_classes=[fractions.Fraction])
+    Fraction(1, 2)
+    """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, got {type(data).__name__}")
+    room = room_of(max_bytes)
+    file = Lines(data, room)
+    made = checked_load(TorchUnpickler(file, Allowed(allowed_classes), room=room))
+    rest = len(data) - file.tell()
+    if rest:
+        raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
+    return made

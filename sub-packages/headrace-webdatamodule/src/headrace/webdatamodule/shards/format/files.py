@@ -1,0 +1,256 @@
+"""Plain files: opened so that nothing can make a reader wait or die, written whole or not at all, and locked."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
+
+PIECE = 1 << 20  # bytes that are looked at in one go
+_NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileBytes:
+    """The bytes of a file by their places, each read when it is asked for.
+
+    Unlike a map, which kills the process when the file is cut meanwhile, this ends in an error. What is asked for
+    in rising order comes from a buffer. Begin and end of a slice have to be given.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DamagedShardError: It is something else than a file.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._descriptor = -1
+        self._path, self._descriptor = str(path), open_plain(path)
+        self._size = os.fstat(self._descriptor).st_size
+        self._begin, self._end, self._buffer = 0, 0, b""
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        begin, end = where.start, where.stop
+        if self._begin <= begin and end <= self._end:
+            return self._buffer[begin - self._begin : end - self._begin]
+        begin, end, _ = where.indices(self._size)
+        if end - begin > _AHEAD // 2:
+            return self._read(begin, end - begin)
+        near = self._begin <= begin <= self._end + _NEAR
+        self._buffer = self._read(begin, min(_AHEAD if near else max(_NEAR, end - begin), self._size - begin))
+        self._begin, self._end = begin, begin + len(self._buffer)
+        return self._buffer[: max(0, end - begin)]
+
+    def _read(self, begin: int, size: int) -> bytes:
+        os.lseek(self._descriptor, begin, os.SEEK_SET)
+        pieces, left = list[bytes](), max(0, size)
+        while left:
+            piece = os.read(self._descriptor, left)
+            if not piece:
+                message = f"the shard was cut while it was read: it had {self._size} bytes"
+                raise DamagedShardError(f"{message}; restore it", shard=self._path, offset=begin + size - left)
+            pieces.append(piece)
+            left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+Bytes: TypeAlias = bytes | mmap.mmap | memoryview | FileBytes
+
+
+def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) -> int:
+    """Open a file to read it; never wait for a FIFO, and never take a device for a file.
+
+    Args:
+        path: The file.
+        error: What to raise when it is something else.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        ShardError: Of the type `error`: it is a directory, a FIFO, a socket or a device.
+        OSError: It cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as problem:
+        _refuse_kind(path, os.stat(path).st_mode, error)  # noqa: PTH116 - a socket, or a directory on Windows
+        raise problem from None
+    try:
+        _refuse_kind(path, os.fstat(descriptor).st_mode, error)
+    except ShardError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes:
+    """Read all of a small file.
+
+    Args:
+        path: The file.
+        error: What to raise when it is something else, or too long.
+        most: Bytes that it may have.
+
+    Raises:
+        ShardError: Of the type `error`: it is no file, or longer.
+        OSError: It cannot be opened or read.
+    """
+    with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise error(f"{path} has {size} bytes, more than the {most} that such a file may have")
+        pieces = list[bytes]()
+        while sum(map(len, pieces)) <= size and (piece := file.read(size + 1)):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def expanded(place: str | os.PathLike[str]) -> Path:
+    """A path whose begin "~" stands for the home of a user; it stays where there is no such user.
+
+    Args:
+        place: The path.
+    """
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
+
+
+def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file to the disk: under its name is either what was there before, or all of it.
+
+    Args:
+        path: Its final name; the directory exists.
+        data: Its bytes.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish({path: temporary})
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def publish(staged: Mapping[Path, Path]) -> None:
+    """Give files that are on the disk already their final names.
+
+    Args:
+        staged: {final name: temporary name}, all in one directory.
+    """
+    for path, temporary in staged.items():
+        temporary.replace(path)
+    for directory in {path.parent for path in staged}:
+        sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring the names of a directory's files to the disk.
+
+    Args:
+        directory: Where files were renamed.
+    """
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK_NAME = ".headrace.lock"
+# A link is not followed to where it leads, and a FIFO that nobody reads is not waited for.
+_LOCK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_log = logging.getLogger(__name__)
+
+
+def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
+    """Lock an open file, until it is closed.
+
+    Args:
+        stream: The file, open for writing.
+        wait: Whether to wait for another one who holds it.
+
+    Returns:
+        Whether it is locked now: not where another one holds it, nor where there are no locks.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until nobody else writes to a directory, and keep others waiting.
+
+    Several processes that want to write the same set, such as one a node, so write it once. Where files cannot be
+    locked or made, nobody waits.
+
+    Args:
+        directory: Where to write; it exists.
+
+    Yields:
+        When it is ours.
+    """
+    stream = _held(directory)
+    try:
+        yield
+    finally:
+        if stream is not None:
+            (directory / LOCK_NAME).unlink(missing_ok=True)
+            stream.close()
+
+
+def _held(directory: Path) -> BinaryIO | None:
+    while True:
+        try:
+            stream = os.fdopen(os.open(directory / LOCK_NAME, _LOCK_FLAGS, 0o666), "ab")
+        except OSError:  # what cannot be written to says so when it is
+            return None
+        if not lock(stream):
+            _log.warning("another process may be writing to %s: waiting for it", directory)
+            if not lock(stream, wait=True):
+                stream.close()
+                return None
+        if os.fstat(stream.fileno()).st_nlink:
+            return stream
+        stream.close()  # removed by who held it before us

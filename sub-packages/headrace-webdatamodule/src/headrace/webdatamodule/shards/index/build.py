@@ -1,0 +1,273 @@
+"""Indexing: the bytes of a shard to the bytes of its index, and a directory to its indexes and manifest."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Never, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, alone, expanded, write_whole
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.index.container import member_sums, pack, spot_ranges, spots
+from headrace.webdatamodule.shards.index.keys import describe_keys
+from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry, columns_that_stay, refuse_stopped
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+
+_NAMED = 16
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def build_index(data: Bytes, *, shard: str = "") -> bytes:
+    """Read a whole shard, check its structure and make its index.
+
+    Args:
+        data: The bytes of a tar file, a memory map, or an open file.
+        shard: Path or URL, named in errors.
+
+    Returns:
+        The bytes of an index file, for `ShardIndex`; the same for the same shard.
+
+    Raises:
+        DamagedShardError: The file is no whole tar file.
+        RefusedMemberError: A member is no plain file.
+        GroupingError: The members do not form samples.
+        ShardError: The names of members do not fit into an index.
+    """
+    view = data if isinstance(data, FileBytes) else memoryview(data)
+    try:
+        return pack_index(view, group(walk(view, shard=shard), shard=shard))
+    except ShardError as error:
+        error.shard = error.shard or shard or None
+        raise
+
+
+def pack_index(view: Bytes, samples: Samples) -> bytes:
+    """Make an index of samples that are known already.
+
+    Args:
+        view: The bytes of the tar file.
+        samples: What lies in it.
+
+    Returns:
+        The bytes of an index file.
+    """
+    keys, key_arrays = describe_keys(samples.keys)
+    checksums, frames = member_sums(view, samples.offsets, samples.sizes)
+    arrays: Arrays = {
+        "blocks": narrow(np.array(samples.offsets, np.uint64) // BLOCK),
+        "sizes": narrow(np.array(samples.sizes, np.uint64)),
+        "checksums": np.array(checksums, np.uint32),
+        "frames": frames,
+        **ragged(samples),
+        **key_arrays,
+    }
+    ranges = spot_ranges(len(view), samples.end)
+    description = {
+        "samples": len(samples.keys),
+        "shard_bytes": len(view),
+        "end": samples.end,
+        "spots": spots(len(view), [view[begin:end] for begin, end in ranges]),
+        "layouts": list(samples.layouts),
+        "keys": keys,
+        "skipped": Counter(one.reason for one in samples.skipped),
+        "skipped_names": [one.name for one in samples.skipped if one.reason not in ("directory", "label")][:_NAMED],
+    }
+    return pack(description, arrays)
+
+
+def narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """The same numbers in 4 bytes each where they fit, which they do for shards below 2 TiB.
+
+    >>> narrow(np.array([1, 2], np.uint64)).dtype, narrow(np.array([1 << 32], np.uint64)).dtype
+    (dtype('uint32'), dtype('uint64'))
+    """
+    return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
+
+
+def ragged(samples: Samples) -> Arrays:
+    """The arrays that only an index of samples with unlike members has.
+
+    Args:
+        samples: All of a shard.
+    """
+    layouts = list(samples.layouts)
+    arrays: Arrays = {}
+    if len(layouts) > 1:
+        arrays["layout_of"] = np.array(samples.layout_of, np.uint16 if len(layouts) <= 1 << 16 else np.uint32)
+    if len({len(layout) for layout in layouts}) > 1:
+        widths = [len(layouts[number]) for number in samples.layout_of]
+        arrays["starts"] = narrow(np.array([0, *accumulate(widths[:-1])], np.uint64))
+    return arrays
+
+
+_Result = TypeVar("_Result")
+
+
+class SkippedMembersWarning(UserWarning):
+    """Some members of the shards are no part of a sample."""
+
+
+class Indexed(NamedTuple):
+    """What came of indexing one shard.
+
+    Args:
+        entry: For the manifest.
+        members: The member keys that occur.
+        skipped: Names of some members that are no part of a sample.
+    """
+
+    entry: ShardEntry
+    members: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def index_shards(directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False) -> Manifest:
+    """Index the tar files of a directory: a `.hri` file beside each one, and `manifest.json` last.
+
+    An index that is there already and fits its shard is kept: a shard counts as the same when its size, three
+    pieces of its content and the order of the two files' times say so. `verify_shards` reads everything.
+
+    Args:
+        directory: Where the tar files lie; all that end with `.tar`, in the order of their names.
+        executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
+        drop_columns: Forget the columns of an earlier manifest when the shards are others than then. Sizes that a
+            data module asked a function for are forgotten in any case, and asked for again.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        FileNotFoundError: There is no such directory, or there are no tar files in it.
+        ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
+        ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
+            before all shards that it had planned were there.
+
+    Warns:
+        SkippedMembersWarning: Members of the shards are no part of a sample.
+    """
+    folder = expanded(directory)
+    refuse_stopped(folder)
+    with alone(folder):  # others may add columns to the manifest at the same time
+        done = spread(index_shard, _found(folder), executor, what="indexing")
+        members = sorted({member for indexed in done for member in indexed.members})
+        manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
+        cure = "Pass drop_columns=True, and add them again"
+        columns = columns_that_stay(folder, manifest, drop=drop_columns, cure=cure)
+        manifest = Manifest(manifest.shards, manifest.members, columns)
+        manifest.save(folder)
+    _warn(done)
+    return manifest
+
+
+def index_shard(path: Path) -> Indexed:
+    """Write the index of one shard, unless there is one that fits.
+
+    Args:
+        path: The tar file.
+
+    Raises:
+        ShardError: The shard is damaged, or cannot be indexed.
+    """
+    index = fitting_index(path)
+    if index is None:
+        data = build_index(map_file(path), shard=str(path))
+        write_whole(index_path(path), data)
+        index = ShardIndex(data, shard=str(path))
+    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
+
+
+def fitting_index(path: Path) -> ShardIndex | None:
+    """The index of a shard; None when there is none, or it is damaged or older than the shard, or of another one.
+
+    Args:
+        path: The tar file.
+    """
+    try:
+        if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
+            return None
+        index = ShardIndex.open(path, mapped=False)
+        index.check_self()
+        shard = FileBytes(path)
+        index.check_shard(len(shard), lambda begin, end: shard[begin:end])
+    except (FileNotFoundError, DamagedIndexError, StaleIndexError):
+        return None
+    return index if len(shard) else None
+
+
+def map_file(path: Path) -> FileBytes:
+    """The bytes of a file by their places; each is read when it is asked for, so that the file may be cut meanwhile.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DamagedShardError: It is empty, or no plain file.
+    """
+    file = FileBytes(path)
+    if not len(file):
+        raise DamagedShardError("the shard is empty: it has 0 bytes", shard=str(path), offset=0)
+    return file
+
+
+def spread(
+    function: Callable[[Path], _Result], paths: Sequence[Path], executor: Executor | None, *, what: str
+) -> list[_Result]:
+    """Call a function with each file, with a progress bar over their bytes.
+
+    Args:
+        function: Can be pickled when the executor is one of processes.
+        paths: The files; those that are missing count as empty.
+        executor: Where to call it; here when None.
+        what: Stands before the bar.
+
+    Returns:
+        The results, in the order of the files. The first error cancels what has not begun.
+    """
+    sizes = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+    total = sum(sizes.values())
+    bar: tqdm[Never]
+    with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=None) as bar:
+        if executor is None:
+            results = []
+            for path in paths:
+                results.append(function(path))
+                bar.update(sizes[path])
+            return results
+        futures = {executor.submit(function, path): path for path in paths}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                bar.update(sizes[futures[future]])
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.result() for future in futures]
+
+
+def _found(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if paths:
+        return paths
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no directory {str(folder)!r}: give the one that the .tar files lie in")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r} is no directory: give the one that the .tar files lie in")
+    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")
+
+
+def _warn(done: Sequence[Indexed]) -> None:
+    count = sum(indexed.entry.skipped for indexed in done)
+    if count:
+        first = next(indexed for indexed in done if indexed.entry.skipped)
+        names = ", ".join(repr(name) for name in first.skipped[:3])
+        message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
+        warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=3)

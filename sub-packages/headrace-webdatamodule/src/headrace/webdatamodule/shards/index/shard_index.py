@@ -1,0 +1,426 @@
+"""The index of one shard: where the data of each member lie, how many bytes they are, and their checksums."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED
+from headrace.webdatamodule.shards.index.container import FRAME_GAPS, checksum64, spot_ranges, spots, unpack
+from headrace.webdatamodule.shards.index.keys import Keys, is_utf8, read_keys
+
+Integers = npt.NDArray[Any]
+Layouts = Sequence[Sequence[str]]
+_LARGEST = (1 << 63) - 1
+_TYPES = {"checksums": ("<u4",), "frames": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
+
+
+def check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Look at the numbers of an index's description.
+
+    Args:
+        description: Of the index.
+
+    Returns:
+        Samples, bytes of the shard, end of its last member, checksum of three pieces.
+
+    Raises:
+        KeyError: One of them is missing.
+        TypeError: Something has another form.
+        ValueError: One of them cannot be.
+    """
+    samples, nbytes, end, spots = (description[key] for key in ("samples", "shard_bytes", "end", "spots"))
+    counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (spots, (1 << 64) - 1)]
+    skipped = description["skipped"]
+    counts += [(count, _LARGEST) for count in skipped.values()]
+    _need(all(type(count) is int and 0 <= count <= most for count, most in counts), "counts that are none")
+    names = description["skipped_names"]
+    _need(isinstance(names, list) and all(map(is_utf8, names)), "names of skipped members that are none")
+    return samples, nbytes, end, spots
+
+
+def check_layouts(layouts: object, n_samples: int, n_members: int) -> None:
+    """Look at the tuples of member keys.
+
+    Args:
+        layouts: Of the index's description.
+        n_samples: Number of samples, each with one of the layouts.
+        n_members: Number of members in all samples.
+
+    Raises:
+        ValueError: They are something else, or cannot be those of so many samples and members.
+    """
+    if not isinstance(layouts, list) or not all(isinstance(one, list) and one for one in layouts):
+        raise ValueError("layouts that are none")
+    _need(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
+    _need(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
+    for layout in layouts:
+        folded = {suffix.lower() for suffix in layout if is_utf8(suffix)}
+        _need(len(folded) == len(layout), "a member key that is none, or occurs twice")
+        _need(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
+
+
+def check_arrays(arrays: Mapping[str, Integers], nbytes: int, end: int) -> None:
+    """Look at the arrays that say where members lie: one behind the other, and inside the shard.
+
+    Args:
+        arrays: Of the index.
+        nbytes: Bytes of the shard.
+        end: Where its last member's blocks end.
+
+    Raises:
+        KeyError: One is missing.
+        ValueError: They have other types or lengths, or lead outside of the shard or into one another.
+    """
+    for name, kinds in _TYPES.items():
+        _need(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
+    blocks, sizes = arrays["blocks"], arrays["sizes"]
+    _need(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
+    _need(arrays["frames"].size == blocks.size // FRAME_GAPS + 1, "another number of frames than of members")
+    if not blocks.size:
+        return
+    _need(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
+    begins = blocks.astype(np.int64)
+    ends = begins + (sizes.astype(np.int64) + (BLOCK - 1)) // BLOCK
+    _need(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that lie in one another")
+    _need(int(ends[-1]) * BLOCK <= end, "members behind the last one's end")
+
+
+def check_samples(
+    n_samples: int, n_members: int, layouts: Layouts, layout_of: Integers | None, starts: Integers | None
+) -> None:
+    """Look at the arrays that say which members are of which sample.
+
+    Args:
+        n_samples: Number of samples.
+        n_members: Number of members in all samples.
+        layouts: The different tuples of member keys, none empty.
+        layout_of: The number of each sample's layout, shape [n_samples]; None when there is one layout.
+        starts: Where each sample's members begin, shape [n_samples]; None when all have equally many.
+
+    Raises:
+        ValueError: They have other lengths, or do not fit one another.
+    """
+    widths = np.array([len(layout) for layout in layouts], np.int64)
+    _need(layout_of is not None or len(layouts) <= 1, "several layouts, but none for each sample")
+    _need(starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but no begins")
+    if layout_of is not None:
+        _need(layout_of.size == n_samples, "another number of layouts than of samples")
+        _need(not n_samples or int(layout_of.max()) < len(layouts), "a layout that there is not")
+    if starts is None:
+        _need(n_samples * int(widths[0] if widths.size else 0) == n_members, "no multiple of the samples")
+        return
+    of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
+    ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
+    _need(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "begins of samples that do not fit")
+    _need(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "begins of samples that do not fit")
+
+
+def _need(holds: object, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+SUFFIX = ".hri"
+# To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
+_READ = 1 << 18
+
+
+def index_path(shard: str | Path) -> Path:
+    """Where the index of a shard lies: beside it.
+
+    >>> index_path("data/a-000000.tar").name
+    'a-000000.tar.hri'
+    """
+    return Path(f"{shard}{SUFFIX}")
+
+
+class ShardIndex:
+    """The index of one shard, read where it lies.
+
+    Samples are numbered in the order of the tar file. The members of all samples stand in flat arrays, those of
+    sample `i` at the positions `starts` to `stops` that `span(i)` gives, in the order of `layout(i)`. Opening looks
+    at all numbers: what it lets pass leads nowhere outside of the shard, also when someone meant it to.
+
+    Args:
+        data: The bytes of an index file, or a memory map of them.
+        shard: Path or URL of the tar file, named in errors.
+
+    Attributes:
+        shard: The same.
+        n_samples: Number of samples.
+        n_members: Number of members in all samples.
+        shard_bytes: Bytes of the tar file.
+        checksum: 64 bits that stand for the whole index, and through it for each byte of the shard.
+        layouts: The different tuples of member keys that samples have, in lower case.
+        suffixes: The same as they are written in the tar file.
+        blocks: Where each member's data begin, in blocks of 512 bytes, shape [n_members].
+        sizes: Bytes of data of each member, shape [n_members].
+        checksums: `checksum32` of the data of each member, shape [n_members].
+        frames: Checksums over all other bytes of the shard; see `headrace.webdatamodule.shards.index.container.frames`.
+        skipped: How many entries of the tar file are no part of a sample, by reason; see `skip_reason` in `grouping`.
+        skipped_names: Names of the first of them, directories and volume labels aside.
+        keys: The keys of the samples; see `headrace.webdatamodule.shards.index.keys.Keys`.
+
+    Raises:
+        DamagedIndexError: The bytes are no index, or were cut or changed.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> None:
+        self.shard = shard
+        self._data, self._from_file = memoryview(data), False
+        try:
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self._data)
+            self._read(description, arrays)
+        except ShardError as error:
+            error.shard = shard
+            raise
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            message = f"the index does not fit together ({type(error).__name__}: {error}): index the shard again"
+            raise DamagedIndexError(message, shard=shard) from error
+
+    @classmethod
+    def open(cls, shard: str | Path, *, mapped: bool = True) -> ShardIndex:
+        """Open the index that lies beside a shard.
+
+        Args:
+            shard: Path of the tar file.
+            mapped: Whether a large one may be mapped: shared by all processes, but to be seen to with `check_size`.
+
+        Raises:
+            FileNotFoundError: There is no index.
+            DamagedIndexError: It is no index, or was cut or changed.
+        """
+        with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if mapped and size > _READ:
+                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            else:
+                data = file.readall()
+        made = cls(data, shard=str(shard))
+        made._from_file = True
+        return made
+
+    def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
+        self.n_samples, self.shard_bytes, self._end, self._spots = check_counts(description)
+        check_arrays(arrays, self.shard_bytes, self._end)
+        check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
+        self.skipped: dict[str, int] = description["skipped"]
+        self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
+        self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
+        self.layouts = tuple(tuple(suffix.lower() for suffix in suffixes) for suffixes in self.suffixes)
+        self.blocks, self.sizes = arrays["blocks"], arrays["sizes"]
+        self.checksums, self.frames = arrays["checksums"], arrays["frames"]
+        self.n_members: int = self.blocks.size
+        self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
+        self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
+        check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
+        self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
+        if self.keys.common_bytes * self.n_samples > self.shard_bytes:
+            raise ValueError("keys that are longer than the shard")
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = b"" if self._from_file else bytes(self._data)
+        return _again, (type(self), data, self.shard, self.checksum)
+
+    @property
+    def n_skipped(self) -> int:
+        """How many members are no part of a sample, directories and volume labels aside."""
+        return sum(count for reason, count in self.skipped.items() if reason not in ("directory", "label"))
+
+    @cached_property
+    def member_keys(self) -> tuple[str, ...]:
+        """The member keys that occur, in lower case, sorted."""
+        return tuple(sorted({key for layout in self.layouts for key in layout}))
+
+    @cached_property
+    def _columns(self) -> dict[str, list[tuple[int, int]]]:
+        """For each member key the numbers of layouts that have it, and where."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, layout in enumerate(self.layouts):
+            for place, member in enumerate(layout):
+                found.setdefault(member, []).append((number, place))
+        return found
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Where each member's blocks end, in bytes, shape [n_members]."""
+        ends = self.offsets + self.sizes.astype(np.int64)
+        return ends + -ends % BLOCK
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each member's data begin, in bytes, shape [n_members]; made anew at each call."""
+        return self.blocks.astype(np.int64) * BLOCK
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Where a sample's members stand in the flat arrays.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+
+        Returns:
+            Begin and end.
+        """
+        self.check_size()
+        start = self._width * sample if self._starts is None else int(self._starts[sample])
+        return start, start + len(self.layout(sample))
+
+    def layout(self, sample: int) -> tuple[str, ...]:
+        """The member keys of a sample, in lower case, in the order of the tar file.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.layouts[0 if self._layout_of is None else int(self._layout_of[sample])]
+
+    @property
+    def layout_numbers(self) -> Integers:
+        """The number of each sample's layout in `layouts`, shape [n_samples]."""
+        return np.zeros(self.n_samples, np.uint16) if self._layout_of is None else self._layout_of
+
+    def starts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """Where the members of some samples begin in the flat arrays, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        return map(self._width.__mul__ if self._starts is None else self._starts.data.__getitem__, samples)
+
+    def layouts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """The numbers in `layouts` of some samples' layouts, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        if self._layout_of is None:
+            return repeat(0, len(samples))
+        return map(self._layout_of.data.__getitem__, samples)
+
+    def key(self, sample: int) -> str:
+        """The key of a sample.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.keys[sample]
+
+    def find(self, key: str) -> int:
+        """The number of the sample with a key.
+
+        Args:
+            key: The sample's key.
+
+        Raises:
+            KeyError: No sample has it.
+        """
+        self.check_size()
+        return self.keys.find(key)
+
+    def positions(self, member: str, samples: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Where a member of some samples stands in the flat arrays.
+
+        Args:
+            member: Its key, in lower case.
+            samples: Numbers of samples, shape [n]; all when None.
+
+        Returns:
+            Positions, shape [n]; -1 where a sample does not have the member.
+        """
+        self.check_size()
+        chosen = np.arange(self.n_samples) if samples is None else np.asarray(samples, np.int64)
+        if not chosen.size:
+            return np.empty(0, np.int64)
+        columns = np.full(len(self.layouts), -1)
+        for layout, place in self._columns.get(member, ()):
+            columns[layout] = place
+        column = columns[0] if self._layout_of is None else columns[self._layout_of[chosen]]
+        starts = chosen * self._width if self._starts is None else self._starts[chosen].astype(np.int64)
+        return np.where(column >= 0, starts + column, -1)
+
+    def locate(self, position: int) -> tuple[int, str]:
+        """Whose member stands at a position of the flat arrays.
+
+        Args:
+            position: 0 to `n_members - 1`.
+
+        Returns:
+            The number of the sample, and the member's name in the tar file.
+        """
+        self.check_size()
+        if self._starts is None:
+            sample = position // self._width
+        else:
+            sample = int(np.searchsorted(self._starts, position, "right")) - 1
+        suffixes = self.suffixes[0 if self._layout_of is None else int(self._layout_of[sample])]
+        return sample, f"{self.key(sample)}.{suffixes[position - self.span(sample)[0]]}"
+
+    def spot_ranges(self) -> list[tuple[int, int]]:
+        """Which bytes of the shard `check_shard` looks at: pairs of begin and end."""
+        return spot_ranges(self.shard_bytes, self._end)
+
+    def check_shard(self, shard_bytes: int, read: Callable[[int, int], bytes | memoryview]) -> None:
+        """See by its size and three short pieces whether a shard is the one that was indexed.
+
+        Args:
+            shard_bytes: Its size.
+            read: Gives the bytes between begin and end.
+
+        Raises:
+            StaleIndexError: It is another one.
+        """
+        if shard_bytes != self.shard_bytes:
+            message = f"the shard has {shard_bytes} bytes, but {self.shard_bytes} when it was indexed"
+        elif spots(shard_bytes, [read(begin, end) for begin, end in self.spot_ranges()]) != self._spots:
+            message = "the shard has the size that it had when it was indexed, but other content"
+        else:
+            return
+        told = "it was replaced, cut or damaged: call verify_shards, which tells what is damaged"
+        cure = f"{told}, and restore it; index it again only if you changed it on purpose"
+        raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
+
+    def check_size(self) -> None:
+        """See whether the file was cut since it was mapped: to look behind its end would kill the process.
+
+        What is cut between this and the look itself, some microseconds later, is not seen; a cut needs someone who
+        writes into the file, as replacing it under its name leaves the map as it was.
+
+        Raises:
+            DamagedIndexError: It was.
+        """
+        data = self._data.obj
+        if isinstance(data, mmap.mmap) and data.size() < len(self._data):
+            message = f"the index had {len(self._data)} bytes when it was opened, and has {data.size()} now"
+            raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
+
+    def check_self(self) -> None:
+        """Read all of the index, and check it against its checksum.
+
+        Raises:
+            DamagedIndexError: It was changed.
+        """
+        self.check_size()
+        if checksum64(self._body) != self._body_checksum:
+            raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
+
+
+def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> ShardIndex:
+    made = kind(data, shard=shard) if data else kind.open(shard)
+    if made.checksum != checksum:
+        raise StaleIndexError("the index was replaced while a process was being started", shard=shard)
+    return made
