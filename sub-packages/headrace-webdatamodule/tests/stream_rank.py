@@ -69,8 +69,8 @@ def module(place: Path, workers: int = 0, seed: int = 0, ranks: int = 2, **more:
         2 * ranks,
         pipeline_wds=dict.fromkeys(splits, wds.map(tensor)),
         pipeline_prebatch_wld=dict.fromkeys(splits, wds.batched(2, collation_fn=torch.stack)),
-        kwargs_wds={key: {"shardshuffle": True, "seed": seed} for key in splits},
-        kwargs_wld={key: {"num_workers": workers} for key in splits},
+        kwargs_wds={split: {"shardshuffle": True, "seed": seed} for split in splits},
+        kwargs_wld={split: {"num_workers": workers} for split in splits},
         **more,
     )
 

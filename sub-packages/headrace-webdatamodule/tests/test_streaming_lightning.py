@@ -1,10 +1,13 @@
 """Checkpoints of a real trainer, at moments when the trainer and the loader count differently: the stream goes on as if
 nothing had happened."""
 
+import contextlib
+import itertools
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning
 import pytest
@@ -12,6 +15,7 @@ import torch
 import webdataset as wds
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import Split, WebDataModule, index_shards, write_tars
@@ -48,6 +52,12 @@ class Model(lightning.LightningModule):
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         pass
+
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return batch
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.early:  # as a schedule of the learning rate asks
@@ -420,11 +430,168 @@ def test_a_checkpoint_of_another_seed_is_refused(shards: Path, saved: Path, step
 
 
 def test_other_workers(shards: Path, saved: Path) -> None:
-    message = r"batch 2 of epoch 1 with 1 ranks and num_workers=0, got 1 ranks and num_workers=2"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="checkpoint has num_workers=0, got num_workers=2: it is at batch 2"):
         fit(Model(), module(shards, workers=2), saved / "step7.ckpt")
 
 
 def test_validating_with_a_checkpoint_of_a_fit(shards: Path, saved: Path) -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     trainer.validate(Model(), datamodule=module(shards), ckpt_path=str(saved / "step7.ckpt"))
+
+
+class Grouping(Model):
+    """Notes which batches each optimizer step was made of."""
+
+    def __init__(self, *, stop_at: int = -1) -> None:
+        super().__init__()
+        self.group: list[list[int]] = []
+        self.groups: list[list[list[int]]] = []
+        self.stop_at = stop_at
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if sum(map(len, self.groups)) + len(self.group) == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        self.group.append(batch[:, 0].int().tolist())
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.groups.append(self.group)
+        self.group = []
+
+
+ACCUMULATING: dict[str, Any] = {"accumulate_grad_batches": 4, "max_epochs": 2}
+
+
+def fine(place: Path, workers: int = 0) -> WebDataModule:
+    """Ten batches per epoch: groups of 4, 4 and 2."""
+    return WebDataModule(
+        {Split.train: N},
+        "json",
+        {Split.train: place},
+        2,
+        pipeline_wds={Split.train: wds.map(tensor)},
+        pipeline_prebatch_wld={Split.train: wds.batched(2, collation_fn=torch.stack)},
+        kwargs_wds={Split.train: {"shardshuffle": True}},
+        kwargs_wld={Split.train: {"num_workers": workers}},
+    )
+
+
+@pytest.fixture(scope="module")
+def grouped(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[list[int]]], Path]:
+    """The groups of a fit, and a checkpoint after each batch."""
+
+    class SavingBatches(Callback):
+        def on_train_batch_end(self, trainer: lightning.Trainer, model: Any, *_: Any) -> None:
+            trainer.save_checkpoint(folder / f"{len(model.seen)}.ckpt")
+
+    model, folder = Grouping(), tmp_path_factory.mktemp("groups")
+    fit(model, fine(shards), None, SavingBatches(), **ACCUMULATING)
+    assert [len(group) for group in model.groups] == [4, 4, 2] * 2
+    return model.groups, folder
+
+
+@pytest.mark.parametrize("batch", range(1, 20))
+def test_a_group_of_accumulated_gradients_begins_anew(
+    shards: Path, grouped: tuple[list[list[list[int]]], Path], batch: int
+) -> None:
+    """Gradients that have not reached the optimizer are in no checkpoint."""
+    groups, folder = grouped
+    model = Grouping()
+    trainer = fit(model, fine(shards), folder / f"{batch}.ckpt", **ACCUMULATING)
+    counted = [batches for batches in itertools.accumulate(map(len, groups)) if batches <= batch]
+    assert model.groups == groups[len(counted) :]
+    assert trainer.global_step == len(groups)
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(5, 0), (12, 2)])
+def test_a_signal_to_end_in_the_middle_of_a_group(
+    shards: Path, tmp_path: Path, grouped: tuple[list[list[list[int]]], Path], batch: int, workers: int
+) -> None:
+    stopped, resumed = Grouping(stop_at=batch), Grouping()
+    with contextlib.suppress(SIGTERMException):
+        fit(stopped, fine(shards, workers), None, OnExceptionCheckpoint(tmp_path, "stopped"), **ACCUMULATING)
+    fit(resumed, fine(shards, workers), tmp_path / "stopped.ckpt", **ACCUMULATING)
+    expected = Grouping()
+    fit(expected, fine(shards, workers), **ACCUMULATING)
+    assert stopped.groups + resumed.groups == expected.groups
+
+
+class Looking(Callback):
+    """Looks at batches in the middle of a fit, by another iterator, and saves at each step."""
+
+    def __init__(self, loader_of: Callable[[lightning.Trainer], Any], folder: Path) -> None:
+        self.loader_of, self.folder = loader_of, folder
+        self.looked: list[Any] = []
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        loader = self.loader_of(trainer)
+        self.looked.append(len(list(loader)) if trainer.global_step == 6 else next(iter(loader)))
+        held = trainer.datamodule.state_dict()["train"]  # type: ignore[attr-defined] # it has one
+        assert held["epoch"] * STEPS + held["position"] == trainer.global_step
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+@pytest.mark.parametrize("persistent", [None, False, True])
+@pytest.mark.parametrize("where", ["trainer", "module"])
+def test_a_second_iterator_in_the_middle_of_a_fit(
+    shards: Path, tmp_path: Path, whole: list[list[int]], where: str, persistent: bool | None
+) -> None:
+    """Neither it nor `train_dataloader()` moves the trainer's position."""
+    loader_of: Callable[[lightning.Trainer], Any] = {
+        "trainer": lambda trainer: trainer.train_dataloader,
+        "module": lambda trainer: trainer.datamodule.train_dataloader(),
+    }[where]
+    options: Any = {} if persistent is None else {"num_workers": 2, "persistent_workers": persistent}
+    looking, model = Looking(loader_of, tmp_path), Model()
+    fit(model, module(shards, kwargs_wld={Split.train: options}), None, looking)
+    if persistent is None:
+        assert model.seen == whole
+    for epoch in range(EPOCHS):
+        seen = model.seen[epoch * STEPS : (epoch + 1) * STEPS]
+        assert sorted(sample for batch in seen for sample in batch) == list(range(N))
+    assert looking.looked[5] == STEPS
+    for step in (2, 7, 12):
+        resumed = Model()
+        fit(resumed, module(shards, kwargs_wld={Split.train: options}), tmp_path / f"{step}.ckpt")
+        assert resumed.seen == model.seen[step:]
+
+
+@pytest.mark.parametrize("stage", ["test", "validate", "predict"])
+def test_another_stage_with_an_older_checkpoint(
+    shards: Path, tmp_path: Path, whole: list[list[int]], saved: Path, stage: str
+) -> None:
+    """A checkpoint that is saved afterwards holds the position of the fit."""
+    splits = (Split.train, Split.val, Split.test)
+    data: Any = WebDataModule(
+        dict.fromkeys(splits, N),
+        "json",
+        dict.fromkeys(splits, shards),
+        N // STEPS,
+        pipeline_wds=dict.fromkeys(splits, wds.map(tensor)),
+        pipeline_prebatch_wld=dict.fromkeys(splits, wds.batched(N // STEPS, collation_fn=torch.stack)),
+        kwargs_wds={Split.train: {"shardshuffle": True, "seed": 5}},
+    )
+    model = Model(stop=8)
+    trainer = fit(model, data)
+    kept = data.state_dict()
+    getattr(trainer, stage)(Model(), datamodule=data, ckpt_path=str(saved / "step2.ckpt"))
+    assert data.state_dict() == kept
+    assert (kept["train"]["epoch"], kept["train"]["position"]) == (1, 3)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    resumed = Model()
+    fit(resumed, data, tmp_path / "after.ckpt")
+    assert model.seen + resumed.seen == whole
+
+
+def test_validation_sees_every_sample_in_the_same_order(shards: Path) -> None:
+    class Validating(Model):
+        validated: ClassVar[list[list[int]]] = []
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.validated.append(batch[:, 0].int().tolist())
+
+    shuffled = {split: {"shardshuffle": True} for split in (Split.train, Split.val)}
+    fit(Validating(), module(shards, kwargs_wds=shuffled), limit_val_batches=1.0)
+    epochs = [Validating.validated[i : i + STEPS] for i in range(0, EPOCHS * STEPS, STEPS)]
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert sorted(sample for batch in epochs[0] for sample in batch) == list(range(N))

@@ -19,7 +19,6 @@ from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
     StreamOptions,
     calls_of,
-    check_readers,
     open_stream,
     stages_of,
 )
@@ -211,7 +210,7 @@ class WebDataModule(lightning.LightningDataModule):
             self._fit_loop = None if self.trainer is None else FitLoop(self)
         for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
             self._datasets[split] = open_stream(self._options[split])
-            check_readers(self._options[split], self._datasets[split], self._data_parallel_ranks()[0])
+            self._datasets[split].check_ranks(*self._data_parallel_ranks())
 
     def train_dataloader(self) -> StreamLoader:
         """The loader of the train split; during a fit it is always the trainer's."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import webdataset as wds
@@ -22,19 +22,14 @@ from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
     apply_stages,
     call_methods,
-    check_readers,
     describe_options,
 )
-from headrace.webdatamodule.streaming.sources import IndexedSource, Pass
-
-if TYPE_CHECKING:
-    from headrace.webdatamodule._lightning import FitLoop
+from headrace.webdatamodule.streaming.sources import Pass
 
 VERSION = 1
 _MAX = 2**48  # of any number in a state: no run gets there, and what is derived of them fits into 64 bits
 _STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
 _FIELDS = ("version", "seed", "epoch", "position", "num_replicas", "num_workers", "fingerprint", "options")
-_INDEXED = "IndexedWebDataModule resumes with any numbers"
 _END = object()
 _logger = logging.getLogger(__name__)
 
@@ -97,10 +92,11 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self.pipeline += options.stages_wld
         self.samples, self.options, self.ranks = dataset, options, ranks
         self.n_batches = options.n_batches
-        self.fit_loop: FitLoop | None = None  # the trainer's, which knows the steps that were done
+        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
         self._described = describe_options(dataset)
         self._epoch = 0  # of the next iteration
-        self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state
+        self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
+        self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._latest: _Run | None = None
         self._runs: list[_Run] = []  # those that are not over
@@ -193,7 +189,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             "seed": self.options.seed,
             "epoch": epoch,
             "position": position,
-            "num_replicas": self.ranks()[0],
+            "num_replicas": self._replicas or self.ranks()[0],
             "num_workers": self.options.num_workers,
             "fingerprint": self.fingerprint,
             "options": dict(self._described),
@@ -219,6 +215,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return  # an epoch that was chosen after the state was saved
         self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
+        self._replicas = state["num_replicas"]
 
     def _check_state(self, state: Any) -> tuple[int, int]:
         name = self.options.name
@@ -246,15 +243,24 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                 f"{name}: checkpoint is at batch {position} of an epoch of {length}: give the trainer and the loader"
                 " the length that they had"
             )
-        saved, own = (state["num_replicas"], state["num_workers"]), (self.ranks()[0], self.options.num_workers)
         # One worker reads in the same order as none.
-        if within and (saved[0], max(1, saved[1])) != (own[0], max(1, own[1])):
-            raise ValueError(
-                f"{name}: checkpoint is at batch {position} of epoch {state['epoch']} with {saved[0]} ranks and"
-                f" num_workers={saved[1]}, got {own[0]} ranks and num_workers={own[1]}: within an epoch a stream"
-                f" resumes with the same numbers only. Use those, or a checkpoint of the end of an epoch. {_INDEXED}"
-            )
+        if within and max(1, state["num_workers"]) != max(1, self.options.num_workers):
+            was, now = state["num_workers"], self.options.num_workers
+            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(position)}")
         return state["epoch"], position
+
+    def _check_replicas(self, start: int, num_replicas: int) -> None:
+        """Refuse to resume in the middle of an epoch with another number of ranks."""
+        if start not in (0, self._length()) and num_replicas != self._replicas:
+            message = f"checkpoint has num_replicas={self._replicas}, got num_replicas={num_replicas}"
+            raise ValueError(f"{self.options.name}: {message}: {self._cure(start)}")
+
+    @staticmethod
+    def _cure(position: int) -> str:
+        return (
+            f"it is at batch {position} of an epoch, where a stream resumes with the same numbers of ranks and workers"
+            " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, from its beginning or from where a loaded state stands."""
@@ -276,12 +282,14 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._runs.append(run)
         num_replicas, rank = self.ranks()
         try:
-            check_readers(self.options, self.samples, num_replicas)
+            self.samples.check_ranks(num_replicas, rank)
+            self._check_replicas(start, num_replicas)
             now = Pass(epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
             if not beside:
-                plan = {"epoch": epoch, "position": start, "batches": self.n_batches, **self._described}
-                compare_plans(plan, self.options.name)
+                self._replicas = num_replicas
+                ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
+                compare_plans({**ours, **self._described}, self.options.name)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
                 _logger.info(message, self.options.name, start, epoch)
@@ -436,19 +444,9 @@ def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) ->
         ranks: Returns the number of data-parallel ranks and this rank.
 
     Raises:
-        ValueError: More ranks than shards, or a method in `invoke_wld` that does not exist.
+        ValueError: A method in `invoke_wld` that does not exist.
     """
     options = dataset.options
     loader = StreamLoader(dataset, ranks)
     invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)
-    num_replicas, rank = ranks()
-    source = dataset.sources.get("")
-    if rank == 0 and isinstance(source, IndexedSource) and (more := -len(source) % num_replicas):
-        n = len(source)
-        warnings.warn(
-            f"{options.name}: {n} samples cannot be shared equally by {num_replicas} ranks: {more} of them come twice"
-            f" in each pass. With {n + more} or {n - num_replicas + more} none would",
-            UserWarning,
-            stacklevel=2,
-        )
     return invoked

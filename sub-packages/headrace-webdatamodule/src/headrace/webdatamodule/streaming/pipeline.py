@@ -19,6 +19,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from headrace.webdatamodule.loading.worker import seed_worker_step
 from headrace.webdatamodule.streaming.sources import (
     IndexedSource,
     Mix,
@@ -226,6 +227,7 @@ class StreamDataset(IterableDataset[Any]):
         self.options, self.sources, self.pipeline, self.shuffle = options, dict(sources), pipeline, shuffle
         self._now = Pass()
         self._shared: torch.Tensor | None = None
+        self._checked = 0
 
     def begin(self, now: Pass) -> None:
         """Choose the pass of the workers that are started next."""
@@ -241,7 +243,8 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         now = self._now if self._shared is None else Pass(*self._shared.tolist())
         if get_worker_info() is not None and "worker_init_fn" not in self.options.kwargs_wld:
-            seed_worker(now.reader_key("worker", self.options.seed))
+            key = blake2b(now.reader_key("worker", self.options.seed).encode(), digest_size=8).digest()
+            seed_worker_step(int.from_bytes(key, "little"))  # random augmentations resume as well
         repetitions = count()
         pipeline = copy.copy(self.pipeline)
         # The methods repeat() and with_epoch() make further repetitions by calling this.
@@ -252,20 +255,56 @@ class StreamDataset(IterableDataset[Any]):
         reader, *stages = self.pipeline.pipeline
         return apply_stages(stages, reader(now), now, str(self.options.seed))
 
+    def check_ranks(self, num_replicas: int, rank: int) -> None:
+        """Refuse more ranks than shards, where ranks read whole shards: some would have nothing to read.
+
+        Each reader of a mixture needs a shard of each source. Otherwise workers without a shard idle, with a warning.
+        There is a warning as well when samples are shared, but not equally.
+
+        Raises:
+            ValueError: With the numbers.
+        """
+        given = self.options.kwargs_wds
+        if num_replicas == self._checked or has_own_split(given) or "workersplitter" in given or is_resampled(given):
+            return
+        self._checked = num_replicas
+        for name, source in self.sources.items():
+            if isinstance(source, ShardSource):
+                self._check_shards(name, len(source.tars), num_replicas)
+            elif rank == 0 and self.options.mix is None and (more := -len(source) % num_replicas):
+                n = len(source)
+                warnings.warn(
+                    f"{self.options.name}: {n} samples cannot be shared equally by {num_replicas} ranks: {more} of them"
+                    f" come twice in each pass. With {n + more} or {n - num_replicas + more} none would",
+                    UserWarning,
+                    stacklevel=2,
+                )
+
+    def _check_shards(self, name: str, n_shards: int, num_replicas: int) -> None:
+        options = self.options
+        readers = num_replicas * max(1, options.num_workers)
+        needed = readers if options.mix else num_replicas
+        numbers = (
+            f"{options.label(name)}: {n_shards} shards cannot be shared by {readers} readers"
+            f" ({num_replicas} ranks with num_workers={options.num_workers})"
+        )
+        fewer = f"lower num_workers in {options.argument('kwargs_wld')}, "
+        index = "Call index_shards on the directory, so that samples are shared, "
+        if needed > n_shards:
+            who = "each" if options.mix else "each rank"
+            cure = f"{index}{fewer if options.mix else ''}or write at least {needed} shards"
+            raise ValueError(f"{numbers}: {who} reads whole shards and needs at least one. {cure}")
+        if readers > n_shards:
+            idle = f"each reads whole shards, so that {readers - n_shards} workers or more idle"
+            cure = f"{index}{fewer}or write at least {readers} shards"
+            warnings.warn(f"{numbers}: {idle}. {cure}", UserWarning, stacklevel=3)
+
     @property
     def endless(self) -> bool:
         """Whether samples are left when an epoch is over, by the user's will."""
         # Of a mixture an epoch is what was promised: whether it ends by itself is the mixture's affair.
         options = self.options
         return options.mix is not None or is_resampled(options.kwargs_wds) or self.pipeline.repetitions != 1
-
-
-def seed_worker(key: str) -> None:
-    """Seed the global generators of a worker, so that random augmentations are the same when they are resumed."""
-    number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
-    random.seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002 - what users' functions draw from
-    torch.manual_seed(number)
 
 
 def apply_stages(stages: Iterable[Any], source: Iterator[Any], now: Pass, seed: str) -> Iterator[Any]:
@@ -381,37 +420,6 @@ def _obstacle(options: StreamOptions, name: str) -> str | None:
     if given.get("handler", wds.reraise_exception) not in _STRICT:
         return "a handler in kwargs_wds may skip samples: leave the handler out"
     return None
-
-
-def check_readers(options: StreamOptions, dataset: StreamDataset, num_replicas: int) -> None:
-    """Refuse more ranks than shards, where ranks read whole shards: some would have nothing to read.
-
-    Each reader of a mixture needs a shard of each source. Otherwise workers without a shard idle, with a warning.
-
-    Raises:
-        ValueError: With the numbers.
-    """
-    given = options.kwargs_wds
-    if has_own_split(given) or "workersplitter" in given or is_resampled(given):
-        return
-    readers = num_replicas * max(1, options.num_workers)
-    needed = readers if options.mix else num_replicas
-    shared = {name: len(source.tars) for name, source in dataset.sources.items() if isinstance(source, ShardSource)}
-    for name, n_shards in shared.items():
-        numbers = (
-            f"{options.label(name)}: {n_shards} shards cannot be shared by {readers} readers"
-            f" ({num_replicas} ranks with num_workers={options.num_workers})"
-        )
-        fewer = f"lower num_workers in {options.argument('kwargs_wld')}, "
-        index = "Call index_shards on the directory, so that samples are shared, "
-        if needed > n_shards:
-            who = "each" if options.mix else "each rank"
-            cure = f"{index}{fewer if options.mix else ''}or write at least {needed} shards"
-            raise ValueError(f"{numbers}: {who} reads whole shards and needs at least one. {cure}")
-        if readers > n_shards:
-            idle = f"each reads whole shards, so that {readers - n_shards} workers or more idle"
-            cure = f"{index}{fewer}or write at least {readers} shards"
-            warnings.warn(f"{numbers}: {idle}. {cure}", UserWarning, stacklevel=2)
 
 
 def describe_options(dataset: StreamDataset) -> dict[str, str]:
