@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from tarfile import TarError, TarInfo
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import Bytes, open_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, parse_header
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import checksum_between
 from headrace.webdatamodule.shards.index.keys import Namer, namer
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -99,8 +100,8 @@ def _is_the_same(index: ShardIndex, data: Bytes) -> bool:
 def _is_named(index: ShardIndex, data: Bytes, position: int) -> bool:
     begin = int(index.blocks[position] - 1) * BLOCK
     try:
-        header = parse_header(_piece(data, begin, begin + BLOCK))
-    except DamagedShardError:
+        header = TarInfo.frombuf(_piece(data, begin, begin + BLOCK), "utf-8", "surrogateescape")
+    except TarError:
         return False
     _, name = index.locate(position)
     cut = len(header.name.encode("utf-8", "surrogateescape")) >= _NAME and name.startswith(header.name)

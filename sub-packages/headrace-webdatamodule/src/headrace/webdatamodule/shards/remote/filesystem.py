@@ -477,7 +477,7 @@ def check_far(index: ShardIndex, transport: Transport) -> None:
         StaleIndexError: It is another one.
     """
     size = transport.size(index.shard)
-    begins, ends = np.array(index.spot_ranges() if size == index.shard_bytes else [(0, 0)], np.int64).T
+    begins, ends = np.array(index.fingerprint_ranges() if size == index.shard_bytes else [(0, 0)], np.int64).T
     spans = coalesce(begins, ends, gap=0, most=_REQUEST)
     pieces = Pieces(spans, transport.ranges(index.shard, spans))
     index.check_shard(size, lambda begin, end: pieces[begin:end])

@@ -18,7 +18,7 @@ from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import MOST_DESCRIBED, checksum64
+from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, checksum64
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard, Sample
@@ -324,7 +324,7 @@ def most_index_bytes(shard_bytes: int) -> int:
     >>> most_index_bytes(10_240), most_index_bytes(1 << 40)
     (1079296, 268435456)
     """
-    return min(_INDEX + shard_bytes + min(2 * shard_bytes, MOST_DESCRIBED), _INDEX_MOST)
+    return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
 
 
 def _fetched(transport: Transport, url: str, most: int) -> ShardIndex:
