@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DecodeError, IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards import errors
-from headrace.webdatamodule.shards.reading.dataset import Finishing
+from headrace.webdatamodule.shards.reading.dataset import SampleDecoder
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 READ = """
 from headrace.webdatamodule import IndexedShards, ShardError
 begin()
-dataset = IndexedShards(sys.argv[1], check=sys.argv[2], max_bytes=1 << 20)
+dataset = IndexedShards(sys.argv[1], verify=sys.argv[2], max_bytes=1 << 20)
 for read in (lambda: dataset[1], lambda: dataset.__getitems__([0, 1]), lambda: list(dataset.iterate(1))):
     try:
         read()
@@ -105,12 +105,12 @@ def test_a_large_member_that_is_not_asked_for_does_no_harm(tmp_path: Path) -> No
 
 def test_check_open_reads_large_members_too(tmp_path: Path) -> None:
     folder = sparse(tmp_path, 40 * MIB)
-    assert IndexedShards(folder, check="open", max_bytes=99)[0]["txt"] == "first"
+    assert IndexedShards(folder, verify="open", max_bytes=99)[0]["txt"] == "first"
     with (folder / "a.tar").open("r+b") as file:
         file.seek(30 * MIB)
         file.write(b"x")
     with pytest.raises(ShardError, match="sample 'b'"):
-        IndexedShards(folder, check="open", max_bytes=99)[0]
+        IndexedShards(folder, verify="open", max_bytes=99)[0]
 
 
 def test_max_bytes_reaches_the_decoders_and_is_checked(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_max_bytes_reaches_the_decoders_and_is_checked(tmp_path: Path) -> None:
     index_shards(tmp_path)
     with pytest.raises(DecodeError, match=r"max_bytes=1000.*sample 'a'"):
         IndexedShards(tmp_path, max_bytes=1000)[0]
-    with pytest.raises(ValueError, match="max_bytes must be 1 or more"):
+    with pytest.raises(ValueError, match="max_bytes must be an int >= 1"):
         IndexedShards(tmp_path, max_bytes=0)
 
 
 def test_many_layouts_do_not_slow_each_sample_down() -> None:
     members = [f"m{i}.txt" for i in range(8000)]
-    finish = Finishing(members, None, None, ())
-    assert finish.idle
+    finish = SampleDecoder(members, None, None, ())
+    assert finish.is_noop
 
     class Counted(dict[str, Any]):
         asked = 0
@@ -134,7 +134,7 @@ def test_many_layouts_do_not_slow_each_sample_down() -> None:
             type(self).asked += 1
             return super().__contains__(key)
 
-    finish = Finishing(members, {}, None, ())
+    finish = SampleDecoder(members, {}, None, ())
     shard: Any = None
     sample = Counted({"__key__": "a", "m5.txt": b"5"})
     assert finish(sample, shard, 0)["m5.txt"] == "5"
