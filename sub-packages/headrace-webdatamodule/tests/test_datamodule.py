@@ -11,7 +11,6 @@ import webdataset as wds
 
 from headrace.webdatamodule import PickledDataWDS, ShardError, Split, UnsafePickleError, WebDataModule, write_tars
 
-SPLITS = (Split.train, Split.val, Split.test)
 N = {Split.train: 22, Split.val: 9, Split.test: 7}
 FIRST = {Split.train: 0, Split.val: 100, Split.test: 200}
 
@@ -46,7 +45,7 @@ class Model(lightning.LightningModule):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[Split, str]:
-    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in SPLITS}
+    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in N}
     for split, folder in folders.items():
         data = [pickle.dumps(torch.tensor([float(FIRST[split] + i)])) for i in range(N[split])]
         write_tars([(f"s{i}", {"tensor.pyd": d}) for i, d in enumerate(data)], folder, n_shards=3)
@@ -57,7 +56,7 @@ def untuple(source: Any) -> Any:
     return (sample for (sample,) in source)
 
 
-def module(places: dict[Split, str], splits: Any = SPLITS, workers: int = 0, **options: Any) -> WebDataModule:
+def module(places: dict[Split, str], splits: Any = tuple(N), workers: int = 0, **options: Any) -> WebDataModule:
     return WebDataModule(
         {split: N[split] for split in splits},
         "tensor.pyd",
@@ -126,7 +125,7 @@ def test_the_progress_bar_knows_the_length(places: dict[Split, str], capsys: pyt
     ("stage", "missing"), [("fit", "train"), ("validate", "val"), ("test", "test"), ("predict", "test")]
 )
 def test_a_split_that_is_missing(places: dict[Split, str], stage: str, missing: str) -> None:
-    data = module(places, [split for split in SPLITS if split.name != missing])
+    data = module(places, [split for split in N if split.name != missing])
     message = rf"{stage}\(\) needs Split.{missing}, but n_samples has Split.*: add n_samples\[Split.{missing}\]"
     with pytest.raises(ValueError, match=message):
         getattr(trainer(max_epochs=1), stage)(Model(), datamodule=data)
@@ -188,14 +187,14 @@ def test_a_directory_without_shards(places: dict[Split, str], tmp_path: Path) ->
     ("change", "message"),
     [
         ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be a positive int, got 0"),
-        ({"n_samples": {"training": 5}}, "or their names, got .training"),
+        ({"n_samples": {"training": 5}}, "keys must be Split.train, .* got 'training'"),
         ({"dirs_tars_wds": "/data"}, "dirs_tars_wds must be a mapping from Split"),
         ({"global_batch_size": 2.5}, "global_batch_size must be a positive int, got 2.5"),
         ({"global_batch_size": -1}, "global_batch_size must be a positive int, got -1"),
         ({"suffix_keys_wds": []}, "suffix_keys_wds"),
         ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\[Split.train\] must be"),
         ({"pipeline_prebatch_wld": untuple}, "pipeline_prebatch_wld must be a mapping"),
-        ({"kwargs_wds": {"valid": {}}}, "kwargs_wds: keys .* got .valid"),
+        ({"kwargs_wds": {"val": {}, Split.val: {}}}, "kwargs_wds has Split.val twice"),
         ({"kwargs_wld": {"num_workers": 2}}, "kwargs_wld: keys .* got 'num_workers'"),
         ({"invoke_wds": {Split.train: ["with_epoch"]}}, r"invoke_wds\[Split.train\] must list pairs"),
         ({"invoke_wld": [("with_epoch", {})]}, "invoke_wld must be a mapping"),
@@ -211,6 +210,23 @@ def test_arguments_are_checked_where_they_enter(change: dict[str, Any], message:
     WebDataModule(**good)
     with pytest.raises((TypeError, ValueError), match=message):
         WebDataModule(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (5, "suffix_keys_wds must be a str or several"),
+        ([b"a"], "suffix_keys_wds must be a str or several"),
+        (None, "suffix_keys_wds must be a str or several"),
+        ([], "at least one member key"),
+        ("", "at least one member key"),
+        (["a", ""], "at least one member key"),
+        ([".pkl"], r"has no leading dot: write 'pkl', got '\.pkl'"),
+    ],
+)
+def test_member_keys(given: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        WebDataModule({Split.train: 5}, given, {Split.train: "/data"}, 4)
 
 
 def test_directories_in_the_place_of_counts_are_refused() -> None:
@@ -232,15 +248,15 @@ def pickles(tmp_path: Path) -> Path:
 
 def pickled(pickles: Path, **options: Any) -> PickledDataWDS:
     names = {Split.train: [f"sample{i}" for i in range(6)], Split.val: ["sample6", "sample7"]}
-    places = {split: str(pickles / split.name) for split in SPLITS}
+    places = {split: str(pickles / split.name) for split in Split}
     return PickledDataWDS(
         str(pickles),
         names,
         "mydata.pt",
         places,
         2,
-        pipeline_wds=dict.fromkeys(SPLITS, untuple),
-        pipeline_prebatch_wld=dict.fromkeys(SPLITS, wds.batched(2, collation_fn=torch.stack)),
+        pipeline_wds=dict.fromkeys(Split, untuple),
+        pipeline_prebatch_wld=dict.fromkeys(Split, wds.batched(2, collation_fn=torch.stack)),
         **options,
     )
 
@@ -248,7 +264,7 @@ def pickled(pickles: Path, **options: Any) -> PickledDataWDS:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pickles_are_packed_and_trained_on(pickles: Path, workers: int) -> None:
     model = Model()
-    kwargs_wld = {split: {"num_workers": workers} for split in SPLITS}
+    kwargs_wld = {split: {"num_workers": workers} for split in Split}
     data = pickled(pickles, n_tars_wds=5, prefix_tars_wds="myshards", kwargs_wld=kwargs_wld)
     trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=data)
     assert flat(model.seen["fit"]) == [0, 1, 2, 3, 4, 5]
@@ -277,7 +293,7 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
         ({Split.train: [1]}, "must be a list of names"),
         ({Split.train: []}, r"names_subset\[Split.train\] is empty"),
         ({Split.val: ["sample1"]}, "names_subset has Split.val, dirs_tars_wds has not"),
-        ({"training": ["sample1"]}, "or their names"),
+        ({"training": ["sample1"]}, "got 'training'"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             PickledDataWDS(str(pickles), names, "mydata.pt", places, 2)  # type: ignore[arg-type] # wrong on purpose
