@@ -11,6 +11,7 @@ import pytest
 import torch
 from indexed_runs import (
     BATCHES,
+    RESTORE,
     TRAIN,
     VAL,
     Model,
@@ -125,7 +126,7 @@ def test_resumed_again_and_again(folders: tuple[Path, Path], tmp_path: Path, ask
         options = {"max_epochs": 3, "max_steps": stop}
         model = Model(asks=asks)
         running = trainer(**options)
-        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, weights_only=False)
+        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, **RESTORE)
         seen += model.seen
         path = str(tmp_path / f"{stop}.ckpt")
         running.save_checkpoint(path)  # after the end of fit
@@ -171,7 +172,7 @@ def test_overfitting_that_max_steps_stopped_goes_on(folders: tuple[Path, Path], 
     for stop in (1, 3, 5, 8, -1):
         model = Model(asks=asks)
         running = trainer(max_steps=stop, overfit_batches=3)
-        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, weights_only=False)
+        running.fit(model, datamodule=data(folders, "uneven"), ckpt_path=path, **RESTORE)
         seen += model.seen
         path = str(tmp_path / f"{stop}.ckpt")
         running.save_checkpoint(path)
@@ -195,7 +196,7 @@ def test_a_failed_step_and_then_a_checkpoint_of_the_resumed_run(
     for model, saving, left in zip(models, savings, ("1/a.ckpt", "2/b.ckpt", ""), strict=True):
         running = trainer(*saving, **{**OPTIONS[name], "enable_checkpointing": bool(saving)})
         with contextlib.suppress(RuntimeError):
-            running.fit(model, datamodule=data(folders, kind), ckpt_path=path, weights_only=False)
+            running.fit(model, datamodule=data(folders, kind), ckpt_path=path, **RESTORE)
         path = tmp_path / left
     # Where steps are accumulated, the last checkpoint may be of an earlier batch than the one that failed.
     seen = models[0].seen + models[1].seen
@@ -238,7 +239,7 @@ def test_a_signal_within_a_group_of_accumulated_batches_loses_none(
         with contextlib.suppress(SIGTERMException):
             torch.nn.init.constant_(model.layer.weight, 1.0)
             torch.nn.init.constant_(model.layer.bias, 0.5)
-            running.fit(model, datamodule=data(folders, kind), ckpt_path=path, weights_only=False)
+            running.fit(model, datamodule=data(folders, kind), ckpt_path=path, **RESTORE)
         return model
 
     whole = run(Weighing())
@@ -286,7 +287,7 @@ def test_a_test_with_an_older_checkpoint_leaves_the_position(folders: tuple[Path
     running.fit(model, datamodule=module)
     before = module.state_dict()
     assert before["train"]["steps"] == 7
-    running.test(model, datamodule=module, ckpt_path=saving.saved[2][0], verbose=False, weights_only=False)
+    running.test(model, datamodule=module, ckpt_path=saving.saved[2][0], verbose=False, **RESTORE)
     assert module.state_dict() == before
     running.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
