@@ -320,7 +320,7 @@ def test_a_sparse_file_of_six_gib_is_read_around(tmp_path: Path) -> None:
     if (tmp_path / "a.tar").stat().st_blocks * 512 > 1 << 30:
         pytest.skip("this file system has no holes")
     index_shards(tmp_path)
-    dataset = IndexedShards(tmp_path, check="none")
+    dataset = IndexedShards(tmp_path, verify="none")
     assert [sample["txt"] for sample in dataset.iterate(1)] == [dataset[1]["txt"]] == ["small"]
     assert dataset.sizes("txt").tolist() == [6 << 30, 5]
 
