@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._options import Strategy
 from headrace.size_aware_batching.cli import main
-from headrace.size_aware_batching.planning.options import Strategy
 
 COMMAND = [sys.executable, "-m", "headrace.size_aware_batching.cli"]
 
@@ -61,11 +61,12 @@ def test_the_command_prints_and_draws_strategies_side_by_side(lengths: Path, tmp
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly  # in this process it is tested below
 def test_the_command_refuses_in_one_line_with_status_2(lengths: Path) -> None:
     result = command(lengths, "--budget", "1000")
     assert (result.returncode, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
-    assert "exceed --budget=1000 by themselves" in result.stderr
+    assert "sizes must not exceed --budget=1000" in result.stderr
     assert "--oversize='skip'" in result.stderr
 
 
@@ -80,7 +81,20 @@ def test_help_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_holds_what_the_sampler_reports(
     lengths: Path, capsys: pytest.CaptureFixture[str], cost: str, usual: Strategy
 ) -> None:
-    words = ["--cost", cost, "--ranks", "4", "--seed", "3", "--epoch", "2", "--max-length", "1000", "--max-items", "40"]
+    words = [
+        "--cost",
+        cost,
+        "--num-replicas",
+        "4",
+        "--seed",
+        "3",
+        "--epoch",
+        "2",
+        "--max-length",
+        "1000",
+        "--max-items",
+        "40",
+    ]
     result = json.loads(printed(capsys, lengths, "--budget", "8192", *words, "--json"))
     sampler = DistributedSizeAwareBatchSampler(
         np.load(lengths),
@@ -93,8 +107,8 @@ def test_json_holds_what_the_sampler_reports(
         max_length=1000,
         max_items=40,
     )
-    assert result["plans"] == {usual: vars(sampler.plan(2).report())}
-    assert (result["samples"], result["budget"], result["ranks"]) == (4000, [8192], 4)
+    assert result["plans"] == {usual: json.loads(json.dumps(vars(sampler.report(2))))}
+    assert (result["samples"], result["budget"], result["num_replicas"]) == (4000, [8192], 4)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +130,9 @@ def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.Cap
     plan = json.loads(printed(capsys, tmp_path / "graphs.npy", "--budget", "4,10", "--json"))["plans"]["stratified"]
     assert plan["batches"] >= 2
     assert plan["items_max"] <= 2
-    assert "1 budgets for sizes of shape (4, 2)" in refused(capsys, tmp_path / "graphs.npy", "--budget", "4")
+    assert "--budget must have one budget for each column of sizes, got 1 for shape (4, 2)" in refused(
+        capsys, tmp_path / "graphs.npy", "--budget", "4"
+    )
 
 
 def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,10 +150,10 @@ def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixtu
         (["--budget", "16384", "--cost", "padded", "--strategy", "packed"], "--strategy='packed' puts different sizes"),
         (["--budget", "16384", "--batch-size-multiple", "8"], "--batch-size-multiple=8 goes with"),
         (["--budget", "16384", "--strategy", "best"], "invalid choice: 'best'"),
-        (["--budget", "16384", "--ranks", "0"], "--ranks: got 0"),
-        (["--budget", "16384", "--seed", "-1"], "--seed: got -1"),
-        (["--budget", "16384", "--epoch", "-1"], "--epoch: got -1"),
-        (["--budget", "16384", "--max-items", "0"], "--max-items: got 0"),
+        (["--budget", "16384", "--num-replicas", "0"], "--num-replicas must be an int >= 1, got 0"),
+        (["--budget", "16384", "--seed", "-1"], "--seed must be an int from 0 to"),
+        (["--budget", "16384", "--epoch", "-1"], "--epoch must be an int >= 0, got -1"),
+        (["--budget", "16384", "--max-items", "0"], "--max-items must be an int >= 1, got 0"),
         (["--budget", "16384", "--draw", "plans.nonsense"], "nonsense"),
         (["--budget", "0"], "--budget must be greater than 0, got 0"),
         (["--budget", "inf"], "got 'inf', expected a number"),
@@ -154,4 +170,4 @@ def test_what_cannot_work_is_refused(
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "absent.npy" in refused(capsys, tmp_path / "absent.npy", "--budget", "5")
     (tmp_path / "s.txt").write_text("1\ntwo\n")
-    assert "s.txt: line 2: got 'two'" in refused(capsys, tmp_path / "s.txt", "--budget", "5")
+    assert "s.txt: line 2: expected one number, got 'two'" in refused(capsys, tmp_path / "s.txt", "--budget", "5")

@@ -94,7 +94,7 @@ def test_the_upper_prediction_covers_every_point_of_the_fit(degree: int, seed: i
 def test_margins_that_are_refused(margin: float) -> None:
     model = PolynomialRegression(0)
     model.fit(torch.ones(1), torch.ones(1))
-    with pytest.raises(ValueError, match="margin must be a share from 0 on"):
+    with pytest.raises(ValueError, match="margin must be a finite number >= 0"):
         model.predict_upper(torch.ones(1), margin)
 
 
@@ -141,21 +141,37 @@ GOOD = torch.tensor([1.0, 2.0, 3.0])
 @pytest.mark.parametrize(
     ("x", "y", "error", "match"),
     [
-        (GOOD.unsqueeze(0), GOOD, TypeError, r"x must be a 1-D floating-point tensor, got shape \(1, 3\)"),
-        (GOOD, GOOD.unsqueeze(1), TypeError, "y must be a 1-D floating-point tensor"),
-        ([1.0, 2.0, 3.0], GOOD, TypeError, "x must be a 1-D floating-point tensor, got list"),
-        (GOOD.long(), GOOD, TypeError, "x must be a 1-D floating-point tensor.*torch.int64"),
-        (GOOD, GOOD.long(), TypeError, r"y must be a 1-D floating-point tensor.*double\(\)"),
-        (GOOD, GOOD[:2], ValueError, "same length, got 3 and 2"),
-        (GOOD / 0, GOOD, ValueError, "x holds 3 values that are not finite, the first at index 0"),
-        (GOOD, GOOD * float("nan"), ValueError, "y holds 3 values that are not finite"),
-        (torch.ones(3), GOOD, ValueError, "x has 1 distinct values, a polynomial of degree 2 needs at least 3"),
-        (torch.empty(0), torch.empty(0), ValueError, "x has 0 distinct values"),
+        (GOOD.unsqueeze(0), GOOD, TypeError, r"x must be a 1-D tensor or sequence of real .* got shape \(1, 3\)"),
+        (GOOD, GOOD.unsqueeze(1), TypeError, "y must be a 1-D tensor or sequence of real numbers"),
+        (GOOD > 1, GOOD, TypeError, "x must be a 1-D tensor .*torch.bool"),
+        ("123", GOOD, TypeError, "x must be a 1-D tensor .*got str"),
+        (["a"], GOOD, TypeError, r"x\[0\] must be a real number"),
+        (GOOD, GOOD[:2], ValueError, "the number of samples in x and y must be equal, got 3 and 2"),
+        (GOOD / 0, GOOD, ValueError, r"x must be finite, got inf at index 0 \(3 such values\)"),
+        (GOOD, GOOD * float("nan"), ValueError, "y must be finite, got nan"),
+        (torch.ones(3), GOOD, ValueError, "x must have at least 3 distinct values for degree 2, got 1"),
+        (torch.empty(0), torch.empty(0), ValueError, "x must have at least 3 distinct values for degree 2, got 0"),
     ],
 )
 def test_points_that_are_refused(x: Any, y: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         PolynomialRegression(2).fit(x, y)
+
+
+def test_lists_and_integers_are_fitted_as_they_come_from_a_measurement() -> None:
+    lengths, peaks = [64, 128, 192, 256], [10**9 + 3 * n**2 for n in (64, 128, 192, 256)]
+    fitted = []
+    forms: list[Any] = [
+        (lengths, peaks),
+        (torch.tensor(lengths), torch.tensor(peaks)),
+        (np.array(lengths), tuple(peaks)),
+    ]
+    for x, y in forms:
+        model = PolynomialRegression(2)
+        model.fit(x, y)
+        fitted.append(model(torch.tensor([160, 512])).tolist())
+    assert fitted[0] == fitted[1] == fitted[2]
+    assert fitted[0] == pytest.approx([10**9 + 3 * 160**2, 10**9 + 3 * 512**2], rel=1e-12)
 
 
 def test_forward_wants_a_tensor() -> None:

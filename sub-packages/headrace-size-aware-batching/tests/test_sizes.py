@@ -1,8 +1,12 @@
+"""Sizes in every form that can be given."""
+
+import gzip
 import math
 import pickle
 import time
 from collections import UserDict
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +14,80 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from headrace.size_aware_batching.sizes import checked_budget, checked_size, size_array, size_lookup
-from headrace.size_aware_batching.vectors import number_vector, real_number, size_vector
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._sizes import (
+    checked_budget,
+    checked_size,
+    fasta_lengths,
+    number_vector,
+    read_sizes,
+    size_lookup,
+    size_vector,
+    sizes_of_file,
+    sizes_of_files,
+)
+from headrace.size_aware_batching._validation import real_number
+
+
+def test_numbers_of_any_make() -> None:
+    values = (np.int8(4), torch.tensor([4]), Fraction(1, 2), np.array(0.5))
+    made = [real_number(value, "size") for value in values]
+    assert made == [4, 4, 0.5, 0.5]
+    assert [type(number) for number in made] == [int, int, float, float]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2], (1, 2), np.array([1, 2], np.int8), np.array([1, 2], np.uint64), torch.tensor([1, 2])],
+)
+def test_integers_become_int64(values: Any) -> None:
+    array = number_vector(values, "v")
+    assert array.dtype == np.int64
+    assert array.tolist() == [1, 2]
+
+
+def test_large_arrays_are_not_copied() -> None:
+    array, tensor = np.arange(4), torch.arange(4)
+    assert np.shares_memory(number_vector(array, "v"), array)
+    assert np.shares_memory(number_vector(tensor, "v"), tensor.numpy())
+
+
+@pytest.mark.parametrize("values", [[], np.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int32)])
+def test_empty(values: Any) -> None:
+    assert number_vector(values, "v").shape == (0,)
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 2)), torch.tensor(1), torch.zeros(1, 1)])
+def test_only_one_dimension(values: Any) -> None:
+    with pytest.raises(ValueError, match="v must be 1-D"):
+        number_vector(values, "v")
+
+
+@pytest.mark.parametrize(
+    "values", [3, "12", [[1], [1, 2]], [True], ["a"], [1j], [None], torch.tensor([True]), np.array(["a"])]
+)
+def test_only_real_numbers(values: Any) -> None:
+    with pytest.raises(TypeError, match=r"v.* must"):
+        number_vector(values, "v")
+
+
+@pytest.mark.parametrize("values", [[2**63], np.array([2**63], dtype=np.uint64)])
+def test_integers_that_do_not_fit(values: Any) -> None:
+    with pytest.raises(ValueError, match=f"v must hold integers of 64 bits, got {2**63}"):
+        number_vector(values, "v")
+
+
+class Dataset:
+    """A dataset that knows its tokens."""
+
+    def __init__(self, num_tokens: Any, samples: int) -> None:
+        self.num_tokens, self.samples = num_tokens, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
 
 FORMS: dict[str, Any] = {
     "callable": lambda index: [3, 1, 2][index],
@@ -33,8 +108,8 @@ def test_every_form_of_integers_gives_the_same_exact_integers(form: str) -> None
     sizes = [checked_size(lookup(index), "index", index) for index in range(3)]
     assert sizes == [3, 1, 2]
     assert all(type(size) is int for size in sizes)
-    array = size_array(FORMS[form], 3)
-    assert array.dtype == np.int64
+    array = read_sizes(Dataset(FORMS[form], 3) if callable(FORMS[form]) else FORMS[form])
+    assert array.dtype.kind in "iu"
     assert array.tolist() == [3, 1, 2]
 
 
@@ -42,15 +117,7 @@ def test_every_form_of_integers_gives_the_same_exact_integers(form: str) -> None
 def test_float_tensors(dtype: torch.dtype) -> None:
     sizes = torch.tensor([0.5, 2.0], dtype=dtype, requires_grad=True)
     assert checked_size(size_lookup(sizes)(0), "index", 0) == 0.5
-    assert size_array(sizes, 2).tolist() == [0.5, 2.0]
-
-
-@given(st.lists(st.one_of(st.integers(0, 2**63 - 1), st.floats(0, allow_nan=False)), min_size=1))
-def test_size_array_is_int64_only_when_nothing_is_lost(values: list[float]) -> None:
-    array = size_array(values, len(values))
-    whole = all(isinstance(value, int) for value in values)
-    assert array.dtype == (np.int64 if whole else np.float64)
-    assert array.tolist() == (values if whole else [float(value) for value in values])
+    assert read_sizes(sizes).tolist() == [0.5, 2.0]
 
 
 @pytest.mark.parametrize("sizeof", [None, 3, {1, 2}, "123", b"123", bytearray(b"1")])
@@ -67,15 +134,8 @@ def test_what_is_no_real_number_is_no_size(value: object) -> None:
 
 @pytest.mark.parametrize("value", [-1, -0.5, math.nan, -math.inf, torch.tensor(math.nan), np.float32(-1)])
 def test_nan_and_negative_sizes_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"the size of index 7 is (NaN|-.*number from 0 on)"):
+    with pytest.raises(ValueError, match=r"the size of index 7 must be (a real number, got NaN|a number >= 0, got -)"):
         checked_size(value, "index", 7)
-
-
-def test_numbers_of_any_make() -> None:
-    made = [real_number(value, "size") for value in (np.int8(4), torch.tensor([4]), Fraction(1, 2), np.array(0.5))]
-    assert made == [4, 4, 0.5, 0.5]
-    assert [type(number) for number in made] == [int, int, float, float]
-    assert checked_size(math.inf, "index", 7) == math.inf
 
 
 @pytest.mark.parametrize("value", ["10", None, True, [10], 1j])
@@ -86,7 +146,7 @@ def test_budget_of_the_wrong_kind(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, 0.0, -1, math.nan, -math.inf, torch.tensor(0)])
 def test_budget_that_holds_nothing(value: object) -> None:
-    with pytest.raises(ValueError, match=r"max_total_size (must be greater than 0, got|is NaN)"):
+    with pytest.raises(ValueError, match=r"max_total_size must be (greater than 0, got|a real number, got NaN)"):
         checked_budget(value)
 
 
@@ -101,18 +161,16 @@ def test_budgets() -> None:
 
 
 def test_errors_name_the_index_and_the_value() -> None:
-    with pytest.raises(ValueError, match="sizes holds 2 negative sizes, the first is -4 at index 1"):
+    with pytest.raises(ValueError, match=r"sizes must hold numbers >= 0, got -4 at index 1 \(2 are negative\)"):
         size_vector([1, -4, -5], "sizes")
-    with pytest.raises(ValueError, match="sizeof holds 1 NaN, the first at index 2"):
+    with pytest.raises(ValueError, match="sizeof must hold numbers, got NaN at index 2"):
         size_lookup(torch.tensor([0.0, 1.0, math.nan]))
-    with pytest.raises(ValueError, match="the size of index 1 is -2"):
-        size_array({0: 1, 1: -2}, 2)
-    with pytest.raises(ValueError, match="the size of index 0 is NaN"):
-        size_array(lambda index: math.nan, 2)
-    with pytest.raises(KeyError, match="sizeof has no size for 7"):
+    with pytest.raises(ValueError, match=r"sizes must be numbers .* got -2 at index 1"):
+        read_sizes({0: 1, 1: -2})
+    with pytest.raises(ValueError, match="the size of index 0 must be a real number, got NaN"):
+        read_sizes(Dataset(lambda index: math.nan, 2))
+    with pytest.raises(KeyError, match="sizeof must hold a size for each key, got none for 7"):
         size_lookup({1: 1})(7)
-    with pytest.raises(ValueError, match="sizeof has 2 sizes for 3 elements"):
-        size_array([1, 2], 3)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +183,8 @@ def test_errors_name_the_index_and_the_value() -> None:
         (np.array(["a"]), TypeError, "got dtype <U1"),
         ([1, True], TypeError, r"x\[1\] must be a real number, got True"),
         ([[1], [2]], TypeError, r"x\[0\] must be a real number"),
-        ([0, 2**63], ValueError, f"x holds {2**63}, beyond the 64-bit integers"),
-        (np.array([2**63], dtype=np.uint64), ValueError, "beyond the 64-bit integers"),
+        ([0, 2**63], ValueError, f"x must hold integers of 64 bits, got {2**63}"),
+        (np.array([2**63], dtype=np.uint64), ValueError, "x must hold integers of 64 bits"),
         ("12", TypeError, "x must be a 1-D tensor, array or sequence, got str"),
         ({1: 2}, TypeError, "got dict"),
     ],
@@ -136,17 +194,10 @@ def test_vectors_that_are_refused(values: object, error: type[Exception], match:
         number_vector(values, "x")
 
 
-def test_vectors_of_any_make() -> None:
-    assert number_vector([], "x").shape == (0,)
-    assert number_vector([-1, 2.5, Fraction(1, 4)], "x").tolist() == [-1, 2.5, 0.25]
-    assert number_vector(range(3), "x").dtype == np.int64
-    assert number_vector(np.array([0.5], dtype=np.float32), "x").dtype == np.float64
-
-
 @pytest.mark.parametrize("index", [2, -1])
 @pytest.mark.parametrize("sizeof", [[1, 2], np.array([1, 2]), torch.tensor([1, 2])])
 def test_an_index_outside_is_refused(sizeof: Any, index: int) -> None:
-    with pytest.raises(IndexError, match=f"sizeof holds 2 sizes and was asked for index {index}"):
+    with pytest.raises(IndexError, match=f"sizeof must hold a size for each index, got index {index} and 2 sizes"):
         size_lookup(sizeof)(index)
 
 
@@ -163,16 +214,125 @@ def test_a_callable_is_evaluated_once_for_each_index() -> None:
         seen.append(index)
         return index
 
-    assert size_array(sizeof, 50).tolist() == seen == list(range(50))
+    assert read_sizes(Dataset(sizeof, 50)).tolist() == seen == list(range(50))
 
 
 def test_a_progress_bar_shows_up_only_when_it_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    size_array(lambda index: index, 1000)
+    read_sizes(Dataset(lambda index: index, 1000))
     assert capfd.readouterr().err == ""
 
+    start = time.monotonic()
+
     def slow(index: int) -> int:
-        time.sleep(0.4)
+        while time.monotonic() < start + 1.1:  # the bar waits for a second
+            time.sleep(0.01)
         return index
 
-    size_array(slow, 5)
+    read_sizes(Dataset(slow, 5))
     assert "sizes" in capfd.readouterr().err
+
+
+FASTA = b">one a protein\nMKVLA\nGG\n\n>two\n>three\r\nMK V\r\n"
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+@pytest.mark.parametrize("kind", [np.uint16, np.int64, np.float64])
+def test_npy_comes_back_as_it_was_saved(tmp_path: Path, shape: tuple[int, ...], kind: type) -> None:
+    saved: NDArray[Any] = np.arange(np.prod(shape)).reshape(shape).astype(kind)
+    np.save(tmp_path / "sizes.npy", saved)
+    read = sizes_of_file(tmp_path / "sizes.npy")
+    assert read.dtype == kind
+    np.testing.assert_array_equal(read, saved)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1))
+def test_text_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+    path = tmp_path_factory.getbasetemp() / "sizes.txt"
+    path.write_text("\n".join(map(str, sizes)))
+    assert sizes_of_file(path).tolist() == sizes
+
+
+def test_text_may_hold_real_numbers_and_end_in_empty_lines(tmp_path: Path) -> None:
+    assert sizes_of_file(written(tmp_path / "s.txt", b"3\r\n1.5\r\n2e3\r\n\r\n")).tolist() == [3.0, 1.5, 2000.0]
+
+
+@pytest.mark.parametrize("ending", [".fasta", ".fa", ".faa", ".fna", ".FASTA"])
+def test_fasta_sizes_are_numbers_of_letters(tmp_path: Path, ending: str) -> None:
+    assert sizes_of_file(written(tmp_path / f"p{ending}", FASTA)).tolist() == [7, 0, 3]
+    assert sizes_of_file(written(tmp_path / f"p{ending}.gz", gzip.compress(FASTA))).tolist() == [7, 0, 3]
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(1, 90))
+def test_fasta_sizes_do_not_depend_on_the_width_of_the_lines(lengths: list[int], width: int) -> None:
+    lines: list[bytes] = []
+    for n in lengths:
+        lines += [b">x", *(b"A" * min(width, n - begin) for begin in range(0, n, width))]
+    assert list(fasta_lengths(lines)) == lengths
+
+
+def test_files_are_joined_in_order(tmp_path: Path) -> None:
+    paths = [written(tmp_path / "b.txt", b"9\n8\n"), written(tmp_path / "a.fasta", FASTA)]
+    assert sizes_of_files(paths).tolist() == [9, 8, 7, 0, 3]
+
+
+def test_files_of_different_columns_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "two.npy", np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"the same columns, got .*two\.npy: \(3, 2\)"):
+        sizes_of_files([written(tmp_path / "b.txt", b"9\n"), tmp_path / "two.npy"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("s.csv", b"1\n", "the ending must be one of .npy, .txt, .fasta"),
+        ("s.txt", b"1\n\n2\n", "line 2: expected one number, got ''"),
+        ("s.txt", b"1\ntwo\n", "line 2: expected one number, got 'two'"),
+        ("s.txt", b"1\n-2\n", "at index 1"),
+        ("s.txt", b"1\nnan\n", "at index 1"),
+        ("s.txt", b"\n", "holds no size"),
+        ("s.txt", b"\xff\xfe", "not text in UTF-8"),
+        ("s.fasta", b"MKV\n>one\nMK\n", "line 1: letters before the first '>'"),
+        ("s.fasta", b"", "holds no size"),
+        ("s.fasta.gz", FASTA, "[Nn]ot a gzipped file"),
+        ("s.fasta.gz", gzip.compress(FASTA * 100)[:-30], "ended before"),
+        ("s.npy", b"no array", "does not begin as a .npy file does"),
+        ("s.npy", b"\x93NUMPY\x01\x00", "s.npy: "),
+    ],
+)
+def test_what_holds_no_sizes_is_refused_by_name(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as caught:
+        sizes_of_file(written(tmp_path / name, content))
+    assert name in str(caught.value)
+
+
+def test_an_npy_file_never_runs_code(tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", np.array([1, None]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        sizes_of_file(tmp_path / "s.npy")
+
+
+# What users meet.
+
+
+def test_a_mapping_without_an_index_names_sizes_and_the_index() -> None:
+    with pytest.raises(ValueError, match=r"sizes must be a mapping with the keys 0 to 2, got one without 1: give the"):
+        DistributedSizeAwareBatchSampler({0: 5, "b": 6, 2: 7}, 10)
+    with pytest.raises(ValueError, match="keys 0 to 1, got one without 0"):
+        DistributedSizeAwareBatchSampler({"P12345": 5, "Q67890": 6}, 10)
+
+
+def test_max_length_cuts_the_column_it_names() -> None:
+    graphs = np.array([[5, 50], [20, 60], [30, 40]])
+    sampler = DistributedSizeAwareBatchSampler(graphs, (10, 60), strategy="sequential", max_length=(10, None))
+    assert sampler.plan().sizes.tolist() == [[5, 50], [10, 60], [10, 40]]
+    assert graphs.max() == 60
+    for wrong in (10, (10,), (10, 20, 30)):
+        with pytest.raises(ValueError, match="max_length must have one entry for each of the 2 columns"):
+            DistributedSizeAwareBatchSampler(graphs, (30, 60), max_length=wrong)
+    capped = DistributedSizeAwareBatchSampler([5, 20.5], 10, max_length=10).plan().sizes
+    assert capped.tolist() == [5.0, 10.0]

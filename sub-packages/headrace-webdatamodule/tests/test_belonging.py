@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import DamagedSampleWarning, IndexedShards, index_shards, write_tars
-from headrace.webdatamodule.indexed.sources import Sources
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.shards.errors import StaleIndexError
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -54,10 +53,10 @@ def test_damage_where_opening_looks_costs_that_sample_only(tmp_path: Path, sampl
 def test_skipping_leaves_out_that_sample_only(tmp_path: Path) -> None:
     path = made(tmp_path)
     flip(path, data_of(path, 10) + 5)
-    data = Sources({"a": IndexedShards(tmp_path, decode=None)})
+    data = IndexedShards(tmp_path, decode=None)
     batches = [list(range(at, at + 10)) for at in range(0, COUNT, 10)]
     loader: Any = ResumableLoader(
-        data, batches, damaged="skip", collate_fn=lambda batch: [one["__key__"] for one in batch]
+        data, batches, on_error="skip", collate_fn=lambda batch: [one["__key__"] for one in batch]
     )
     with pytest.warns(DamagedSampleWarning, match="'s10'"):
         assert [key for batch in loader for key in batch] == [f"s{i:02d}" for i in range(COUNT) if i != 10]
@@ -68,7 +67,7 @@ def test_another_shard_of_the_same_names_and_sizes_is_loud(tmp_path: Path, count
     path, other = made(tmp_path / "a", 0, count), made(tmp_path / "b", 1, count)
     assert path.stat().st_size == other.stat().st_size
     path.write_bytes(other.read_bytes())
-    told = "call verify_shards, which tells what is damaged.*index it again only if you changed it on purpose"
+    told = "call verify_shards, which names the damage.*index it again only if you changed it on purpose"
     with pytest.raises(StaleIndexError, match=told):
         IndexedShards(tmp_path / "a", decode=None)[count - 1]
 

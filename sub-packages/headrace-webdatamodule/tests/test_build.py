@@ -1,20 +1,36 @@
+import io
 import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, fitting_index, index_shards
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
+    RefusedMemberError,
+    ShardError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_tars,
+)
+from headrace.webdatamodule.shards.errors import (
+    DamagedShardError,
+    ManifestError,
+)
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.writing.write import write_tars
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 
 @pytest.fixture
@@ -200,3 +216,115 @@ def test_a_complete_directory_need_not_be_writable(tmp_path: Path, folder: Path,
             index_shards(view)
     finally:
         subprocess.run(["umount", str(view)], check=True)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard of more than a megabyte."""
+    return made(tmp_path_factory.mktemp("large"), [(f"{n * n}", {"txt": b"1", "cls": b""}) for n in range(1200)])
+
+
+def test_a_shard_that_is_cut_while_it_is_indexed_is_an_error(large: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(large.read_bytes())
+    data = map_file(path)
+    assert data[0:512] == large.read_bytes()[:512]
+    os.truncate(path, 600_000)
+    with pytest.raises(DamagedShardError, match="was cut while it was read") as caught:
+        build_index(data, shard=str(path))
+    assert caught.value.shard == str(path)
+    assert caught.value.offset is not None
+
+
+def instead(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "endless":
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files there")
+@pytest.mark.parametrize("what", ["fifo", "directory", "endless"])
+@pytest.mark.parametrize("suffix", ["", ".hri", NAME])
+def test_what_is_no_plain_file_is_refused(tmp_path: Path, what: str, suffix: str) -> None:
+    path = made(tmp_path, UNLIKE)
+    wrong = tmp_path / NAME if suffix == NAME else Path(f"{path}{suffix}")
+    instead(wrong, what)
+    kind = {"fifo": "a FIFO", "directory": "a directory", "endless": "a device"}[what]
+    with pytest.raises(ShardError, match=f"this is {kind}, not a plain file"):
+        IndexedShards(tmp_path)[0]
+    faults = [fault for fault in verify_shards(tmp_path) if f"this is {kind}" in fault.message]
+    assert len(faults) == 1
+    if suffix == "":
+        with pytest.raises(DamagedShardError, match=kind):
+            index_shards(tmp_path)
+
+
+def tar(names: list[str]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as file:
+        for name in names:
+            file.addfile(tarfile.TarInfo(name))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"one.{n:x}" for n in range(10_000)], [f"{n:05d}.{n % 2000:x}" for n in range(4_000)]],
+    ids=["members", "layouts"],
+)
+def test_many_members_or_layouts_take_no_time(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "a.tar").write_bytes(tar(names))
+    manifest = index_shards(tmp_path)
+    assert len(manifest.members) == len({name.partition(".")[2] for name in names})
+    index = ShardIndex.open(tmp_path / "a.tar")
+    read = ShardReader(index, map_shard(index), None, verify=True)
+    found = read.read_many(range(len(index)))
+    assert sum(map(len, found)) == len(names) + len(found)
+    for member in manifest.members[:200]:
+        assert (index.positions(member) >= 0).any()
+    assert verify_shards(tmp_path) == []
+
+
+END = bytes(1024)
+
+
+def plain_header(name: str, size: int, kind: bytes = b"0") -> bytes:
+    octal = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + octal + b"0" * 11 + b"\0")
+    block += b" " * 8 + kind + bytes(100) + b"ustar\x0000" + bytes(247)
+    block = block[:512]
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def plain_member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+    return plain_header(name, len(data), kind) + data + bytes(-len(data) % 512)
+
+
+@pytest.mark.nightly
+def test_a_sparse_file_of_six_gib_is_read_around(tmp_path: Path) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(plain_header("a.txt", 6 << 30))
+        file.seek(6 << 30, io.SEEK_CUR)
+        file.write(plain_member("b.txt", b"small") + END)
+    if (tmp_path / "a.tar").stat().st_blocks * 512 > 1 << 30:
+        pytest.skip("this file system has no holes")
+    index_shards(tmp_path)
+    dataset = IndexedShards(tmp_path, verify="none")
+    assert [sample["txt"] for sample in dataset.iterate(1)] == [dataset[1]["txt"]] == ["small"]
+    assert dataset.sizes("txt").tolist() == [6 << 30, 5]
+
+
+@pytest.mark.parametrize("kind", [b"x", b"L", b"g"])
+def test_an_extended_header_of_a_gib_is_refused(tmp_path: Path, kind: bytes) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(plain_header("long", 1 << 30, kind))
+        file.seek(1 << 30, io.SEEK_CUR)
+        file.write(plain_member("a.txt", b"") + END)
+    with pytest.raises(RefusedMemberError, match="an extended header has 1073741824 bytes") as caught:
+        index_shards(tmp_path)
+    assert caught.value.offset == 0

@@ -9,9 +9,15 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError
+from headrace.webdatamodule.shards.errors import (
+    DamagedShardError,
+    ManifestError,
+)
 from headrace.webdatamodule.shards.format.files import (
     LOCK_NAME,
     FileBytes,
@@ -21,6 +27,7 @@ from headrace.webdatamodule.shards.format.files import (
     read_plain,
     staged_file,
 )
+from headrace.webdatamodule.shards.index.build import map_file
 
 HOLD = """
 import logging, sys
@@ -123,3 +130,21 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_a_home_that_there_is_not_is_a_name() -> None:
     assert expanded("~") == Path.home()
     assert str(expanded("~nobody-of-this-name/a")) == "~nobody-of-this-name/a"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of some megabytes, no two pieces alike."""
+    path = tmp_path_factory.mktemp("large") / "a.tar"
+    path.write_bytes(np.random.default_rng(0).bytes(3_000_000))
+    return path
+
+
+@given(st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 900_000)), max_size=30))
+def test_an_open_file_gives_the_bytes_of_any_place(large: Path, spans: list[tuple[int, int]]) -> None:
+    data, whole = map_file(large), large.read_bytes()
+    for begin, size in spans:
+        assert data[begin : begin + size] == whole[begin : begin + size]
+        assert data[begin + size : begin + size + 512] == whole[begin + size : begin + size + 512]
+    assert data[len(whole) - 3 : len(whole) + 9] == whole[-3:]
+    assert data[len(whole) + 5 : len(whole) + 9] == b""

@@ -5,21 +5,28 @@ import pickle
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_sets import ALIKE, UNLIKE, made
 from plain_tar import write_tar
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
+from headrace.webdatamodule import ShardError, verify_shards
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.index.container import MAGIC, checksum32, pack, unpack
+from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, checksum32, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)
@@ -259,3 +266,177 @@ def test_another_version_is_refused(packed: bytes) -> None:
 def test_a_written_shard_is_indexed(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", numbered(10).items())
     assert len(ShardIndex(build_index((tmp_path / "a.tar").read_bytes()))) == 10
+
+
+def use(index: ShardIndex) -> None:
+    """Everything that a reader does with an index; a shard that was not indexed ends it early."""
+    index.check_self()
+    for sample in {0, index.n_samples // 2, index.n_samples - 1} if index.n_samples else set[int]():
+        index.find(index.key(sample))
+        index.locate(index.span(sample)[0])
+        index.layout(sample)
+    for member in index.member_keys:
+        index.positions(member)
+    assert index.n_skipped >= 0
+    assert (index.offsets + index.sizes <= index.shard_bytes).all()
+
+
+def forged(path: Path, description: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    index_path(path).write_bytes(pack(description, arrays))
+
+
+HUGE = [-1, 1, 2**31, 2**32 - 1, 2**63, 2**64, 10**18, 10**400]
+
+
+ODD: list[Any] = [
+    *HUGE,
+    "",
+    "x",
+    "\ud800",
+    None,
+    [],
+    {},
+    [[]],
+    [["__key__"]],
+    [["a", "A"]],
+    [[1]],
+    1.5,
+    True,
+    {"a": 2**70},
+]
+
+
+BENT = [np.zeros(3, np.uint8), np.array([0, 1, 2**63, 5], np.uint64), np.array([2**32 - 1] * 3, np.uint32)]
+
+
+@pytest.fixture(
+    scope="module", params=[UNLIKE, pytest.param(ALIKE, marks=pytest.mark.nightly)], ids=["unlike", "alike"]
+)
+def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("shard"), request.param)
+
+
+def forgeries(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    description, arrays, *_ = unpack(memoryview(build_index(path.read_bytes())))
+    for key in description:
+        for value in ODD:
+            yield {**description, key: value}, arrays
+    for key in description["keys"]:
+        for value in ODD:
+            yield {**description, "keys": {**description["keys"], key: value}}, arrays
+    for name in (*arrays, "layout_of", "starts", "key_ends"):
+        for array in BENT:
+            yield description, {**arrays, name: array}
+        was = arrays.get(name, arrays["blocks"])
+        for at in {0, was.size // 2, was.size - 1}:
+            for value in (0, int(was[at]) + 1, np.iinfo(was.dtype).max):
+                bent = was.copy()
+                bent[at] = min(value, int(np.iinfo(was.dtype).max))
+                yield description, {**arrays, name: bent}
+
+
+def test_a_forged_index_is_refused_or_harmless(shard: Path) -> None:
+    kept = index_path(shard).read_bytes()
+    refused = 0
+    for description, arrays in forgeries(shard):
+        forged(shard, description, arrays)
+        for check in (True, False):
+            try:
+                index = ShardIndex.open(shard)
+                use(index)
+                read = ShardReader(index, map_shard(index), None, verify=check)
+                read.read_many(range(len(index)))
+                for _ in read.between(0, len(index)):
+                    pass
+            except (ShardError, KeyError) as error:  # KeyError: a key that is not found
+                refused += not isinstance(error, KeyError)
+        faults = verify_shards(shard.parent)
+        assert faults or index_path(shard).read_bytes() == kept, (description, arrays)
+    index_path(shard).write_bytes(kept)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 10**18, "layouts": []},
+        {"samples": 10**18, "layouts": [[]]},
+        {"keys": {"prefix": "s", "first": 0, "step": 1, "width": 10**9, "suffix": ""}},
+        {"keys": {"prefix": "s", "first": 0, "step": 1, "width": -1, "suffix": ""}},
+        {"keys": {"prefix": 3, "first": 0, "step": 1, "width": 1, "suffix": ""}},
+        {"keys": {"prefix": "s" * 10**6, "first": 0, "step": 1, "width": 1, "suffix": ""}},
+        {"layouts": [["__key__", "cls"]]},
+        {"layouts": [["txt", "TXT"]]},
+        {"shard_bytes": 2**63},
+        {"end": 2**62},
+        {"skipped": {"meta": 2**64}},
+    ],
+)
+def test_what_cannot_be_is_refused_at_opening(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = made(tmp_path, ALIKE)
+    description, arrays, *_ = unpack(memoryview(index_path(path).read_bytes()))
+    forged(path, {**description, **change}, arrays)
+    with pytest.raises(DamagedIndexError, match="does not fit together") as caught:
+        ShardIndex.open(path)
+    assert caught.value.shard == str(path)
+
+
+def test_a_description_without_end_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path, ALIKE)
+    head = bytearray(index_path(path).read_bytes())
+    head[12:16] = (MAX_DESCRIPTION_BYTES + 8).to_bytes(4, "little")
+    index_path(path).write_bytes(head + bytes(MAX_DESCRIPTION_BYTES))
+    with pytest.raises(DamagedIndexError, match="more than 16777216"):
+        ShardIndex.open(path)
+    with pytest.raises(ShardError, match="the names of members take"):
+        pack({"layouts": [["x" * MAX_DESCRIPTION_BYTES]]}, {})
+
+
+CUT = """
+import os, sys
+from headrace.webdatamodule import IndexedShards, ShardError
+folder, cut, way, check = sys.argv[1:]
+data = IndexedShards(folder, decode=None, verify=check)
+data[0]
+coming = data.iterate()
+next(coming)
+os.truncate(cut, 4096)
+ways = {
+    "item": lambda: data[len(data) - 1],
+    "batch": lambda: data.__getitems__([5, len(data) - 1]),
+    "rows": lambda: list(coming),
+    "keys": lambda: data.key(len(data) - 1),
+    "sizes": lambda: data.sizes("txt"),
+    "find": lambda: data.find("nowhere"),
+}
+try:
+    ways[way]()
+except ShardError as error:
+    print(type(error).__name__, error.shard)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard whose index is mapped, because it is large: its keys are listed."""
+    folder = tmp_path_factory.mktemp("large")
+    path = made(folder, [(f"{n * n}", {"txt": b"1", "cls": b""}) for n in range(12_000)])
+    assert index_path(path).stat().st_size > 1 << 18
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a mapped file cannot be cut")
+@pytest.mark.parametrize("way", ["item", "batch", "rows", "keys", "sizes", "find"])
+@pytest.mark.parametrize("suffix", ["", ".hri"])
+def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(large: Path, tmp_path: Path, way: str, suffix: str) -> None:
+    for file in large.parent.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    cut = tmp_path / f"{large.name}{suffix}"
+    command = [sys.executable, "-c", CUT, str(tmp_path), str(cut), way, "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    index_alone = way in ("keys", "sizes", "find")
+    expected = "" if index_alone and not suffix else "StaleIndexError" if not suffix else "DamagedIndexError"
+    if way == "find" and not suffix:  # a key that there is not
+        assert (done.returncode, "KeyError" in done.stderr) == (1, True)
+        return
+    assert (done.returncode, done.stdout.split(" ")[0].strip()) == (0, expected), done.stderr

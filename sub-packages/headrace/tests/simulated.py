@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import IndexedWebDataModule, Split, index_shards, write_tars
@@ -80,16 +79,17 @@ class Recipe:
         weights = None if self.weights is None else dict(zip(shards, self.weights, strict=True))
         module = IndexedWebDataModule(
             {Split.train: shards},
-            batching=sized if self.batch_size is None else self.batch_size,
+            batch_size=self.batch_size,
+            batch_sampler=sized if self.batch_size is None else None,
             sizes="txt" if self.batch_size is None else None,
-            order=None if weights is None else partial(WeightedDistributedSampler, weights=weights),
+            sampler=None if weights is None else partial(WeightedDistributedSampler, weights=weights),
             collate_fn=keys_of,
             num_workers=workers,
             seed=self.seed,
+            num_replicas=world,
+            rank=rank,
             **options,
         )
-        # A trainer tells the data module where it is, and no more than this is asked of it.
-        module.trainer = cast(Any, SimpleNamespace(world_size=world, global_rank=rank, datamodule=None))
         module.setup("fit")
         return module
 

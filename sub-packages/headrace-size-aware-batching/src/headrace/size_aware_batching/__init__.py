@@ -5,14 +5,13 @@ from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, Pad
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import collect_cuda_peak_alloc
 from headrace.size_aware_batching.memory_model import PolynomialRegression
-from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.report import PlanReport
+from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
     SizeAwareBatchSampler,
     size_aware_batching,
 )
-from headrace.size_aware_batching.streams import BucketedBatching, bucketed_batching
+from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
 __all__ = [
     "BatchPlan",

@@ -1,4 +1,4 @@
-"""``headrace-batches``: what a budget makes of given sizes, before anything is trained."""
+"""``headrace-batches``: plans the batches of given sizes and reports on them."""
 
 import argparse
 import json
@@ -12,16 +12,24 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._options import OVERSIZE, STRATEGIES, Strategy
+from headrace.size_aware_batching._sizes import sizes_of_files
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
-from headrace.size_aware_batching.planning.report import draw, table
-from headrace.size_aware_batching.sizes_files import sizes_of_files
+from headrace.size_aware_batching.plan import BatchPlan, PlanReport, table
 
 USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
-PASSED_ON = ("cost", "max_items", "max_length", "batch_size_multiple", "length_multiple", "oversize", "seed")
-# Arguments of the sampler as its errors name them: long names anywhere, the others before "=" and ":".
-ARGUMENT = re.compile(r"\b(\w+_\w+)\b|\b(strategy|cost|oversize|seed|epoch)(?=[=:])")
+PASSED_ON = (
+    "cost",
+    "max_items",
+    "max_length",
+    "batch_size_multiple",
+    "length_multiple",
+    "num_replicas",
+    "oversize",
+    "seed",
+)
+# Arguments of the sampler as its errors name them: long names anywhere, the others before "=" and " must".
+ARGUMENT = re.compile(r"\b(\w+_\w+)\b|\b(strategy|cost|oversize|seed|epoch)(?=[=:]| must)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,19 +44,24 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         prog="headrace-batches",
-        description="Plan the batches of an epoch from the sizes of the samples and print what they are worth.",
+        description="Plan the batches of an epoch from the sizes of the samples and print figures about them.",
     )
     add = made.add_argument
     add("sizes", nargs="+", type=Path, metavar="SIZES", help=".npy (1-D or 2-D), .txt (a number a line) or FASTA [.gz]")
     add("--budget", type=budgets, required=True, metavar="N", help="of a batch; N,N,.. for sizes of several columns")
     add("--strategy", nargs="+", choices=STRATEGIES, metavar="NAME", help=f"one or more of {', '.join(STRATEGIES)}")
     add("--cost", choices=tuple(USUAL), default="sum", help="of a batch: sum of sizes (default), or count x largest")
-    add("--ranks", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
+    add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
     add("--max-items", type=int, metavar="N", help="samples in a batch, at most")
-    add("--max-length", type=real, metavar="N", help="sizes count as at most this")
+    add("--max-length", type=real, metavar="N", help="sizes count as at most this (one column)")
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="samples in a batch are a multiple of this")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
-    add("--oversize", choices=OVERSIZE, default="raise", help="what to do with samples beyond the budget")
+    add(
+        "--oversize",
+        choices=OVERSIZE,
+        default="raise",
+        help="policy for samples that exceed the budget by themselves (default raise)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="key of the random order (default 0)")
     add("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default 0)")
     add("--draw", type=Path, metavar="FILE", help="also draw the plans into a .png, .pdf or .svg (needs matplotlib)")
@@ -63,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Words after the command's name; those of the process by default.
 
     Returns:
-        0. What cannot work ends with ``SystemExit`` of code 2 and one line on stderr.
+        0. An error ends with ``SystemExit`` of code 2 and one line on stderr.
     """
     made = parser()
     options = made.parse_args(argv)
@@ -78,14 +91,17 @@ def run(options: argparse.Namespace) -> str:
     """Plan, draw where that is asked for, and return what to print."""
     sizes = sizes_of_files(options.sizes)
     strategies = options.strategy or [USUAL[options.cost]]
-    plans = {name: planned(sizes, name, options) for name in strategies}
+    plans, reports = {}, {}
+    for name in strategies:
+        plans[name], reports[name] = planned(sizes, name, options)
     if options.draw is not None:
-        draw(plans, options.draw, options.ranks)
-    reports = {name: plan.report() for name, plan in plans.items()}
+        from headrace.size_aware_batching.plotting import draw  # needs matplotlib
+
+        draw(plans, options.draw, options.num_replicas)
     if not options.json:
         return table(reports)
-    asked = {name: getattr(options, name) for name in ("budget", "cost", "ranks", "seed", "epoch")}
-    # JSON has no NaN: what is not known is null.
+    asked = {name: getattr(options, name) for name in ("budget", "cost", "num_replicas", "seed", "epoch")}
+    # JSON has no NaN: unknown figures are null.
     plain = {
         name: {key: None if value != value else value for key, value in asdict(report).items()}
         for name, report in reports.items()
@@ -93,17 +109,13 @@ def run(options: argparse.Namespace) -> str:
     return json.dumps({"samples": len(sizes), **asked, "plans": plain}, allow_nan=False)
 
 
-def planned(sizes: NDArray[Any], strategy: Strategy, options: argparse.Namespace) -> BatchPlan:
+def planned(sizes: NDArray[Any], strategy: Strategy, options: argparse.Namespace) -> tuple[BatchPlan, PlanReport]:
     """Plan an epoch by one strategy; errors name flags in place of arguments."""
     budget = options.budget if sizes.ndim == 2 or len(options.budget) > 1 else options.budget[0]
     passed_on = {name: getattr(options, name) for name in PASSED_ON}
-    if options.ranks < 1:
-        raise ValueError(f"--ranks: got {options.ranks}, expected 1 or more")
     try:
-        sampler = DistributedSizeAwareBatchSampler(
-            sizes, budget, strategy=strategy, num_replicas=options.ranks, rank=0, **passed_on
-        )
-        return sampler.plan(options.epoch)
+        sampler = DistributedSizeAwareBatchSampler(sizes, budget, strategy=strategy, rank=0, **passed_on)
+        return sampler.plan(options.epoch), sampler.report(options.epoch)
     except (TypeError, ValueError) as error:
         raise ValueError(ARGUMENT.sub(flag, str(error))) from error
 

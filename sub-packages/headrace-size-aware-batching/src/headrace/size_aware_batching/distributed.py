@@ -1,71 +1,86 @@
-"""Batches by plan: full, random, equal on every rank, resumable at once."""
+"""Planned batches: full, random, the same number on every rank, resumable at any position."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching.cost import CostFunction
-from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.fingerprint import fingerprint
-from headrace.size_aware_batching.planning.given import GivenOrder
-from headrace.size_aware_batching.planning.keyed import derive
-from headrace.size_aware_batching.planning.listing import Listing, listing
-from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy, one_of
-from headrace.size_aware_batching.planning.prepared import cut_sizes, plain_budget, prepare, read_sizes
-from headrace.size_aware_batching.planning.sorting import index_type
-from headrace.size_aware_batching.ranks import TAILS, Laid, Tail, lay_out, n_steps
+from headrace.size_aware_batching._budget import plain_budget, prepare
+from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._order import SamplerOrder, index_type
+from headrace.size_aware_batching._planner import Planner, make_planner
+from headrace.size_aware_batching._random import derive
+from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
+from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
+from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
+from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
 
 VERSION = 1
+_REPEATED = 0.1  # share of the last epoch's batches from which on a warning says that they come again
 
 
 class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
     The list of batches is a function of the sizes, the options, the seed and the epoch alone. Step s gives rank r
-    the batch ``s * num_replicas + r`` of that list, so that the world size only decides who reads what. Any
-    position is found without going through what stands before it.
+    the batch ``s * num_replicas + r`` of that list: the world size only decides who reads what. Any position is
+    found without planning what comes before it.
+
+    **Epochs.** ``set_epoch(e)`` chooses the epoch. Iterating again without it gives the same epoch again, from its
+    beginning, after a complete iteration as well as after a ``break``. Only a ``sampler`` without ``set_epoch`` and
+    ``take``, such as a ``RandomSampler``, is read anew after a complete iteration; after a ``break`` its order is
+    kept until the epoch changes.
+
+    **Resuming.** ``state_dict()`` is the position of the latest iteration, at any moment; ``plan()``, ``report()``,
+    ``batch()``, ``len()`` and ``remaining`` do not move it. ``load_state_dict(state)`` goes on there, at any world
+    size, and ``set_epoch`` of the same epoch keeps the position. Where ``set_epoch(e)`` came first and was not iterated
+    yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
+    loads its state only when it is iterated.)
 
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
             k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or
             ``num_tokens(index)``. An array is not copied: do not change it afterwards.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
-        strategy: ``"stratified"``: batches of nearly equal sum, count and make-up, and random. ``"sequential"``:
-            the order's own order, a batch ends where the next sample would not fit. ``"bucketed"``: neighbours
-            in size, for padded batches. ``"packed"``: filled to the brim (best-fit decreasing), for packed
-            attention; such batches are less random.
+        strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in
+            their order; a batch ends where the next sample does not fit. ``"bucketed"``: neighbours in size, for
+            padded batches. ``"packed"``: best-fit decreasing, for packed attention; fuller and less random.
         cost: ``"sum"`` of the sizes; ``"padded"``, count times largest; or ``f(n, largest)`` in any unit, which
             must not fall when n or the largest size grows.
-        sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that offers
-            ``take(start, stop)`` is only asked for the window that is needed. None for an order of our own.
-        shuffle: Whether every epoch has another order. Without, and without a ``sampler``, samples come as they
-            stand.
+        sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that has
+            ``take(start, stop)`` is asked only for the windows that are needed. None for the order that ``shuffle``
+            and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0.
+        shuffle: Whether every epoch has another order. Without it, and without a ``sampler``, samples keep their
+            order.
         seed: Key of all randomness, 0 to 2**64 - 1.
         max_items: Largest number of samples in a batch.
         batch_size_multiple: Batches that hold more samples than this hold a multiple of it (``"bucketed"`` and
-            ``"sequential"``; the last of a window may not).
+            ``"sequential"``; the last batch of a window may not).
         length_multiple: For padded cost: the length of a batch is rounded up to a multiple of this.
-        oversize: What to do with a sample that exceeds the budget by itself: ``"raise"``, ``"skip"`` it, or give
-            it its ``"own_batch"``, over the budget (samples that take nothing of a budget may stand with it). Those
-            samples are in ``oversize_indices`` and in the report.
-        tail: What to do when the batches do not divide by the world size: ``"split"`` the longest until they do,
-            ``"pad"`` by repeating batches, or ``"drop"`` the last ones. Where there are too few samples to split,
-            some are repeated, with a warning that names them.
-        num_replicas: World size; that of ``torch.distributed`` by default, looked up when it is needed.
-        rank: Rank; likewise.
-        max_length: Sizes count as at most this (the samples are cut when they are loaded).
-        window: Samples that are planned together. More are tighter, fewer are more random. By default what suits
-            the strategy.
+        oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
+            default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
+            share it). These samples are in ``oversize_indices`` and in the report.
+        tail: Policy for a number of batches that the world size does not divide: ``"split"`` the longest of the last
+            batches, ``"pad"`` by repeating batches, or ``"drop"`` the last ones. Where there are too few samples to
+            split, some are repeated, with a warning that names them.
+        num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
+            begins or ``len()`` is asked for, so that the sampler may be built before the process group.
+        rank: Rank of this process, likewise.
+        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
+            ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
+        max_length: Sizes count as at most this (the samples are cut when they are loaded). For sizes of shape
+            ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
+        window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
+            default a length that suits the strategy.
+        work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
+            batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument has a value that is not allowed, or a sample is too large and
             ``oversize="raise"``.
 
@@ -92,101 +107,116 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         tail: Tail = "split",
         num_replicas: int | None = None,
         rank: int | None = None,
-        max_length: float | None = None,
+        mesh: Any = None,
+        max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
+        work: Any = None,
     ) -> None:
         self.options = Options(
-            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, max_length, window
+            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window
         )
         one_of("tail", tail, TAILS)
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
-        self._replicas, self._rank = checked_world(num_replicas, rank)
         self.sizes = read_sizes(sizes)
         self.max_total_size = plain_budget(max_total_size)
-        self._sized = prepare(self.sizes, self.max_total_size, self.options)
-        self._given = None if sampler is None else GivenOrder(sampler, self._sized.kept, len(self.sizes))
-        self._listing: Listing | None = None
-        self._fingerprint: int | None = None
+        self.max_length = column_limits(max_length, 1 if self.sizes.ndim == 1 else self.sizes.shape[1])
         self.epoch = 0
-        self._start = 0
-        self._position = 0
-        self._iteration: object = None
+        self._ranks = Ranks(num_replicas, rank, mesh)
+        self.work = None if work is None else _checked_work(work, len(self.sizes))
+        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        self._prepared = replace(prepared, work=self.work)
+        self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
+        self._planner: Planner | None = None
+        self._fingerprint: str | None = None
+        self._start = 0  # where the next iteration begins
+        self._position = 0  # where the latest iteration is
+        self._iteration: object = None  # the latest one: only that moves the position
+        self._pending: int | None = None  # an epoch that was set and not iterated yet
+        self._last_epoch: tuple[int, NDArray[np.uint64]] | None = None  # hashes of the batches of an iterated epoch
 
     @property
     def sampler(self) -> "EpochSetter":
-        """What Lightning looks for: it calls ``batch_sampler.sampler.set_epoch``."""
+        """An object with ``set_epoch``: Lightning calls ``batch_sampler.sampler.set_epoch``."""
         return EpochSetter(self)
 
     @property
     def num_replicas(self) -> int:
-        """World size."""
-        return world(self._replicas, self._rank)[0]
+        """Number of data-parallel ranks, as it is now."""
+        return self._ranks.world_size()
 
     @property
     def rank(self) -> int:
-        """Rank."""
-        return world(self._replicas, self._rank)[1]
+        """Rank of this process, as it is now."""
+        return self._ranks.current()[1]
 
     @property
     def oversize_indices(self) -> NDArray[np.int64]:
-        """Samples that exceed the budget by themselves, rising: left out, or in batches of their own."""
-        return self._sized.oversize
+        """Samples that exceed a budget by themselves, ascending: skipped, or in batches of their own."""
+        return self._prepared.oversize
 
     @property
-    def fingerprint(self) -> int:
-        """A number that stands for the sizes, the options and the order that decide which batches there are."""
+    def fingerprint(self) -> str:
+        """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
         if self._fingerprint is None:
-            order = None if self._given is None else self._given.fingerprint
-            self._fingerprint = fingerprint(self.sizes, self.max_total_size, self.options, self._sized.limits, order)
+            parts = {
+                "budget": self.max_total_size,
+                "max_length": self.max_length,
+                "sampler": None if self._order is None else self._order.fingerprint,
+                "seed": self.seed,
+                "work": self.work,
+            }
+            self._fingerprint = fingerprint(self.sizes, self._prepared.limits.capacity, self.options, parts)
         return self._fingerprint
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A listing is large and made anew when it is needed.
-        return self.__dict__ | {"_listing": None, "_iteration": None}
-
-    def _key(self) -> int:
-        return int(derive(self.seed, self.epoch if self.options.shuffle else 0)[0])
-
-    def _list(self) -> Listing:
-        if self._given is not None:
-            return listing(self._sized, self.options, self._given.order())
-        if self._listing is None:
-            self._listing = listing(self._sized, self.options)
-        return self._listing
+    @property
+    def remaining(self) -> int:
+        """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
+        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), self.num_replicas, self.tail)
 
     def __len__(self) -> int:
-        """Return how many batches the next iteration gives each rank: all of the epoch's, or what is left of it.
+        """Return the number of batches that each rank gets in the whole epoch, also after a resume.
 
-        Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned
-        for it; else it is known without.
+        Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned to
+        count them; else no planning is needed. See ``remaining`` for the rest of an epoch.
         """
-        return n_steps(self._list().count_from(self._key(), self._start), self.num_replicas, self.tail)
+        n_batches = self._plan_epoch().count(self._key(self.epoch), 0)
+        self._refuse_empty(n_batches, self.num_replicas)
+        return n_steps(n_batches, self.num_replicas, self.tail)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's batches, from where `load_state_dict` put the sampler, else from the beginning."""
+        """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
-        replicas, rank = world(self._replicas, self._rank)
-        if self._given is not None:
-            self._given.refuse_different(replicas)
-        begun = self._list()
-        position, self._start = self._start, 0
-        self._iteration = mine = object()  # only the latest iteration of an epoch says where the sampler stands
-        for laid in lay_out(begun.chunks(self._key(), position), replicas, self.tail):
-            offsets = laid.offsets
-            if laid.repeated and self.tail == "split":
-                warnings.warn(repetition(laid, replicas), stacklevel=2)
-            repeated_from = len(offsets) - 1 - laid.repeated
+        replicas, rank = self._ranks.current()
+        if self._order is not None:
+            self._order.refuse_other_ranks(replicas)
+            if replicas > 1:
+                self._order.refuse_different_orders(self._ranks)
+        planner, epoch = self._plan_epoch(), self.epoch
+        position, self._start, self._pending = self._start, 0, None
+        if position == 0 and self.tail == "drop":
+            self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
+        self._position = position
+        self._iteration = this = object()
+        hashes = []
+        for steps in deal_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
+            offsets = steps.offsets
+            if steps.repeated and self.tail == "split":
+                warn(_repetition(steps, replicas))
+            repeated_from = len(offsets) - 1 - steps.repeated
+            if rank == 0 and self._order is None and self.options.shuffle:
+                hashes.append(batch_hashes(steps.indices, offsets))
             for first in range(0, len(offsets) - 1, replicas):
-                used = int(offsets[min(first + replicas, repeated_from)] - offsets[first])
-                position += used
-                if self._iteration is mine:
+                position += int(offsets[min(first + replicas, repeated_from)] - offsets[first])
+                if self._iteration is this:
                     self._position = position
-                yield laid.indices[offsets[first + rank] : offsets[first + rank + 1]].tolist()
-        if self._given is not None:
-            self._given.finished()
-        if self._iteration is mine:
-            self._position = begun.n_samples
+                yield steps.indices[offsets[first + rank] : offsets[first + rank + 1]].tolist()
+        if self._iteration is this:
+            self._position = planner.n_samples
+            if self._order is not None:
+                self._order.finished()
+            if hashes:
+                self._compare_epochs(epoch, np.unique(np.concatenate(hashes)))
 
     def batch(self, number: int) -> list[int]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.
@@ -194,36 +224,73 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         Raises:
             IndexError: If there is none.
         """
-        found = self._list()
-        count = found.count_from(self._key(), 0)
+        planner, key = self._plan_epoch(), self._key(self.epoch)
+        count = planner.count(key, 0)
         if not 0 <= number < count:
-            raise IndexError(f"number: got {number}, the epoch has batches 0 to {count - 1}")
-        direct = getattr(found, "batch", None)
-        if direct is not None:
-            samples: list[int] = direct(self._key(), number).tolist()
-            return samples
-        planned: list[int] = self.plan()[number].tolist()
-        return planned
+            raise IndexError(f"number must be less than {count}, the batches of the epoch, and 0 or more, got {number}")
+        samples: list[int] = planner.batch(key, number).tolist()
+        return samples
+
+    def plan(self, epoch: int | None = None) -> BatchPlan:
+        """Return all batches of an epoch, for all ranks together; those of the current epoch by default.
+
+        Raises:
+            ValueError: If the order of another epoch is not known, because ``sampler`` has neither ``set_epoch`` nor
+                ``take``.
+        """
+        epoch = self.epoch if epoch is None else checked_epoch(epoch)
+        if self._order is None:
+            indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
+        else:
+            with self._order.at_epoch(epoch, self.epoch):
+                indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
+        budget = self.max_total_size
+        return BatchPlan(
+            indices,
+            offsets,
+            capped_sizes(self.sizes, self.max_length),
+            tuple(budget) if isinstance(budget, list) else (budget,),
+            cost=self.options.cost,
+            oversize=self.oversize_indices,
+            skipped=self.options.oversize == "skip",
+            num_replicas=self.num_replicas,
+            tail=self.tail,
+            length_multiple=self.options.length_multiple,
+            work=self.work,
+        )
+
+    def report(self, epoch: int | None = None) -> PlanReport:
+        """Return figures about the batches of an epoch, compared with those of the epoch before.
+
+        Epoch 0 is compared with epoch 1; both are planned for it. There is nothing to compare without ``shuffle``, or
+        where the order of another epoch is not known.
+
+        Args:
+            epoch: The current one by default.
+        """
+        epoch = self.epoch if epoch is None else checked_epoch(epoch)
+        if not self.options.shuffle or (self._order is not None and not self._order.knows_epochs):
+            return self.plan(epoch).report()
+        return self.plan(epoch).report(other=self.plan(epoch - 1 if epoch else 1))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over next; a position that was loaded holds for its own epoch only."""
+        """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
         epoch = checked_epoch(epoch)
-        if epoch != self.epoch:
-            self._start = self._position = 0
-            self._iteration = None
-        self.epoch = epoch
-        if self._given is not None:
-            self._given.set_epoch(epoch)
+        self._go_to(epoch)
+        self._pending = epoch
 
-    def state_dict(self, position: int | None = None) -> dict[str, int]:
-        """Return what it takes to go on from here.
+    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+        """Return the state to resume from: version, seed, epoch, position and fingerprint.
 
         Args:
             position: Samples of the epoch's list that the training loop has received on all ranks together. By
                 default those of the batches that were taken from this sampler, which with workers runs ahead of
                 the loop.
         """
-        position = self._position if position is None else checked_position(position, self._list().n_samples)
+        if position is None:
+            position = self._position
+        else:
+            position = self._checked_position(position)
         return {
             "version": VERSION,
             "seed": self.seed,
@@ -232,58 +299,93 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where a state was taken, at any world size: the rest of the epoch's list is dealt anew.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
+
+        A state of an older epoch than one that was set and not iterated yet changes nothing: ``set_epoch`` wins.
 
         Raises:
-            ValueError: If the state is of other sizes, options or another seed, or no such state at all.
+            TypeError: If it is not a mapping.
+            ValueError: If it is a state of other sizes, options or another seed, or not such a state at all.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"state: got {type(state).__name__}, expected what state_dict() returned")
-        missing = {"version", "seed", "epoch", "position", "fingerprint"} - set(state)
-        if missing:
-            raise ValueError(f"state: lacks {sorted(missing)}; it is no state of a {type(self).__name__}")
+            raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
+        if missing := {"version", "seed", "epoch", "position", "fingerprint"} - set(state):
+            raise ValueError(
+                f"state must be a dict that {type(self).__name__}.state_dict() returned, got one without "
+                f"{sorted(missing)}"
+            )
         self._refuse_other(state)
-        if self._given is not None and state["position"]:
-            self._given.refuse_forgotten()
-        self.set_epoch(state["epoch"])
-        position = checked_position(state["position"], self._list().n_samples)
-        self._start = self._position = position
+        epoch = checked_epoch(state["epoch"])
+        if self._pending is not None and epoch < self._pending:
+            self._start = self._position = 0
+            return
+        if self._order is not None and state["position"]:
+            self._order.refuse_resume()
+        self._go_to(epoch)
+        self._start = self._position = self._checked_position(state["position"])
+        self._iteration = self._pending = None
 
-    def _refuse_other(self, state: dict[str, int]) -> None:
-        mine = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
+    def _go_to(self, epoch: int) -> None:
+        changed = epoch != self.epoch
+        if changed:
+            self._start = self._position = 0
+            self._iteration = None
+            self.epoch = epoch
+        if self._order is not None:
+            self._order.set_epoch(epoch, changed)
+
+    def _key(self, epoch: int) -> int:
+        return int(derive(self.seed, epoch if self.options.shuffle else 0)[0])
+
+    def _plan_epoch(self) -> Planner:
+        """Return the planner, which reads the order of the current epoch where a sampler gives it."""
+        if self._order is not None:
+            return make_planner(self._prepared, self.options, self._order.order())
+        if self._planner is None:
+            self._planner = make_planner(self._prepared, self.options)
+        return self._planner
+
+    def _refuse_empty(self, n_batches: int, replicas: int) -> None:
+        if self.tail == "drop" and 0 < n_batches < replicas:
+            raise ValueError(
+                f"tail='drop' must leave each of {replicas} ranks at least one batch, got {n_batches} batches: "
+                "use tail='split' or 'pad', fewer ranks, or a smaller budget"
+            )
+
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
         cures = {
             "version": "it comes from another version of headrace",
-            "seed": "construct the sampler with that seed, or begin anew",
+            "seed": "construct the sampler with that seed, or start a new run",
             "fingerprint": "the sizes, the budget, the options or the sampler differ from those of the run that saved "
-            "it; construct the sampler as then, or begin anew",
+            "it; construct the sampler as then, or start a new run",
         }
-        for name, value in mine.items():
+        for name, value in own.items():
             if state[name] != value:
-                raise ValueError(f"state[{name!r}]: got {state[name]!r}, this sampler has {value!r}: {cures[name]}")
+                raise ValueError(
+                    f"state[{name!r}] must be {value!r} for this sampler, got {state[name]!r}: {cures[name]}"
+                )
 
-    def plan(self, epoch: int | None = None) -> BatchPlan:
-        """Return all batches of an epoch, for all ranks together; of the present one by default."""
-        before = self.epoch, self._start, self._position
-        if epoch is not None:
-            self.set_epoch(epoch)
-        indices, offsets = joined(self._list(), self._key(), len(self.sizes))
-        if epoch is not None:
-            self.set_epoch(before[0])
-            self.epoch, self._start, self._position = before
-        budget = self.max_total_size
-        return BatchPlan(
-            indices,
-            offsets,
-            cut_sizes(self.sizes, self.options.max_length),
-            tuple(budget) if isinstance(budget, list) else (budget,),
-            self.options.cost if isinstance(self.options.cost, str) else "function",
-            self.oversize_indices,
-            self.options.oversize == "skip",
-            self.num_replicas,
-            self.tail,
-            self.options.length_multiple,
-        )
+    def _checked_position(self, position: Any) -> int:
+        n_samples = self._plan_epoch().n_samples
+        return bounded_int("position", position, n_samples + 1, f"from 0 to {n_samples}, the samples of the epoch")
+
+    def _compare_epochs(self, epoch: int, hashes: NDArray[np.uint64]) -> None:
+        """Warn where a random epoch repeats batches of the epoch that was iterated before."""
+        last, self._last_epoch = self._last_epoch, (epoch, hashes)
+        if last is None or last[0] == epoch or len(hashes) < 10:
+            return
+        repeated = float(np.isin(hashes, last[1], assume_unique=True).mean())
+        if repeated > _REPEATED:
+            warn(
+                f"epoch {epoch} repeats {repeated:.0%} of the batches of epoch {last[0]}: these sizes leave few "
+                "ways to fill a batch; raise the budget, or use a strategy that is more random"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A planner is large and is made again when it is needed.
+        return self.__dict__ | {"_planner": None, "_iteration": None, "_last_epoch": None}
 
 
 class EpochSetter:
@@ -297,76 +399,28 @@ class EpochSetter:
         self._owner.set_epoch(epoch)
 
 
-def joined(batches: Listing, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return all batches of an epoch as one list, written where they belong as they are planned."""
-    indices = np.empty(batches.n_samples, index_type(n_samples))
-    counts, filled = [], 0
-    for part, offsets in batches.chunks(epoch_key, 0):
+def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
+    vector = size_vector(work, "work").astype(np.float64)
+    if len(vector) != n_samples or not np.isfinite(vector).all():
+        raise ValueError(f"work must hold a finite number for each of {n_samples} samples, got {len(vector)} numbers")
+    return vector
+
+
+def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return all batches of an epoch as indices and offsets, written in place as they are planned."""
+    indices = np.empty(planner.n_samples, index_type(n_samples))
+    counts, filled = [np.zeros(0, np.int32)], 0
+    for part, offsets in planner.chunks(epoch_key, 0):
         indices[filled : filled + len(part)] = part
         counts.append(np.diff(offsets).astype(np.int32))
         filled += len(part)
-    return indices, np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int32), *counts]), dtype=np.int64)])
+    return indices, np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
-def checked_seed(seed: Any) -> int:
-    """Return the seed as an integer of 64 bits."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed: got {seed!r}, expected an integer")
-    if not 0 <= int(seed) < 2**64:
-        raise ValueError(f"seed: got {seed!r}, allowed are 0 to 2**64 - 1")
-    return int(seed)
-
-
-def checked_epoch(epoch: Any) -> int:
-    """Return the epoch as an integer."""
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
-        raise TypeError(f"epoch: got {epoch!r}, expected an integer")
-    if not 0 <= int(epoch) < 2**63:
-        raise ValueError(f"epoch: got {epoch!r}, expected 0 or more")
-    return int(epoch)
-
-
-def checked_position(position: Any, n_samples: int) -> int:
-    """Return a position as a plain integer."""
-    if isinstance(position, bool) or not isinstance(position, Integral):
-        raise TypeError(f"position: got {position!r}, expected an integer")
-    if not 0 <= int(position) <= n_samples:
-        raise ValueError(f"position: got {position}, allowed are 0 to {n_samples}, the samples of an epoch")
-    return int(position)
-
-
-def repetition(laid: Laid, n_replicas: int) -> str:
-    """Say which samples a last step repeats because there are too few to split."""
-    again = laid.indices[laid.offsets[-1 - laid.repeated] :].tolist()
+def _repetition(steps: Steps, replicas: int) -> str:
+    """Say which samples the last step repeats because there are too few to split."""
+    again = steps.indices[steps.offsets[-1 - steps.repeated] :].tolist()
     return (
-        f"tail='split': the last batches hold too few samples for one on each of {n_replicas} ranks; {laid.repeated} "
+        f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {steps.repeated} "
         f"ranks get samples once more: {again[:10]}{' ...' if len(again) > 10 else ''}"
     )
-
-
-def checked_world(num_replicas: int | None, rank: int | None) -> tuple[int | None, int | None]:
-    """Refuse a world size or a rank that cannot be."""
-    if num_replicas is not None and (not hasattr(num_replicas, "__index__") or int(num_replicas) < 1):
-        raise ValueError(f"num_replicas: got {num_replicas!r}, expected 1 or more")
-    if rank is not None and (not hasattr(rank, "__index__") or int(rank) < 0):
-        raise ValueError(f"rank: got {rank!r}, expected 0 or more")
-    if num_replicas is not None and rank is not None and rank >= num_replicas:
-        raise ValueError(f"rank: got {rank}, allowed are 0 to {num_replicas - 1} with num_replicas={num_replicas}")
-    return num_replicas, rank
-
-
-def world(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return world size and rank: as given, else of the process group, else 1 and 0."""
-    joined_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if num_replicas is None:
-        num_replicas = torch.distributed.get_world_size() if joined_group else 1
-    if rank is None:
-        if not joined_group and num_replicas > 1:
-            raise ValueError(
-                f"rank: not given, with num_replicas={num_replicas} and no process group to ask: give it, or call "
-                "torch.distributed.init_process_group first"
-            )
-        rank = torch.distributed.get_rank() if joined_group else 0
-    if rank >= num_replicas:
-        raise ValueError(f"rank: got {rank}, allowed are 0 to {num_replicas - 1}")
-    return int(num_replicas), int(rank)

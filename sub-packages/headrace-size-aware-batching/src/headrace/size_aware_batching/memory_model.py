@@ -1,22 +1,26 @@
-"""Predict memory from a size, by a polynomial."""
+"""A polynomial of one variable that predicts the memory of a sample from its size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from headrace.size_aware_batching.chebyshev import Floats, evaluate, interval, least_squares
-from headrace.size_aware_batching.messages import warn
+from headrace.size_aware_batching._sizes import number_vector
+from headrace.size_aware_batching._validation import warn
+
+Floats = NDArray[np.float64]
 
 
 class PolynomialRegression(torch.nn.Module):
-    """Least-squares polynomial of one variable, exact to the byte where the data are.
+    """Least-squares polynomial of one variable, in float64.
 
-    All is done in float64, on values scaled to [-1, 1]; ``forward`` returns float64 whatever it is given,
-    since float32 cannot hold byte counts beyond 16 MiB. ``.half()``, ``.to(dtype)`` and the like leave it so.
+    The fit is ``numpy.polynomial.Polynomial.fit``: ``x`` is mapped to [-1, 1] first, so that byte counts and their
+    squares lose no digits. ``forward`` returns float64 for every input, because float32 holds whole numbers only up
+    to 16 MiB. ``.half()``, ``.to(dtype)`` and the like leave the model in float64.
 
-    The fit is kept in buffers: it moves with ``.to(device)``, and ``state_dict`` carries it into a fresh
+    The coefficients are buffers: they move with ``.to(device)``, and ``state_dict`` carries them into another
     instance of the same degree.
 
     Args:
@@ -45,34 +49,42 @@ class PolynomialRegression(torch.nn.Module):
             self.register_buffer(name, unknown.clone())
         self.register_buffer("coefficients", unknown.repeat(self.degree + 1))
 
-    def fit(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Fit to points, in place of what was fitted before.
+    def fit(self, x: torch.Tensor | Sequence[float], y: torch.Tensor | Sequence[float]) -> None:
+        """Fit the polynomial to points; replaces an earlier fit.
 
         Args:
-            x: Shape ``[n]``, floating point, with at least ``degree + 1`` distinct values.
-            y: Shape ``[n]``, floating point.
+            x: Shape ``[n]``, with at least ``degree + 1`` distinct values: a tensor, or a list of numbers as
+                ``collect_cuda_peak_alloc`` returns them. Integers are allowed.
+            y: Shape ``[n]``, likewise.
 
         Raises:
-            TypeError: If one is not a 1-D floating-point tensor.
-            ValueError: If they differ in length or hold a NaN or infinity, or ``x`` has too few distinct
-                values.
+            TypeError: If ``x`` or ``y`` is not a 1-D tensor or sequence of real numbers.
+            ValueError: If the numbers of samples are not equal, a value is NaN or infinite, or ``x`` has too few
+                distinct values.
         """
         points, values = _points(x, "x"), _points(y, "y")
         if len(points) != len(values):
-            raise ValueError(f"x and y must have the same length, got {len(points)} and {len(values)}")
+            raise ValueError(
+                f"the number of samples in x and y must be equal, got {len(points)} and {len(values)}: "
+                "give one y for each x"
+            )
         if (distinct := len(np.unique(points))) <= self.degree:
             raise ValueError(
-                f"x has {distinct} distinct values, a polynomial of degree {self.degree} needs at least "
-                f"{self.degree + 1}; measure at more sizes or lower the degree"
+                f"x must have at least {self.degree + 1} distinct values for degree {self.degree}, got {distinct}: "
+                "measure at more sizes or lower the degree"
             )
-        center, scale = interval(points)
-        coefficients, rank = least_squares((points - center) / scale, values, self.degree)
+        fit = np.polynomial.Polynomial.fit
+        polynomial, (_, rank, _, _) = fit(points, values, self.degree, full=True)
+        polynomial += fit(points, values - polynomial(points), self.degree, full=True)[0]  # takes out rounding errors
         if rank <= self.degree:
             warn(
-                f"x determines only {rank} of {self.degree + 1} coefficients; measure at sizes further apart "
+                f"x determines only {rank} of {self.degree + 1} coefficients: measure at sizes that are further apart "
                 "or lower the degree"
             )
-        self._store(center, scale, coefficients)
+        low, high = polynomial.domain
+        self.center.fill_((low + high) / 2)
+        self.scale.fill_((high - low) / 2)
+        self.coefficients.copy_(torch.from_numpy(polynomial.coef))
         self._measure_shortfall(torch.from_numpy(points), torch.from_numpy(values))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,19 +103,23 @@ class PolynomialRegression(torch.nn.Module):
         _check_real(x)
         if self.coefficients.isnan().any():
             raise RuntimeError("the model has no coefficients yet; call fit(x, y) or load_state_dict first")
-        return evaluate(self.coefficients, (x.double() - self.center) / self.scale)
+        scaled = (x.double() - self.center) / self.scale
+        value = torch.zeros_like(scaled)
+        for coefficient in reversed(self.coefficients.unbind()):  # Horner's rule
+            value = value * scaled + coefficient
+        return value
 
     def predict_upper(self, x: torch.Tensor, margin: float = 0.1) -> torch.Tensor:
-        """Predict on the safe side: least squares is too low for about half of its own points.
+        """Predict an upper estimate; least squares alone is too low for about half of its own points.
 
-        With ``margin=0`` no point of the fit lies above. Raise it where ``x`` goes beyond the fit.
+        With ``margin=0`` no fitted point lies above the estimate. Use a larger margin for ``x`` beyond the fit.
 
         Args:
             x: As for ``forward``.
             margin: Share of the prediction to add, from 0.
 
         Returns:
-            ``forward(x)``, plus the most by which it fell short of a fitted point, plus the margin.
+            ``forward(x)``, plus the largest difference by which a fitted point lies above it, plus the margin.
 
         Raises:
             ValueError: If ``margin`` is negative or not finite.
@@ -115,18 +131,13 @@ class PolynomialRegression(torch.nn.Module):
         (15.0, 20.0)
         """
         if not 0 <= margin < float("inf"):
-            raise ValueError(f"margin must be a share from 0 on, such as 0.1, got {margin}")
+            raise ValueError(f"margin must be a finite number >= 0, such as 0.1, got {margin}")
         raised = self.forward(x) + self.shortfall
         return raised + margin * raised.abs()
 
     def extra_repr(self) -> str:
         """Name the degree in ``repr``."""
         return f"degree={self.degree}"
-
-    def _store(self, center: float, scale: float, coefficients: Floats) -> None:
-        for buffer, value in ((self.center, center), (self.scale, scale)):
-            buffer.fill_(value)
-        self.coefficients.copy_(torch.from_numpy(coefficients))
 
     def _measure_shortfall(self, points: torch.Tensor, values: torch.Tensor) -> None:
         device = self.center.device
@@ -135,7 +146,7 @@ class PolynomialRegression(torch.nn.Module):
         self.shortfall.copy_((values.to(device) - predicted).max().clamp(min=0) + rounding)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # torch casts a module's buffers along with everything else; these follow to the device only
+        # torch casts buffers to the module's new dtype; these move to its device and stay float64
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's own has no annotations
         for name, buffer in before.items():
@@ -157,17 +168,20 @@ def _check_real(x: object) -> None:
 
 
 def _points(values: object, name: str) -> Floats:
-    if not isinstance(values, torch.Tensor):
-        raise TypeError(f"{name} must be a 1-D floating-point tensor, got {type(values).__name__}")
-    if values.ndim != 1 or not values.is_floating_point():
-        raise TypeError(
-            f"{name} must be a 1-D floating-point tensor, got shape {tuple(values.shape)} of {values.dtype}; "
-            "use values.flatten().double()"
-        )
-    if len(wrong := (~values.isfinite()).nonzero()):
+    allowed = f"{name} must be a 1-D tensor or sequence of real numbers"
+    if isinstance(values, torch.Tensor):
+        if values.ndim != 1 or values.is_complex() or values.dtype == torch.bool:
+            raise TypeError(
+                f"{allowed}, got shape {tuple(values.shape)} of {values.dtype}: use {name}.flatten().double()"
+            )
+        array: Floats = values.detach().double().cpu().numpy()
+    elif isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes):
+        array = number_vector(values, name).astype(np.float64)
+    else:
+        raise TypeError(f"{allowed}, got {type(values).__name__}")
+    if (wrong := np.flatnonzero(~np.isfinite(array))).size:
         raise ValueError(
-            f"{name} holds {len(wrong)} values that are not finite, the first at index {int(wrong[0])}; leave "
-            "such points out"
+            f"{name} must be finite, got {array[wrong[0]]} at index {wrong[0]} ({wrong.size} such values): "
+            "leave these points out"
         )
-    array: Floats = values.detach().double().cpu().numpy()
     return array

@@ -1,13 +1,20 @@
-"""The batches of an epoch as two arrays, and what there is to say about them."""
+"""The batches of an epoch as two arrays, and figures about them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.report import PlanReport
+from headrace.size_aware_batching._budget import round_up
+from headrace.size_aware_batching._options import CostFunction
+
+QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -16,29 +23,35 @@ class BatchPlan:
 
     Args:
         indices: Samples, batch by batch; int32 where that holds them, shape ``[samples]``.
-        offsets: Where each batch begins in ``indices`` and where the last one ends, shape ``[batches + 1]``.
+        offsets: Where each batch begins in ``indices`` and, last, where the last one ends, shape ``[batches + 1]``.
         sizes: Size of every sample of the dataset, shape ``[n]`` or ``[n, k]``, in the user's unit.
-        budget: What a batch may cost, in the unit of the cost; one entry a column of sizes.
-        cost: ``"sum"``, ``"padded"``, or the name of a cost function.
-        oversize: Samples that exceed the budget by themselves.
+        budget: Largest cost of a batch; one entry for each column of sizes (a single one for a cost function).
+        cost: ``"sum"``, ``"padded"`` or ``f(n, largest)``.
+        oversize: Samples that exceed a budget by themselves.
         skipped: Whether these are left out (or else have batches of their own).
-        n_ranks: World size for what the report says of steps.
-        tail: What happens to batches beyond a multiple of the world size.
-        length_multiple: What the length of a padded batch is rounded up to.
+        num_replicas: World size that the report is for.
+        tail: Policy for batches beyond a multiple of the world size.
+        length_multiple: Multiple to which the length of a padded batch is rounded up.
+        work: Work of every sample of the dataset, shape ``[n]``; None where it follows from sizes and cost.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
+
+    >>> plan = BatchPlan(np.array([2, 0, 1]), np.array([0, 1, 3]), np.array([3, 4, 8]), (8,))
+    >>> [batch.tolist() for batch in plan], plan.report().fill
+    ([[2], [0, 1]], 0.9375)
     """
 
     indices: NDArray[Any]
     offsets: NDArray[np.int64]
     sizes: NDArray[Any]
     budget: tuple[float, ...]
-    cost: str = "sum"
+    cost: str | CostFunction = "sum"
     oversize: NDArray[np.int64] | None = None
     skipped: bool = False
-    n_ranks: int = 1
+    num_replicas: int = 1
     tail: str = "split"
     length_multiple: int = 1
+    work: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,27 +59,241 @@ class BatchPlan:
     @overload
     def __getitem__(self, batch: int) -> NDArray[Any]: ...
     @overload
-    def __getitem__(self, batch: slice) -> "BatchPlan": ...
-    def __getitem__(self, batch: int | slice) -> "NDArray[Any] | BatchPlan":
+    def __getitem__(self, batch: slice) -> BatchPlan: ...
+    def __getitem__(self, batch: int | slice) -> NDArray[Any] | BatchPlan:
         if isinstance(batch, slice):
-            return self._part(range(len(self))[batch])
+            parts = [self[number] for number in range(len(self))[batch]]
+            offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+            return replace(self, indices=np.concatenate([self.indices[:0], *parts]), offsets=offsets)
         number = range(len(self))[batch]
         return self.indices[self.offsets[number] : self.offsets[number + 1]]
-
-    def _part(self, numbers: range) -> "BatchPlan":
-        parts = [self[number] for number in numbers]
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts], dtype=np.int64)]).astype(np.int64)
-        indices = np.concatenate(parts) if parts else self.indices[:0]
-        fields = {**self.__dict__, "indices": indices, "offsets": offsets}
-        return BatchPlan(**fields)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return (self[number] for number in range(len(self)))
 
-    def report(self, n_ranks: int | None = None) -> PlanReport:
-        """Return what the plan is worth: fill, padding, largest batch, balance of the steps, what is left out.
+    def report(self, num_replicas: int | None = None, *, other: BatchPlan | None = None) -> PlanReport:
+        """Return figures about the plan: fill, padding, largest batch, balance of the steps, samples left out.
 
         Args:
-            n_ranks: World size; the sampler's by default.
+            num_replicas: World size; that of the sampler by default.
+            other: Plan of another epoch of the same samples, for ``repeated_mates``.
         """
-        return PlanReport.of(self, self.n_ranks if n_ranks is None else n_ranks)
+        return PlanReport.of(self, self.num_replicas if num_replicas is None else num_replicas, other)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Figures about the batches of an epoch.
+
+    With several budgets, ``size``, ``padded``, ``padding``, ``budget``, ``largest`` and ``fill`` are those of the
+    column that fills its budget most; ``fills`` and ``over_budget`` are about all columns.
+
+    Args:
+        batches: Number of batches.
+        samples: Number of samples in them.
+        items_min: Samples in the smallest batch.
+        items_max: Samples in the largest batch.
+        size: Sum of all sizes.
+        padded: Sum over the batches of count times largest size.
+        padding: Share of ``padded`` that is padding.
+        budget: Budget of a batch, in the unit of the cost.
+        largest: Largest cost of a batch.
+        fill: Mean cost of a batch as a share of the budget.
+        fills: The same for each budget.
+        over_budget: Batches over one of their budgets: those of samples that exceed it by themselves.
+        num_replicas: World size that the following figures are for.
+        steps: Steps of the epoch.
+        imbalance: Mean over whole steps of the largest rank's work over the mean rank's; 1 is perfect. The work of a
+            batch is the sum of ``work=`` where that is given. Else it is the sum of ``size + 0.0005 size**2`` over its
+            samples, padded if the cost is; with several budgets the sum of its shares of them; with a cost function
+            the cost.
+        oversize: Samples that exceed a budget by themselves.
+        skipped: Number of these that are left out.
+        repeated_mates: How many times as often as by chance two samples that share a batch share one in another
+            epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
+    """
+
+    batches: int
+    samples: int
+    items_min: int
+    items_max: int
+    size: float
+    padded: float
+    padding: float
+    budget: float
+    largest: float
+    fill: float
+    fills: tuple[float, ...]
+    over_budget: int
+    num_replicas: int
+    steps: int
+    imbalance: float
+    oversize: int
+    skipped: int
+    repeated_mates: float = math.nan
+
+    @classmethod
+    def of(cls, plan: BatchPlan, num_replicas: int, other: BatchPlan | None = None) -> PlanReport:
+        """Return the report of a plan for a world size."""
+        counts = np.diff(plan.offsets)
+        costs = batch_costs(plan)
+        shares = costs / np.array(plan.budget)
+        fills = shares.mean(axis=0) if len(plan) else np.zeros(len(plan.budget))
+        column = int(fills.argmax())
+        sizes = samples_of_plan(plan)[:, min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0]
+        longest = round_up(_reduced(np.maximum, sizes, plan), plan.length_multiple)
+        size, padded = float(sizes.sum()), float((counts * longest).sum())
+        oversize = 0 if plan.oversize is None else len(plan.oversize)
+        return cls(
+            batches=len(plan),
+            samples=int(counts.sum()),
+            items_min=int(counts.min(initial=2**62)) if len(plan) else 0,
+            items_max=int(counts.max(initial=0)),
+            size=size,
+            padded=padded,
+            padding=1 - size / padded if padded else 0.0,
+            budget=float(plan.budget[column]),
+            largest=float(costs[:, column].max(initial=0)),
+            fill=float(fills[column]),
+            fills=tuple(fills.tolist()),
+            over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
+            num_replicas=num_replicas,
+            steps=len(plan) // num_replicas if plan.tail == "drop" else -(-len(plan) // num_replicas),
+            imbalance=_imbalance(plan, num_replicas),
+            oversize=oversize,
+            skipped=oversize if plan.skipped else 0,
+            repeated_mates=math.nan if other is None else repeated_mates(plan, other),
+        )
+
+    def __str__(self) -> str:
+        return table({"": self})
+
+    def cells(self) -> dict[str, str]:
+        """Return the figures as they are printed, by name."""
+        return {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+
+
+def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
+    """Return the sizes of the plan's samples in its order, shape ``[samples, k]``."""
+    sizes: NDArray[np.float64] = plan.sizes[plan.indices].astype(np.float64)
+    return sizes if sizes.ndim == 2 else sizes[:, None]
+
+
+def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
+    """Return the cost of each batch against each budget, shape ``[batches, budgets]``."""
+    sizes = samples_of_plan(plan)
+    if not callable(plan.cost) and plan.cost == "sum":
+        return _reduced(np.add, sizes, plan)
+    counts, longest = np.diff(plan.offsets), round_up(_reduced(np.maximum, sizes, plan), plan.length_multiple)
+    if not callable(plan.cost):
+        return np.asarray(counts[:, None] * longest, np.float64)
+    several = plan.sizes.ndim == 2
+    known: dict[Any, float] = {}
+    costs = []
+    for count, row in zip(counts.tolist(), longest.tolist(), strict=True):
+        key = (count, *row)
+        if key not in known:
+            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))
+        costs.append(known[key])
+    return np.array(costs, np.float64).reshape(-1, 1)
+
+
+def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
+    """Return the work of each batch, by which ranks are compared, shape ``[batches]``."""
+    if plan.work is not None:
+        return _reduced(np.add, plan.work[plan.indices], plan)
+    if callable(plan.cost):
+        return batch_costs(plan)[:, 0]
+    if plan.sizes.ndim == 2:
+        shares: NDArray[np.float64] = (batch_costs(plan) / np.array(plan.budget)).sum(axis=1)
+        return shares
+    sizes = samples_of_plan(plan)[:, 0]
+    if plan.cost == "sum":
+        return _reduced(np.add, sizes + QUADRATIC * sizes**2, plan)
+    longest = _reduced(np.maximum, sizes, plan)
+    return np.diff(plan.offsets) * (longest + QUADRATIC * longest**2)
+
+
+def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
+    """Return how many times as often as by chance samples that share a batch share one in another plan, too.
+
+    All pairs are counted: those that share a batch in both plans, over what two plans with these batch sizes have in
+    common on average when samples are drawn at random. NaN where a plan has no batch of two samples.
+
+    >>> sizes, offsets = np.ones(4, int), np.array([0, 2, 4])
+    >>> one = BatchPlan(np.array([0, 1, 2, 3]), offsets, sizes, (2,))
+    >>> repeated_mates(one, one), repeated_mates(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
+    (3.0, 0.0)
+    """
+    n_samples = len(plan.sizes)
+    batches = [np.full(n_samples, -1, np.int64) for _ in range(2)]
+    for batch, each in zip(batches, (plan, other), strict=True):
+        batch[each.indices] = np.repeat(np.arange(len(each)), np.diff(each.offsets))
+    common = (batches[0] >= 0) & (batches[1] >= 0)
+    first, second = (batch[common] for batch in batches)
+    together = _pairs(np.unique(first * max(1, len(other)) + second, return_counts=True)[1])
+    expected = _pairs(np.bincount(first)) * _pairs(np.bincount(second)) / max(1.0, _pairs(np.array([len(first)])))
+    return together / expected if expected else math.nan
+
+
+def batch_hashes(indices: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a hash of the samples of each batch with two or more, whatever their order in the batch.
+
+    >>> one, other = (batch_hashes(np.array(samples), np.array([0, 2, 4])) for samples in ([1, 2, 3, 4], [4, 3, 1, 5]))
+    >>> (one[1] == other[0]).item(), (one[0] == other[1]).item()
+    (True, False)
+    """
+    if len(offsets) < 2:
+        return np.zeros(0, np.uint64)
+    mixed = indices.astype(np.uint64) * _MULTIPLIERS[0]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MULTIPLIERS[1]
+    hashes: NDArray[np.uint64] = np.add.reduceat(mixed, offsets[:-1])
+    return hashes[np.diff(offsets) > 1]
+
+
+def table(reports: Mapping[str, PlanReport]) -> str:
+    """Return reports side by side, a column each."""
+    columns = {name: report.cells() for name, report in reports.items()}
+    names = [field.name for field in fields(PlanReport)]
+    left = max(map(len, names))
+    widths = {name: max(len(name), *map(len, cells.values())) for name, cells in columns.items()}
+    head = "  ".join(["".ljust(left), *(name.rjust(widths[name]) for name in columns)]).rstrip()
+    lines = [
+        "  ".join([name.replace("_", " ").ljust(left), *(columns[one][name].rjust(widths[one]) for one in columns)])
+        for name in names
+    ]
+    return "\n".join([head, *lines] if head else lines)
+
+
+def _imbalance(plan: BatchPlan, num_replicas: int) -> float:
+    whole = len(plan) // num_replicas * num_replicas
+    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
+    if not work.any():
+        return 1.0
+    means = np.maximum(work.mean(axis=1), np.finfo(float).tiny)
+    return float((work.max(axis=1) / means).mean())
+
+
+def _reduced(reduce: np.ufunc, values: NDArray[np.float64], plan: BatchPlan) -> NDArray[np.float64]:
+    """Reduce the values of each batch to one."""
+    if not len(plan):
+        return values[:0]
+    reduced: NDArray[np.float64] = reduce.reduceat(values, plan.offsets[:-1], axis=0)
+    return reduced
+
+
+def _pairs(counts: NDArray[np.int64]) -> float:
+    numbers = counts.astype(np.float64)
+    return float((numbers * (numbers - 1)).sum() / 2)
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a figure as text."""
+    if isinstance(value, tuple):
+        return " ".join(_shown(name.removesuffix("s"), each) for each in value)
+    if name in ("fill", "padding"):
+        return f"{value:.2%}"
+    if name in ("imbalance", "repeated_mates"):
+        return "-" if math.isnan(value) else f"{value:.4f}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
@@ -462,7 +462,7 @@ def _decoders(
     if allowed_classes and not by_extension:
         message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
         raise ValueError(f"{message}: leave one out")
-    Allowed(allowed_classes)
+    AllowedClasses(allowed_classes)
     options: dict[str, Any] = {"allowed_classes": tuple(allowed_classes), "max_bytes": max_bytes}
     default: dict[str, Decoder] = {member: partial(decode_member, member, **options) for member in members}
     if decode is None or decode is decode_member:

@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, read_plain, sync_directory
-from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.format.ustar import RECORD
 from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import tar
+from headrace.webdatamodule.shards.format import ustar
 from headrace.webdatamodule.shards.format.files import sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, Samples
 from headrace.webdatamodule.shards.index.build import pack_index
@@ -284,11 +284,11 @@ class ShardBuilder:
             if type(data) is not bytes:
                 data = member_bytes(data, shard=self.shard, sample=key, member=(begin + ending).decode())
             name, size = begin + ending, len(data)
-            if len(name) <= tar.NAME and size <= tar.MOST_BYTES:
-                gap = padding + tar.header(name, begin_sum + ending_sum, size)
+            if len(name) <= ustar.NAME and size <= ustar.MOST_BYTES:
+                gap = padding + ustar.header(name, begin_sum + ending_sum, size)
             else:
                 gap = padding + self._long_header(key, name, size)
-            padding = tar.PADDING[size % BLOCK]
+            padding = ustar.PADDING[size % BLOCK]
             pieces += gap, data
             at += BLOCK
             samples.offsets.append(at)
@@ -315,7 +315,7 @@ class ShardBuilder:
             seen: set[str] = set()
             key = next(key for key in self.samples.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value] # add returns None
             raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", shard=self.shard, sample=key)
-        last = self._padding + tar.end(self.samples.end)
+        last = self._padding + ustar.end(self.samples.end)
         self._pieces.append(last)
         self._add_gap(last)
         if self._gaps:
@@ -344,7 +344,7 @@ class ShardBuilder:
         return endings
 
     def _long_header(self, key: str, name: bytes, size: int) -> bytes:
-        made = tar.long_header(name, size) if size <= tar.MOST_BYTES else None
+        made = ustar.long_header(name, size) if size <= ustar.MOST_BYTES else None
         if made is None:
             hint = "a USTAR header holds names to 100 bytes (255 with directories) and members to 8 GiB"
             message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"

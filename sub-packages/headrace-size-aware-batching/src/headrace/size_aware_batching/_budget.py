@@ -1,0 +1,398 @@
+"""What a batch costs and how much it may cost; sizes and budgets in whole units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._options import Capacity, CostFunction, Options
+from headrace.size_aware_batching._sizes import any_column, checked_budget
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a batch may hold.
+
+    Args:
+        budgets: Largest sum of the sizes, one entry for each column of sizes. Not used with ``capacity``.
+        capacity: For costs that depend on the count and the largest sample: maps sizes to the number of samples
+            that a batch may hold when its largest has that size. None for sums.
+        most_items: Largest number of samples.
+        multiple: The number of samples is a multiple of this where the batch holds more than that many.
+        quadratic: What the square of a size weighs beside the size itself when batches are compared by the time
+            they take, as in attention.
+    """
+
+    budgets: tuple[int, ...] = ()
+    capacity: Capacity | None = None
+    most_items: int = UNLIMITED
+    multiple: int = 1
+    quadratic: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but budgets limits a batch."""
+        return self.most_items == UNLIMITED and self.multiple == 1
+
+    def work(self, sizes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the time that samples take, in units of their size."""
+        exact = sizes.astype(np.float64)
+        return exact + self.quadratic * exact**2
+
+    def floor(self, count: int) -> int:
+        """Return the largest number of samples up to ``count`` that ``multiple`` allows."""
+        return count - count % self.multiple if count > self.multiple else count
+
+
+@dataclass(frozen=True)
+class PaddedCapacity:
+    """How many samples fit when each is padded to the largest: n * largest <= budget.
+
+    Args:
+        budget: In the unit of the sizes.
+        length_multiple: The largest size is rounded up to a multiple of this, for static shapes.
+    """
+
+    budget: float
+    length_multiple: int = 1
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest.
+
+        >>> PaddedCapacity(100)(np.array([30, 50, 101])).tolist()
+        [3, 2, 0]
+        """
+        if self.budget >= UNLIMITED:
+            return np.full(len(sizes), UNLIMITED, np.int64)
+        longest = round_up(sizes, self.length_multiple)
+        with np.errstate(divide="ignore", over="ignore"):
+            counts = np.minimum(np.floor(self.budget / longest), UNLIMITED).astype(np.int64)
+        counts -= counts * longest > self.budget  # a quotient that was rounded up
+        return np.where(longest == 0, UNLIMITED, counts)
+
+
+@dataclass(frozen=True)
+class TableCapacity:
+    """How many samples fit, looked up.
+
+    Args:
+        sizes: Ascending, shape ``[m]``; no others are asked for.
+        counts: How many samples fit when this is the largest size, shape ``[m]``, descending.
+    """
+
+    sizes: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest."""
+        found: NDArray[np.int64] = self.counts[np.searchsorted(self.sizes, sizes)]
+        return found
+
+
+def padded_columns(
+    sizes: NDArray[Any], budgets: tuple[float, ...], length_multiple: int
+) -> tuple[NDArray[np.float64], TableCapacity]:
+    """Reduce padded columns, each with its own budget, to one; exact, since the smallest count of a batch decides.
+
+    Returns:
+        The largest share of a budget that each sample takes, shape ``[n]``, and how many samples fit by that.
+
+    >>> shares, capacity = padded_columns(np.array([[30, 10], [10, 30]]), (100, 60), 1)
+    >>> shares.tolist(), capacity(shares).tolist()
+    ([0.3, 0.5], [3, 2])
+    """
+    columns = list(zip(sizes.T, budgets, strict=True))
+    counts = np.minimum.reduce([PaddedCapacity(budget, length_multiple)(column) for column, budget in columns])
+    shares = np.maximum.reduce([round_up(column, length_multiple) / budget for column, budget in columns])
+    distinct, inverse = np.unique(shares, return_inverse=True)
+    table = np.full(len(distinct), UNLIMITED, np.int64)
+    np.minimum.at(table, inverse.reshape(-1), counts)
+    return shares, TableCapacity(distinct, np.minimum.accumulate(table))
+
+
+@dataclass(frozen=True)
+class FunctionCapacity:
+    """How many samples fit by a cost function, evaluated once for each distinct size.
+
+    Args:
+        cost: ``cost(n, largest)``; must not fall when either grows. With several columns ``largest`` is a vector.
+        budget: Largest cost of a batch, in the unit of ``cost``.
+        most: Largest number of samples that is looked for.
+        length_multiple: The largest size is rounded up to a multiple of this.
+    """
+
+    cost: CostFunction
+    budget: float
+    most: int
+    length_multiple: int = 1
+    _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest; shape ``[n]`` for sizes of shape ``[n]`` or ``[n, k]``.
+
+        Raises:
+            TypeError: If the function does not return a number.
+            ValueError: If it returns NaN.
+        """
+        several = sizes.ndim > 1
+        rounded = round_up(sizes, self.length_multiple)
+        distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
+        table = np.zeros(len(distinct), np.int64)
+        high = min(self.most, UNLIMITED)
+        for place, largest in enumerate(distinct.tolist()):
+            key = tuple(largest) if several else largest
+            if key not in self._known:
+                self._known[key] = largest_count(
+                    self.cost, self.budget, np.array(largest) if several else largest, high
+                )
+            table[place] = self._known[key]
+            if not several:
+                high = self._known[key]  # a larger size allows no more
+        return table[inverse.reshape(-1)]
+
+
+@dataclass(frozen=True)
+class AtLeastOne:
+    """Lets every sample have a batch of its own."""
+
+    capacity: Capacity
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest, 1 or more."""
+        return np.maximum(self.capacity(sizes), 1)
+
+
+def refuse_falling(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
+    """Refuse a cost function that falls somewhere on a few probes.
+
+    Raises:
+        ValueError: If a batch gets cheaper by a further sample or by a larger one.
+    """
+    counts = [2**power for power in range(12) if 2**power <= most]
+    sizes = (smallest, largest)
+    found = {(count, end): checked_cost(cost, count, sizes[end]) for end in (0, 1) for count in counts}
+    pairs = [((a, end), (b, end)) for end in (0, 1) for a, b in pairwise(counts)]
+    pairs += [((count, 0), (count, 1)) for count in counts]
+    for less, more in pairs:
+        if found[more] < found[less]:
+            raise ValueError(
+                "cost must not fall when the number of samples or the largest size grows, got "
+                f"f({less[0]}, {sizes[less[1]]}) = {found[less]} and f({more[0]}, {sizes[more[1]]}) = {found[more]}"
+            )
+
+
+def largest_count(cost: CostFunction, budget: float, largest: Any, most: int) -> int:
+    """Return the largest n up to ``most`` with ``cost(n, largest) <= budget``, 0 if there is none."""
+    low, step = 0, 1
+    while low + step <= most and checked_cost(cost, low + step, largest) <= budget:
+        low, step = low + step, 2 * step
+    while step := step // 2:
+        if low + step <= most and checked_cost(cost, low + step, largest) <= budget:
+            low += step
+    return low
+
+
+def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
+    """Return what a cost function gives, and refuse what is no cost."""
+    found = cost(count, largest)
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        raise TypeError(f"cost must return a number, got {found!r} for f({count}, {largest})") from None
+    if value != value:
+        raise ValueError(f"cost must return a number, got NaN for f({count}, {largest})")
+    return value
+
+
+def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
+    """Round sizes up to a multiple."""
+    rounded: NDArray[Any] = sizes if multiple == 1 else np.ceil(sizes / multiple).astype(np.int64) * multiple
+    return rounded
+
+
+FINE = 2**40  # units of a budget that sizes are rounded up to where they cannot stay what they are
+
+
+@dataclass(frozen=True)
+class PreparedSizes:
+    """Sizes ready for planning.
+
+    Args:
+        sizes: Shape ``[n]``, or ``[n, k]`` for several budgets; integers wherever sums are taken.
+        limits: The budgets, in the unit of ``sizes``.
+        kept: Samples that are planned, rising; None for all.
+        oversize: Samples that no batch holds within its budget, rising.
+        work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
+    """
+
+    sizes: NDArray[Any]
+    limits: Limits
+    kept: NDArray[np.int64] | None
+    oversize: NDArray[np.int64]
+    work: NDArray[np.float64] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Number of sizes of a sample."""
+        return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
+
+
+Budget = int | float | list[int | float]
+
+
+def plain_budget(max_total_size: Any) -> Budget:
+    """Return a budget, or a list of them, as plain numbers.
+
+    Raises:
+        TypeError: If one is no real number.
+        ValueError: If one is NaN, zero or negative.
+    """
+    given = max_total_size
+    if isinstance(given, np.ndarray | np.generic | torch.Tensor):
+        given = given.tolist()
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return [plain_number(budget) for budget in given]
+    return plain_number(given)
+
+
+def plain_number(budget: Any) -> int | float:
+    """Return one budget as a plain number; what is beyond 2**62 limits nothing."""
+    number = checked_budget(budget)
+    return math.inf if number >= UNLIMITED else number
+
+
+def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
+    """Bring sizes and budgets into whole units, and deal with samples that are too large.
+
+    Args:
+        sizes: What `read_sizes` returned, cut to ``max_length``.
+        budget: What `plain_budget` returned.
+        options: What was asked for.
+
+    Raises:
+        ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
+            ``oversize="raise"``.
+    """
+    table, budgets, capacity, over = summed(sizes, budget) if options.sums else counted(sizes, budget, options)
+    refuse_oversize(sizes, over, budget, options)
+    kept = None
+    if options.oversize == "skip" and len(over):
+        kept = np.setdiff1d(np.arange(len(sizes)), over, assume_unique=True)
+    scale = float(budgets[0]) if options.sums else 8 * float(sizes.max(initial=1))
+    if options.cost == "padded" and math.isfinite(budgets[0]):
+        scale = float(budgets[0])
+    limits = Limits(
+        budgets=tuple(int(b) if math.isfinite(b) else UNLIMITED for b in budgets),
+        capacity=capacity,
+        most_items=options.max_items or UNLIMITED,
+        multiple=options.batch_size_multiple,
+        quadratic=8 / max(scale, 8.0),
+    )
+    return PreparedSizes(table, limits, kept, over)
+
+
+Parts = tuple[NDArray[Any], tuple[float, ...], Capacity | None, NDArray[np.int64]]
+
+
+def summed(sizes: NDArray[Any], budget: Budget) -> Parts:
+    """Return sizes and budgets in units, no capacity, and which samples are too large, for costs that are sums."""
+    limits = budgets_of(budget, sizes)
+    table, budgets = whole_units(sizes, limits)
+    over = np.flatnonzero(any_column(sizes > whole_limits(sizes, limits)))
+    if table is not sizes or len(over):
+        # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
+        table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
+    return table, budgets, None, over
+
+
+def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
+    """Return the same, and how many samples fit, for costs that depend on the count and the largest sizes."""
+    most = options.max_items or max(1, len(sizes))
+    capacity: Capacity
+    if callable(options.cost):
+        if isinstance(budget, list) and len(budget) != 1:
+            raise ValueError(f"max_total_size must be one number for a cost function, got {budget}")
+        limits: tuple[float, ...] = (budget[0] if isinstance(budget, list) else budget,)
+        if len(sizes):
+            smallest, largest = (
+                round_up(end, options.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0))
+            )
+            one = sizes.ndim == 1
+            refuse_falling(options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most)
+        capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple)
+    else:
+        limits = budgets_of(budget, sizes)
+        if sizes.ndim > 1:
+            sizes, capacity = padded_columns(sizes, limits, options.length_multiple)
+        else:
+            capacity = PaddedCapacity(limits[0], options.length_multiple)
+    over = np.zeros(0, np.int64)
+    if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
+        over = np.flatnonzero(capacity(sizes) < 1)
+    return sizes, limits, AtLeastOne(capacity) if options.oversize == "own_batch" else capacity, over
+
+
+def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
+    """Raise an error that names samples that are too large, if that is what was asked for."""
+    if len(over) and options.oversize == "raise":
+        some = ", ".join(f"{index}: {sizes[index]}" for index in over[:5])
+        raise ValueError(
+            f"sizes must not exceed max_total_size={budget}, got {len(over)} of {len(sizes)} samples that do so by "
+            f"themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
+            "max_length, or choose oversize='skip' or 'own_batch'"
+        )
+
+
+def budgets_of(budget: Budget, sizes: NDArray[Any]) -> tuple[float, ...]:
+    """Return one budget a column of sizes."""
+    columns = 1 if sizes.ndim == 1 else sizes.shape[1]
+    given = budget if isinstance(budget, list) else [budget]
+    if len(given) != columns or not columns:
+        raise ValueError(
+            f"max_total_size must have one budget for each column of sizes, got {len(given)} for shape {sizes.shape}"
+        )
+    return tuple(given)
+
+
+def whole_limits(sizes: NDArray[Any], budgets: tuple[float, ...]) -> NDArray[Any]:
+    """Return the largest sizes that fit by themselves, to be compared with sizes exactly."""
+    if sizes.dtype.kind not in "iu":
+        return np.array(budgets, np.float64)
+    return np.array([math.floor(budget) if budget < UNLIMITED else UNLIMITED for budget in budgets], np.int64)
+
+
+def whole_units(sizes: NDArray[Any], budgets: tuple[float, ...]) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Turn sizes into integers whose sums are exact and stay inside 63 bits.
+
+    Integers stay what they are unless their total leaves 62 bits. All else is rounded up to a 2**40th of the budget:
+    sums never come out smaller than they are.
+    """
+    whole = sizes.dtype.kind in "iu" or (bool((sizes == np.floor(sizes)).all()) and float(sizes.max(initial=0)) < 2**53)
+    if whole and all(budget >= 1 for budget in budgets):
+        integers = sizes if sizes.dtype.kind in "iu" else sizes.astype(np.int64)
+        limits = [min(UNLIMITED, math.floor(budget) if math.isfinite(budget) else UNLIMITED) for budget in budgets]
+        if float(sizes.sum(axis=0, dtype=np.float64).max(initial=0)) < UNLIMITED:
+            return integers, tuple(limits)
+        return coarser_units(integers, limits)
+    divisor = np.array(budgets) if sizes.ndim == 2 else np.float64(budgets[0])
+    with np.errstate(over="ignore"):
+        units = np.minimum(np.ceil(sizes / divisor * FINE), 2.0**60).astype(np.int64)
+    return units, (FINE,) * len(budgets)
+
+
+def coarser_units(sizes: NDArray[Any], limits: list[int]) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Count integers in larger units, so that no budget has more than about 40 bits."""
+    units = [max(1, -(-limit // FINE)) for limit in limits]
+    divisor = np.array(units) if sizes.ndim == 2 else units[0]
+    return -(-sizes.astype(np.int64) // divisor), tuple(
+        limit // unit for limit, unit in zip(limits, units, strict=True)
+    )

@@ -1,0 +1,121 @@
+"""Planner options, validated, and the fingerprint of sizes and options."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
+
+Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]  # largest sizes -> how many samples fit
+CostFunction = Callable[[int, Any], float]  # of the count and the largest size, a vector where there are several
+Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
+Oversize = Literal["raise", "skip", "own_batch"]
+STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
+OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `DistributedSizeAwareBatchSampler` that decide which batches there are.
+
+    Args: as there.
+    """
+
+    strategy: Strategy = "stratified"
+    cost: Literal["sum", "padded"] | CostFunction = "sum"
+    shuffle: bool = True
+    max_items: int | None = None
+    batch_size_multiple: int = 1
+    length_multiple: int = 1
+    oversize: Oversize = "raise"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
+        one_of("strategy", self.strategy, STRATEGIES)
+        one_of("oversize", self.oversize, OVERSIZE)
+        if not callable(self.cost):
+            one_of("cost", self.cost, ("sum", "padded", "a function of (n, largest)"))
+        self._refuse_mismatches()
+
+    @property
+    def sums(self) -> bool:
+        """Whether the cost of a batch is the sum of its sizes."""
+        return isinstance(self.cost, str) and self.cost == "sum"
+
+    def _refuse_mismatches(self) -> None:
+        if not self.sums and self.strategy in ("stratified", "packed"):
+            raise ValueError(
+                f"strategy={self.strategy!r} puts different sizes into a batch, which is what cost={self.cost!r} "
+                "pays for: use strategy='bucketed', or 'sequential' for an order of your own"
+            )
+        if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
+            raise ValueError(
+                f"batch_size_multiple={self.batch_size_multiple} goes with strategy='bucketed' and 'sequential', "
+                f"got {self.strategy!r}"
+            )
+        if self.max_items is not None and self.max_items < self.batch_size_multiple:
+            raise ValueError(
+                f"max_items={self.max_items} is less than batch_size_multiple={self.batch_size_multiple}: "
+                "no batch could hold such a multiple"
+            )
+
+
+PIECE = 2**20
+PROBES = 256
+
+
+def fingerprint(sizes: NDArray[Any], capacity: Capacity | None, options: Options, parts: Mapping[str, Any]) -> str:
+    """Return 128 bits, as 32 hex digits, that differ where sizes, options or other parts do.
+
+    Equal sizes and options give equal fingerprints, whatever integer or real type they come in. A cost function is
+    represented by the counts that it allows at some sizes.
+
+    Args:
+        sizes: Shape ``[n]`` or ``[n, k]``.
+        capacity: How many samples fit by the cost; None for sums.
+        options: Options of the planner.
+        parts: Everything else that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(array_digest(sizes))
+    cost: Any = options.cost
+    if callable(cost):
+        cost = "function"
+        if capacity is not None and len(sizes):
+            probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
+            digest.update(capacity(probes).astype("<i8").tobytes())
+    everything = {**options.__dict__, "cost": cost, **parts}
+    digest.update(repr([(name, canonical(value)) for name, value in sorted(everything.items())]).encode())
+    return digest.hexdigest()
+
+
+def array_digest(array: NDArray[Any]) -> bytes:
+    """Return 16 bytes for the values of an array, the same for integers and for floats that are whole."""
+    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=16)
+    kind = "<f8" if array.dtype.kind == "f" and not bool((array == np.floor(array)).all()) else "<i8"
+    for start in range(0, len(array), PIECE):
+        digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
+    return digest.digest()
+
+
+def canonical(value: Any) -> Any:
+    """Return a value in one form for all types that are equal: 50 for 50.0, True for ``np.True_``."""
+    if isinstance(value, np.ndarray):
+        return array_digest(value).hex()
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return int(float(value)) if float(value).is_integer() else float(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(canonical(element) for element in value)
+    return value

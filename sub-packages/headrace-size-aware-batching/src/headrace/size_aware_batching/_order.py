@@ -1,0 +1,455 @@
+"""The order of samples: sorted by size, in strata, shuffled by a key, or as a user's sampler gives it."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from operator import index
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import SequentialSampler
+
+from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
+from headrace.size_aware_batching._ranks import Ranks
+
+CHUNK = 2**18
+COUNTED = 2**16  # sizes below this are sorted by counting
+
+
+def index_type(n_samples: int) -> type[np.signedinteger[Any]]:
+    """Return the smallest integer type that holds the indices of so many samples."""
+    return np.int32 if n_samples < 2**31 else np.int64
+
+
+def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the indices of the samples by size, largest first, and the sizes in that order.
+
+    Small integers come back in two bytes each.
+
+    >>> order, falling = sorted_by_size(np.array([3, 7, 3, 9]))
+    >>> order.tolist(), falling.tolist(), falling.dtype
+    ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
+    """
+    order = descending_order(sizes)
+    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
+        return order, sizes[order]
+    counts = np.zeros(int(sizes.max()) + 1, np.int64)
+    for start in range(0, len(sizes), CHUNK):
+        counts += np.bincount(sizes[start : start + CHUNK], minlength=len(counts))
+    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
+
+
+def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
+    """Return the indices of the samples by size, largest first, equal sizes in their order.
+
+    Small integers are sorted by counting, a chunk at a time: 4 bytes a sample and a chunk's worth beside them.
+
+    >>> descending_order(np.array([3, 7, 3, 9])).tolist()
+    [3, 1, 0, 2]
+    """
+    kind = index_type(len(sizes))
+    if not len(sizes):
+        return np.zeros(0, kind)
+    largest = sizes.max()
+    if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
+        # A stable sort that rises on the negated sizes falls on the sizes.
+        negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
+        return np.argsort(negated, kind="stable").astype(kind)
+    order = np.empty(len(sizes), kind)
+    chunks = [slice(start, start + CHUNK) for start in range(0, len(sizes), CHUNK)]
+    counts = np.zeros(int(largest) + 1, np.int64)
+    for chunk in chunks:
+        counts += np.bincount(sizes[chunk], minlength=len(counts))
+    # Where the next sample of each size goes; the largest size comes first.
+    following = np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
+    for chunk in chunks:
+        part = (largest - sizes[chunk]).astype(np.uint16)
+        ranked = np.argsort(part, kind="stable")
+        values = largest - part[ranked].astype(np.int64)
+        present = np.bincount(values, minlength=len(counts))
+        before = np.concatenate([[0], np.cumsum(present[::-1])[:-1]])[::-1]
+        order[(following - before)[values] + np.arange(len(values))] = ranked + chunk.start
+        following += present
+    return order
+
+
+@dataclass(frozen=True)
+class Strata:
+    """How ``n_samples`` sorted samples are dealt to ``n_windows`` windows (at most as many as samples)."""
+
+    n_samples: int
+    n_windows: int
+
+    @property
+    def depth(self) -> int:
+        """Number of strata, the samples in a full window."""
+        return -(-self.n_samples // self.n_windows)
+
+    @property
+    def n_full(self) -> int:
+        """Number of windows that have a sample of the last stratum: the first ones."""
+        return self.n_samples - (self.depth - 1) * self.n_windows
+
+    def start(self, window: int) -> int:
+        """Return the number of samples in the windows before this one."""
+        return window * (self.depth - 1) + min(window, self.n_full)
+
+    def window_of(self, position: int) -> int:
+        """Return the window that holds the sample at a position of the epoch."""
+        full = self.n_full * self.depth
+        if position < full or self.depth == 1:
+            return position // self.depth
+        return self.n_full + (position - full) // (self.depth - 1)
+
+    def firsts(self) -> NDArray[np.int64]:
+        """Return the place, in the sorted order, of each stratum's first sample, shape ``[depth]``."""
+        return np.arange(self.depth, dtype=np.int64) * self.n_windows
+
+    def shifts(self, key: int) -> NDArray[np.int64]:
+        """Return each stratum's keyed rotation, shape ``[depth]``; the last stratum, which may be short, has none."""
+        words = splitmix64(np.arange(self.depth, dtype=np.uint64) ^ derive(key)) >> np.uint64(32)
+        shifts = ((words * np.uint64(self.n_windows)) >> np.uint64(32)).astype(np.int64)
+        shifts[-1] = 0
+        return shifts
+
+    def places(
+        self, first: int, stop: int, shifts: NDArray[np.int64], sequence: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the places in the sorted order of the samples of some windows.
+
+        Args:
+            first: First window.
+            stop: One past the last window.
+            shifts: What ``shifts`` returned, shape ``[depth]``.
+            sequence: The strata in the order they are asked for, some or all; None for all in their own order.
+
+        Returns:
+            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample in the last column; what
+            stands there is a valid place but not theirs.
+        """
+        firsts = self.firsts()
+        if sequence is not None:
+            shifts, firsts = shifts[sequence], firsts[sequence]
+        places = np.arange(first, stop, dtype=np.int64)[:, None] + shifts
+        places -= (places >= self.n_windows) * np.int64(self.n_windows)
+        places += firsts
+        np.minimum(places, self.n_samples - 1, out=places)
+        return places
+
+
+UNITS = 2**19  # of a budget, in which columns are compared
+
+
+def kd_order(
+    sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
+
+    As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
+    halved again and again, at a multiple of the stratum, each part by the column in which its shares of the budget
+    spread most.
+
+    Args:
+        sizes: Shape ``[n, k]``, whole numbers.
+        budgets: One a column.
+        strata: How many samples a stratum holds.
+        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
+
+    Returns:
+        The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
+    """
+    n_samples, leaf = strata.n_samples, strata.n_windows
+    shares = np.empty(sizes.shape, np.int32)
+    for column, budget in enumerate(budgets):
+        shares[:, column] = np.minimum(np.ceil(sizes[:, column] * (UNITS / max(budget, 1))), UNITS)
+    order = np.arange(n_samples, dtype=index_type(n_samples))
+    cuts = np.array([0, n_samples])
+    while (lengths := np.diff(cuts)).max() > leaf:
+        sorted_shares = shares[order]
+        lowest = np.minimum.reduceat(sorted_shares, cuts[:-1], axis=0)
+        spread = np.maximum.reduceat(sorted_shares, cuts[:-1], axis=0) - lowest
+        part = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        chosen = spread.argmax(axis=1)[part]
+        key = (part << 20) | (UNITS - np.take_along_axis(sorted_shares, chosen[:, None], axis=1)[:, 0])
+        order = order[np.argsort(key, kind="stable")]
+        halves = cuts[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
+        cuts = np.unique(np.concatenate([cuts, halves]))
+    begins = strata.firsts()
+    largest = np.maximum.reduceat(sizes[order], begins, axis=0)
+    if largest.dtype.kind != "f":
+        largest = largest.astype(np.int64)
+    if not ranked:
+        return order, largest
+    # Strata that take most come first, as greedy balancing wants them; the last, which may be short, stays the last.
+    totals = np.maximum(largest.sum(axis=0, dtype=np.float64), 1)
+    rank = np.argsort(-(largest / totals).max(axis=1)[:-1], kind="stable")
+    whole = len(rank) * leaf
+    order[:whole] = order[:whole].reshape(-1, leaf)[rank].ravel()
+    return order, largest[np.append(rank, len(rank))]
+
+
+WINDOW = 2**11  # samples that are shuffled in one go: few, so that sorting their marks stays in the cache
+
+
+class Order(Protocol):
+    """The samples of an epoch, in order."""
+
+    @property
+    def n_samples(self) -> int:
+        """Positions of an epoch."""
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples at these positions of the epoch."""
+
+
+@dataclass(frozen=True)
+class NaturalOrder:
+    """The samples as they stand: 0, 1, 2, ... or the ones that were kept."""
+
+    n_samples: int
+    kept: NDArray[Any] | None = None
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the same in all epochs
+        """Return the samples at these positions."""
+        return np.arange(start, stop) if self.kept is None else self.kept[start:stop]
+
+
+@dataclass(frozen=True)
+class ShuffledOrder:
+    """A keyed shuffle that can be read from any position.
+
+    Samples that stand together go to different windows, one each, and every window is shuffled.
+    """
+
+    n_samples: int
+    kept: NDArray[Any] | None = None
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples at these positions."""
+        stop = min(stop, self.n_samples)
+        if start >= stop:
+            return np.zeros(0, np.int64)
+        strata = Strata(self.n_samples, -(-self.n_samples // WINDOW))
+        shifts = strata.shifts(int(derive(epoch_key, 3)[0]))
+        first, last = strata.window_of(start), strata.window_of(stop - 1)
+        parts = []
+        for begin, end, depth in (
+            (first, min(last + 1, strata.n_full), strata.depth),
+            (max(first, strata.n_full), last + 1, strata.depth - 1),
+        ):
+            if begin < end and depth:
+                places = strata.places(begin, end, shifts)[:, :depth]
+                keys = derive(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
+                mixed = shuffle_blocks(keys, depth, WINDOW)
+                rows = np.arange(len(keys), dtype=np.int64)[:, None] * depth
+                parts.append(places.ravel()[(mixed + rows).ravel()])
+        offset = strata.start(first)
+        taken = np.concatenate(parts)[start - offset : stop - offset]
+        return taken if self.kept is None else self.kept[taken]
+
+
+@dataclass(frozen=True)
+class SliceOrder:
+    """An order that somebody else gives: a function from two positions to the samples between them."""
+
+    n_samples: int
+    give: Callable[[int, int], NDArray[Any]]
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the giver's affair
+        """Return the samples at these positions."""
+        return self.give(start, min(stop, self.n_samples))
+
+
+PIECE = 2**20
+COMPARED = 2**16  # positions of an order that ranks compare
+
+
+class SamplerOrder:
+    """Order read from a user's sampler; the sampler handles epochs.
+
+    Args:
+        sampler: Iterable of indices. One with ``take(start, stop)`` is asked for the windows that are needed; the
+            length of its epoch is its ``epoch_length`` or ``total_size``, else its ``len``.
+        kept: Samples that are planned, ascending; None for all.
+        n_samples: Number of samples of the dataset.
+
+    Raises:
+        TypeError: If it cannot be iterated, or only once.
+        ValueError: If it gives each rank its own samples and cannot be asked for those of all ranks.
+    """
+
+    def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
+        if isinstance(sampler, np.ndarray | torch.Tensor):
+            sampler = sampler.tolist()  # numpy's take is another function
+        if not hasattr(sampler, "take") and not hasattr(sampler, "__iter__"):
+            raise TypeError(f"sampler must be an iterable of indices, got {type(sampler).__name__}")
+        if isinstance(sampler, Iterator):
+            raise TypeError(
+                f"sampler must be an iterable that can be read again in every epoch, got the iterator "
+                f"{type(sampler).__name__}: give a list or a torch sampler"
+            )
+        replicas = getattr(sampler, "num_replicas", 1)
+        if not hasattr(sampler, "take") and replicas > 1:
+            raise ValueError(
+                f"sampler must give the samples of all ranks, got a {type(sampler).__name__} for one rank of "
+                f"{replicas}: give it num_replicas=1, rank=0; the batch sampler distributes the batches"
+            )
+        self.sampler: Any = sampler
+        self.kept = kept
+        self.n_samples = n_samples
+        self._positions: NDArray[Any] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The sampler's own ``fingerprint``, or a best-effort hash of its values, its class, its length and seed."""
+        own = getattr(self.sampler, "fingerprint", None)
+        if own is not None:
+            return str(own)
+        known = f"{type(self.sampler).__name__} {self._length()} {getattr(self.sampler, 'seed', None)}"
+        digest = hashlib.blake2b(known.encode(), digest_size=16)
+        if isinstance(self.sampler, Sequence):
+            digest.update(np.asarray(self.sampler).astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def knows_epochs(self) -> bool:
+        """Whether the order of any epoch can be read at any time."""
+        fixed = isinstance(self.sampler, Sequence | SequentialSampler)
+        return fixed or hasattr(self.sampler, "take") or hasattr(self.sampler, "set_epoch")
+
+    def refuse_other_ranks(self, num_replicas: int) -> None:
+        """Refuse a sampler that was made for other ranks, or that starts in the middle of an epoch."""
+        own = getattr(self.sampler, "num_replicas", 1)
+        if own not in (1, num_replicas):
+            raise ValueError(
+                f"sampler must be made for 1 or {num_replicas} ranks as the batch sampler is, got a "
+                f"{type(self.sampler).__name__} with num_replicas={own}: give num_replicas and rank to the batch "
+                "sampler only"
+            )
+        begin = getattr(self.sampler, "position", 0)
+        if isinstance(begin, Integral) and begin:
+            raise ValueError(
+                f"sampler must start at the beginning of the epoch, got a {type(self.sampler).__name__} at position "
+                f"{begin}: resume with load_state_dict of the batch sampler, and not of its sampler"
+            )
+
+    def refuse_different_orders(self, ranks: Ranks) -> None:
+        """Compare the order across ranks, where the sampler has no fingerprint that stands for it.
+
+        Raises:
+            ValueError: If ranks have different orders, or draw without a generator and cannot be compared.
+        """
+        if getattr(self.sampler, "fingerprint", None) is not None:
+            return
+        order = self.order()
+        sample = np.asarray(order.take(0, 0, min(order.n_samples, COMPARED))).astype("<i8")
+        found = hashlib.blake2b(f"{order.n_samples} ".encode() + sample.tobytes(), digest_size=16).hexdigest()
+        name = type(self.sampler).__name__
+        cure = (
+            "give it generator=torch.Generator().manual_seed(seed) with one seed on all ranks, or leave out sampler, "
+            "since shuffle=True gives all ranks one random order"
+        )
+        gathered = ranks.gather(found)
+        if gathered is None or len(gathered) < 2:
+            if getattr(self.sampler, "generator", self) is None:
+                raise ValueError(
+                    f"sampler must give all ranks the same order, got a {name} without a generator, which draws from "
+                    f"the random state of each process: {cure}"
+                )
+        elif len(set(gathered)) > 1:
+            other = next(rank for rank, value in enumerate(gathered) if value != gathered[0])
+            raise ValueError(
+                f"sampler must give all ranks the same order, got a {name} whose order on rank {other} differs from "
+                f"that on rank 0: {cure}"
+            )
+
+    def refuse_resume(self) -> None:
+        """Refuse to resume inside an order that cannot be read again."""
+        if not self.knows_epochs:
+            raise ValueError(
+                f"sampler must have set_epoch(epoch) or take(start, stop) to resume within an epoch, got a "
+                f"{type(self.sampler).__name__}, whose order cannot be read again: leave out sampler, or give one "
+                "that has either"
+            )
+
+    @contextmanager
+    def at_epoch(self, epoch: int, current: int) -> Iterator[None]:
+        """Read the order of another epoch for a while; the current one is the same afterwards."""
+        if epoch == current:
+            yield
+            return
+        if not self.knows_epochs:
+            raise ValueError(
+                f"epoch must be {current} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
+                "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
+            )
+        positions, self._positions = self._positions, None
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        restored = getattr(self.sampler, "epoch", current)
+        try:
+            if set_epoch is not None:
+                set_epoch(epoch)
+            yield
+        finally:
+            if set_epoch is not None:
+                set_epoch(restored)
+            self._positions = positions
+
+    def order(self) -> SliceOrder:
+        """Return the order of the current epoch."""
+        if self.kept is None and hasattr(self.sampler, "take"):
+            return SliceOrder(self._length(), self._take)
+        if self._positions is None:
+            self._positions = self._read()
+        positions = self._positions
+        return SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+
+    def finished(self) -> None:
+        """Forget the order: the next iteration reads the sampler again."""
+        self._positions = None
+
+    def set_epoch(self, epoch: int, changed: bool) -> None:
+        """Pass the epoch on to a sampler that has ``set_epoch``; any other is read anew when the epoch changes."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+            changed = True
+        if changed:
+            self._positions = None
+
+    def _length(self) -> int:
+        for name in ("epoch_length", "total_size"):
+            if hasattr(self.sampler, name):
+                return int(getattr(self.sampler, name))
+        return len(self.sampler)
+
+    def _take(self, start: int, stop: int) -> NDArray[Any]:
+        taken = self._checked(np.asarray(self.sampler.take(start, stop)))
+        if taken.shape != (stop - start,):
+            raise ValueError(
+                f"sampler.take({start}, {stop}) must return shape ({stop - start},), got {taken.shape}: the epoch has "
+                f"{self._length()} positions by the sampler's epoch_length, total_size or len"
+            )
+        return taken
+
+    def _read(self) -> NDArray[Any]:
+        if hasattr(self.sampler, "take"):
+            length = self._length()
+            parts = [self._take(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
+            taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        else:
+            taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
+        if self.kept is None:
+            return taken
+        known = np.zeros(self.n_samples, bool)
+        known[self.kept] = True
+        return taken[known[taken]]
+
+    def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
+        if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):
+            bad = taken[(taken < 0) | (taken >= self.n_samples)][0]
+            raise IndexError(f"sampler must give indices from 0 to {self.n_samples - 1}, got {bad}")
+        return taken

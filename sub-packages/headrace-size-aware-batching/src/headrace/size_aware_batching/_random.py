@@ -1,0 +1,117 @@
+"""Random numbers by integer arithmetic alone: keyed, counter-based, the same on every platform."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
+
+
+def splitmix64(words: Words) -> Words:
+    """Scramble 64-bit words, a bijection of the 2**64 words.
+
+    One step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    OOPSLA 2014) with each word as the generator's state.
+
+    >>> hex(splitmix64(np.zeros(1, np.uint64))[0])
+    '0xe220a8397b1dcdaf'
+    """
+    mixed: Words = words + GOLDEN  # unsigned words wrap, which is what is wanted
+    shifted = mixed >> np.uint64(30)
+    mixed ^= shifted
+    mixed *= FIRST
+    np.right_shift(mixed, np.uint64(27), out=shifted)
+    mixed ^= shifted
+    mixed *= SECOND
+    np.right_shift(mixed, np.uint64(31), out=shifted)
+    mixed ^= shifted
+    return mixed
+
+
+def derive(*words: int | Words) -> Words:
+    """Fold words into keys; every word and its place in the list matter.
+
+    Args:
+        words: Integers from 0 to 2**64 - 1, or arrays of them, which broadcast.
+
+    Returns:
+        The keys, shape ``[n]``; ``[1]`` when all words are integers.
+
+    >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
+    ((1,), (4,))
+    """
+    folded = np.zeros(1, np.uint64)
+    for word in words:
+        folded = splitmix64(folded ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
+    return folded
+
+
+def random_words(key: int, count: int) -> Words:
+    """Return the first ``count`` words of the stream with this key."""
+    return splitmix64(np.arange(count, dtype=np.uint64) ^ derive(key))
+
+
+def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
+    """Shuffle ``0 .. length - 1`` inside blocks of neighbours, once for each key.
+
+    Args:
+        keys: Shape ``[c]``.
+        length: Numbers to shuffle.
+        block: Numbers in a block, a power of two up to 2**16; the last block may be shorter.
+
+    Returns:
+        Shape ``[c, length]``; in every row the places ``i * block .. (i + 1) * block - 1`` hold these numbers.
+
+    >>> shuffle_blocks(derive(3), 10, 4)[0].reshape(-1).tolist()[8:] in ([8, 9], [9, 8])
+    True
+    """
+    if block == 1:
+        return np.broadcast_to(np.arange(length, dtype=np.int32), (len(keys), length)).copy()
+    # One word gives two numbers of 31 bits; their low bits make way for the place, so that no two are equal.
+    half = -(-length // 2)
+    words = splitmix64(keys[:, None] ^ splitmix64(np.arange(half, dtype=np.uint64)))
+    marks = np.empty((len(keys), 2 * half), np.int32)
+    marks[:, :half] = (words >> np.uint64(33)).astype(np.int32)
+    marks[:, half:] = (words & np.uint64(0x7FFFFFFF)).astype(np.int32)
+    places = np.arange(length, dtype=np.int32)
+    marks = marks[:, :length]
+    marks &= np.int32(~(block - 1))
+    marks |= places & np.int32(block - 1)
+    whole = length // block * block
+    blocks = marks[:, :whole].reshape(len(keys), -1, block)  # a copy, unless nothing is left over
+    blocks.sort(axis=2)
+    marks[:, :whole] = blocks.reshape(len(keys), whole)
+    marks[:, whole:].sort(axis=1)
+    marks &= np.int32(block - 1)
+    marks += places & np.int32(~(block - 1))
+    return marks
+
+
+def shuffle_groups(key: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Shuffle the places of a list inside groups of neighbours.
+
+    Args:
+        key: Key of the shuffle.
+        groups: The group of each place, shape ``[n]``, ascending, from 0 on.
+
+    Returns:
+        Shape ``[n]``, a permutation of ``0 .. n - 1`` under which every place keeps its group.
+
+    >>> shuffle_groups(1, np.array([0, 0, 0, 1, 1])).tolist()[3:] in ([3, 4], [4, 3])
+    True
+    """
+    count = len(groups)
+    if not count:
+        return np.zeros(0, np.int64)
+    low = np.uint64(max(1, (count - 1).bit_length()))
+    high = np.uint64(64 - max(1, int(groups[-1]).bit_length()))
+    # Group, random bits and place in one word: sorting words is faster than sorting places by words.
+    words = random_words(key, count) >> (np.uint64(64) - high + low) << low
+    words |= groups.astype(np.uint64) << high
+    words |= np.arange(count, dtype=np.uint64)
+    words.sort()
+    places: NDArray[np.int64] = (words & np.uint64((1 << int(low)) - 1)).astype(np.int64)
+    return places

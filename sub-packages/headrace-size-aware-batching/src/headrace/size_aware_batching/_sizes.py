@@ -1,0 +1,432 @@
+"""Every way to give sizes, read into one array and checked once.
+
+Three doors, one set of checks: `read_sizes` (all sizes of a dataset, shape ``[n]`` or ``[n, k]``), `size_vector`
+(shape ``[n]``) and `size_lookup` with `checked_size` (one size at a time, while samples come).
+"""
+
+import gzip
+import operator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from tqdm import tqdm
+
+from headrace.size_aware_batching._validation import Number, real_number
+
+Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
+SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor
+
+_LARGEST = 2**62  # sizes of a dataset stay below, so that sums of two fit into int64
+_FASTA = (".fasta", ".fa", ".faa", ".fna")
+_ENDINGS = (".npy", ".txt", *_FASTA, *(ending + ".gz" for ending in _FASTA))
+
+
+# All sizes of a dataset.
+
+
+def read_sizes(sizes: Any) -> NDArray[Any]:
+    """Return the sizes of a dataset as an array of integers or float64; arrays are not copied.
+
+    Args:
+        sizes: An array, tensor or sequence of shape ``[n]`` or ``[n, k]``, a mapping from each index to its size,
+            or a dataset with an attribute ``sizes`` or a method ``num_tokens(index)``, which is called once a sample.
+
+    Raises:
+        TypeError: If the sizes are not numbers.
+        ValueError: If a size is NaN, negative or 2**62 and more, an index has no size, or the shape is another one.
+
+    >>> read_sizes([[3, 4], [5, 6]]).shape, read_sizes({0: 7, 1: 8}).tolist()
+    ((2, 2), [7, 8])
+    """
+    if not isinstance(sizes, np.ndarray | torch.Tensor):
+        if hasattr(sizes, "num_tokens"):
+            return _by_call(sizes.num_tokens, len(sizes))
+        if hasattr(sizes, "sizes"):
+            return _sizes_of_dataset(sizes)
+        if isinstance(sizes, ConcatDataset):
+            return np.concatenate([read_sizes(dataset) for dataset in sizes.datasets])
+        if isinstance(sizes, Subset):
+            return read_sizes(sizes.dataset)[np.asarray(sizes.indices, np.int64)]
+        if isinstance(sizes, Dataset):
+            raise TypeError(
+                f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {type(sizes).__name__} "
+                "without either: add one of them, or give the sizes as an array, such as [len(x) for x in dataset]"
+            )
+        if isinstance(sizes, Mapping):
+            return _of_mapping(sizes)
+    return _checked_table(sizes)
+
+
+def _checked_table(sizes: Any) -> NDArray[Any]:
+    if isinstance(sizes, torch.Tensor):
+        sizes = _array_of_tensor(sizes)
+    try:
+        array = np.asarray(sizes)
+    except ValueError as error:
+        raise ValueError(f"sizes must be numbers of shape [n] or [n, k], got rows that differ: {error}") from None
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {type(sizes).__name__} of "
+            f"{array.dtype}"
+        )
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64, copy=False)
+    if array.ndim not in (1, 2):
+        raise ValueError(f"sizes must have shape [n] or [n, k], got {array.shape}")
+    if array.size and not (array.min() >= 0 and array.max() < _LARGEST):
+        bad = np.flatnonzero(any_column(~((array >= 0) & (array < _LARGEST))))
+        raise ValueError(
+            f"sizes must be numbers from 0 to 2**62, got {array[bad[0]]} at index {bad[0]} ({len(bad)} of {len(array)} "
+            "are negative, NaN or too large)"
+        )
+    return array.astype(np.int64) if array.dtype == np.uint64 else array
+
+
+def _sizes_of_dataset(dataset: Any) -> NDArray[Any]:
+    sizes = read_sizes(dataset.sizes)
+    if hasattr(dataset, "__len__") and len(dataset) != len(sizes):
+        raise ValueError(
+            f"sizes must hold one size for each sample, got {len(sizes)} sizes for the {len(dataset)} samples of "
+            f"{type(dataset).__name__}"
+        )
+    return sizes
+
+
+def _of_mapping(sizes: Mapping[Any, Any]) -> NDArray[Any]:
+    missing = next((index for index in range(len(sizes)) if index not in sizes), None)
+    if missing is not None:
+        raise ValueError(
+            f"sizes must be a mapping with the keys 0 to {len(sizes) - 1}, got one without {missing}: give the sizes "
+            "in the order of the dataset, such as [sizes[name] for name in names]"
+        )
+    return _checked_table([sizes[index] for index in range(len(sizes))])
+
+
+def _by_call(num_tokens: Callable[[int], Any], n_samples: int) -> NDArray[Any]:
+    bar = tqdm(range(n_samples), desc="sizes", delay=1, leave=False)
+    return _checked_table([checked_size(num_tokens(index), "index", index) for index in bar])
+
+
+def any_column(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which rows hold a true value, shape ``[n]``; flags of shape ``[n]`` are rows themselves."""
+    return flags if flags.ndim == 1 else np.asarray(flags.any(axis=1))
+
+
+def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
+    """Return the largest size that counts in each column; None where there is no limit.
+
+    Args:
+        max_length: None, a number for sizes of one column, or a sequence with a number or None for each column.
+        columns: Number of columns of the sizes.
+
+    Raises:
+        TypeError: If a limit is not a real number.
+        ValueError: If a limit is not positive, or does not say which of several columns it is for.
+
+    >>> column_limits(None, 2), column_limits(9, 1), column_limits((9, None), 2)
+    ((None, None), (9,), (9, None))
+    """
+    if max_length is None:
+        return (None,) * columns
+    several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
+    given = tuple(max_length) if several else (max_length,)
+    if len(given) != columns:
+        raise ValueError(
+            f"max_length must have one entry for each of the {columns} columns of sizes, got {max_length!r}: give None "
+            "for a column without a limit, such as max_length=(10, None)"
+        )
+    limits = [None if limit is None else real_number(limit, "max_length") for limit in given]
+    for limit in limits:
+        if limit is not None and limit <= 0:
+            raise ValueError(f"max_length must be greater than 0, got {limit}")
+    return tuple(None if limit is None or limit >= _LARGEST else limit for limit in limits)
+
+
+def capped_sizes(sizes: NDArray[Any], limits: tuple[Number | None, ...]) -> NDArray[Any]:
+    """Return the sizes with each column cut to its limit; without a limit, the array itself.
+
+    >>> capped_sizes(np.array([[5, 50], [20, 60]]), (10, None)).tolist()
+    [[5, 50], [10, 60]]
+    """
+    if all(limit is None for limit in limits):
+        return sizes
+    whole = sizes.dtype.kind in "iu" and all(limit is None or float(limit).is_integer() for limit in limits)
+    largest = int(sizes.max(initial=0))
+    table = sizes.copy() if whole else sizes.astype(np.float64)
+    columns = table if table.ndim == 2 else table[:, None]
+    for column, limit in zip(columns.T, limits, strict=True):
+        if limit is not None:
+            np.minimum(column, np.asarray(min(int(limit), largest) if whole else limit, table.dtype), out=column)
+    return table
+
+
+# One column of sizes or other numbers.
+
+
+def size_vector(values: object, name: str) -> Vector:
+    """Turn a 1-D array, tensor or sequence of sizes into an array; see `number_vector`.
+
+    Raises:
+        ValueError: Also if a size is negative.
+    """
+    vector = number_vector(values, name)
+    if (wrong := np.flatnonzero(vector < 0)).size:
+        raise ValueError(
+            f"{name} must hold numbers >= 0, got {vector[wrong[0]]} at index {wrong[0]} ({wrong.size} are negative)"
+        )
+    return vector
+
+
+def number_vector(values: object, name: str) -> Vector:
+    """Turn a 1-D array, tensor or sequence of real numbers into an int64 or float64 array.
+
+    Raises:
+        TypeError: If it is none of these, or its elements are not real numbers.
+        ValueError: If it is not 1-D, holds a NaN or an integer beyond int64.
+
+    >>> number_vector(torch.tensor([1, 2], dtype=torch.uint8), "sizes").dtype
+    dtype('int64')
+    """
+    if isinstance(values, torch.Tensor):
+        array = _array_of_tensor(values)
+    elif isinstance(values, np.ndarray):
+        array = values
+    elif isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        array = _array_of_sequence(values, name)
+    else:
+        raise TypeError(f"{name} must be a 1-D tensor, array or sequence, got {type(values).__name__}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be 1-D, got shape {array.shape}: give one number for each element")
+    if array.dtype.kind in "iu":
+        if array.size and array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must hold integers of 64 bits, got {array.max()}: use a larger unit")
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind != "f":
+        raise TypeError(f"{name} must hold integers or floats, got dtype {array.dtype}")
+    if (wrong := np.flatnonzero(np.isnan(array))).size:
+        raise ValueError(f"{name} must hold numbers, got NaN at index {wrong[0]} ({wrong.size} are NaN)")
+    return array.astype(np.float64, copy=False)
+
+
+def _array_of_sequence(values: Sequence[Any], name: str) -> NDArray[Any]:
+    numbers = [real_number(value, f"{name}[{index}]") for index, value in enumerate(values)]
+    whole = all(isinstance(number, int) for number in numbers)
+    try:
+        return np.array(numbers, dtype=np.int64 if whole else np.float64)
+    except OverflowError:
+        raise ValueError(f"{name} must hold integers of 64 bits, got {max(numbers)}: use a larger unit") from None
+
+
+def _array_of_tensor(tensor: torch.Tensor) -> NDArray[Any]:
+    plain = tensor.detach().cpu()
+    array: NDArray[Any] = (plain.double() if plain.is_floating_point() else plain).numpy()  # numpy has no bfloat16
+    return array
+
+
+# One size at a time.
+
+
+def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
+    """Turn ``sizeof`` into a function from an index, key or element to its size.
+
+    Arrays and tensors are checked here as a whole; the sizes of all other forms go through `checked_size`.
+
+    Raises:
+        TypeError: If ``sizeof`` is none of the forms allowed.
+        ValueError: If it is an array or tensor that is not 1-D, or that holds NaN or negative sizes.
+
+    >>> size_lookup({"a": 3})("a"), size_lookup([5, 7])(1), size_lookup(len)("four")
+    (3, 7, 4)
+    """
+    if isinstance(sizeof, np.ndarray | torch.Tensor):
+        return partial(_by_position, size_vector(sizeof, "sizeof"))
+    if isinstance(sizeof, Mapping):
+        return partial(_by_key, sizeof)
+    if isinstance(sizeof, Sequence) and not isinstance(sizeof, str | bytes | bytearray):
+        return partial(_by_index, sizeof)
+    if callable(sizeof):
+        return sizeof
+    raise TypeError(
+        "sizeof must be a callable, a mapping, a sequence, a numpy array or a torch tensor, got "
+        f"{type(sizeof).__name__}"
+    )
+
+
+def checked_size(value: object, noun: str, key: object) -> Number:
+    """Check the size of one element; infinity is a size that fits no budget.
+
+    Args:
+        value: The size.
+        noun: Kind of ``key``, for the error: ``"index"``, ``"the element at position"``.
+        key: Names the element.
+
+    Raises:
+        TypeError: If it is not a real number.
+        ValueError: If it is NaN or negative.
+    """
+    if (type(value) is int or type(value) is float) and value >= 0:  # the common case needs no name
+        return value
+    number = real_number(value, name := f"the size of {noun} {key}")
+    if number < 0:
+        raise ValueError(f"{name} must be a number >= 0, got {number}")
+    return number
+
+
+def checked_budget(max_total_size: object) -> Number:
+    """Check a budget; infinity means that everything fits.
+
+    Raises:
+        TypeError: If it is not a real number.
+        ValueError: If it is NaN, zero or negative.
+
+    >>> checked_budget(4096)
+    4096
+    """
+    number = real_number(max_total_size, "max_total_size")
+    if number <= 0:
+        raise ValueError(f"max_total_size must be greater than 0, got {number}: nothing would fit")
+    return number
+
+
+def plain_index(key: Any) -> Any:
+    """Turn an integer of any library into an int; leave every other key as it is."""
+    return operator.index(key) if hasattr(key, "__index__") and getattr(key, "ndim", 0) == 0 else key
+
+
+def _by_position(values: Vector, key: Any) -> Number:
+    return values.item(_position(key, len(values)))  # faster than making a numpy scalar
+
+
+def _by_index(values: Sequence[Any], key: Any) -> Any:
+    return values[_position(key, len(values))]
+
+
+def _position(key: Any, length: int) -> int:
+    index = operator.index(key)
+    if not 0 <= index < length:  # Python would count a negative one from the end
+        raise IndexError(
+            f"sizeof must hold a size for each index, got index {index} and {length} sizes: give one size for each "
+            "index that the sampler or dataset yields"
+        )
+    return index
+
+
+def _by_key(values: Mapping[Any, Any], key: Any) -> Any:
+    try:
+        return values[plain_index(key)]
+    except KeyError:
+        raise KeyError(f"sizeof must hold a size for each key, got none for {key!r}: add it to the mapping") from None
+
+
+# Sizes in files.
+
+
+def sizes_of_files(paths: list[Path]) -> NDArray[Any]:
+    """Read the sizes of several files, concatenated.
+
+    Args:
+        paths: Files as `sizes_of_file` takes them.
+
+    Returns:
+        Shape ``[n]``, or ``[n, k]`` where the files hold k sizes a sample.
+
+    Raises:
+        OSError: If a file cannot be read.
+        ValueError: If a file is damaged, holds no size, or files differ in their number of columns.
+    """
+    arrays = [sizes_of_file(path) for path in paths]
+    if len({array.shape[1:] for array in arrays}) > 1:
+        found = ", ".join(f"{path}: {array.shape}" for path, array in zip(paths, arrays, strict=True))
+        raise ValueError(f"the files must have the same columns, got {found}")
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def sizes_of_file(path: Path) -> NDArray[Any]:
+    """Read the sizes of one file; its ending says how.
+
+    Args:
+        path: ``.npy`` of shape ``[n]`` or ``[n, k]``; ``.txt`` with a number a line; or FASTA (``.fasta``, ``.fa``,
+            ``.faa``, ``.fna``, each also with ``.gz``), where a size is the number of letters of a sequence.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is of another kind, damaged, or holds no size or a wrong one.
+    """
+    name = path.name.lower()
+    if not name.endswith(_ENDINGS):
+        raise ValueError(f"{path}: the ending must be one of {', '.join(_ENDINGS)}")
+    read = _from_npy if name.endswith(".npy") else _from_text if name.endswith(".txt") else _from_fasta
+    try:
+        sizes = read_sizes(read(path))
+    except (EOFError, TypeError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not len(sizes):
+        raise ValueError(f"{path}: the file holds no size")
+    return sizes
+
+
+def fasta_lengths(lines: Iterable[bytes]) -> Iterator[int]:
+    """Yield the number of letters of each sequence; white space does not count.
+
+    >>> list(fasta_lengths([b">one", b"MK V", b"LA", b">two", b"G"]))
+    [5, 1]
+    """
+    length = None
+    for place, line in enumerate(lines, 1):
+        if line.startswith(b">"):
+            if length is not None:
+                yield length
+            length = 0
+        elif letters := b"".join(line.split()):
+            if length is None:
+                raise ValueError(f"line {place}: letters before the first '>', so it is not a FASTA file")
+            length += len(letters)
+    if length is not None:
+        yield length
+
+
+def _from_npy(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("it does not begin as a .npy file does; write it with numpy.save")
+        file.seek(0)
+        array: NDArray[Any] = np.load(file, allow_pickle=False)  # a pickle could run code
+    return array
+
+
+def _from_text(path: Path) -> NDArray[Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip().split("\n")
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
+    if lines == [""]:
+        return np.zeros(0, np.int64)
+    return np.array([_number_of_line(line, place) for place, line in enumerate(lines, 1)])
+
+
+def _number_of_line(line: str, place: int) -> Number:
+    for kind in (int, float):
+        try:
+            number: Number = kind(line)
+        except ValueError:
+            continue
+        return number
+    raise ValueError(f"line {place}: expected one number, got {line.strip()[:40]!r}")
+
+
+def _from_fasta(path: Path) -> NDArray[np.int64]:
+    with _opened(path) as lines:
+        return np.fromiter(fasta_lengths(lines), np.int64)
+
+
+def _opened(path: Path) -> gzip.GzipFile | IO[bytes]:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")

@@ -1,0 +1,135 @@
+"""Checks of arguments at the public door, and the messages that users see."""
+
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch.utils.data
+
+Number: TypeAlias = int | float
+Logger: TypeAlias = Callable[[str], None]
+
+_LARGEST_MULTIPLE = 2**31
+_UNLIMITED = 2**62
+_LOGGER = logging.getLogger("headrace.size_aware_batching")
+_LIBRARY_FILES = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
+
+
+def real_number(value: object, name: str) -> Number:
+    """Turn a real number of any library into an int, exactly, or a float.
+
+    Args:
+        value: A number, or an array or tensor of one element.
+        name: Name of the value in an error.
+
+    Raises:
+        TypeError: If it is not a real number; a bool is not.
+        ValueError: If it is NaN.
+
+    >>> real_number(torch.tensor(3), "size"), real_number(np.float32(0.5), "size")
+    (3, 0.5)
+    """
+    plain = value
+    if (
+        (isinstance(plain, torch.Tensor) and plain.numel() == 1)
+        or isinstance(plain, np.generic)
+        or (isinstance(plain, np.ndarray) and plain.size == 1)
+    ):
+        plain = plain.item()
+    if isinstance(plain, bool) or not isinstance(plain, Real):
+        raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
+    if isinstance(plain, Integral):
+        return int(plain)
+    if math.isnan(number := float(plain)):
+        raise ValueError(f"{name} must be a real number, got NaN: remove or replace it")
+    return number
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """Return an integer of at least 1 as an int; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int >= 1, got {value!r} of type {type(value).__name__}")
+    if int(value) < 1:
+        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+    if name.endswith("multiple") and int(value) > _LARGEST_MULTIPLE:
+        raise ValueError(f"{name} must be at most {_LARGEST_MULTIPLE}, got {value!r}")
+    return min(int(value), _UNLIMITED)
+
+
+def bounded_int(name: str, value: Any, end: int, bounds: str) -> int:
+    """Return an integer from 0 up to, but not including, ``end`` as an int; ``bounds`` says so in the error."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int {bounds}, got {value!r} of type {type(value).__name__}")
+    if not 0 <= int(value) < end:
+        raise ValueError(f"{name} must be an int {bounds}, got {value!r}")
+    return int(value)
+
+
+def checked_seed(seed: Any) -> int:
+    """Return the seed as an int of 64 bits."""
+    return bounded_int("seed", seed, 2**64, "from 0 to 2**64 - 1")
+
+
+def checked_epoch(epoch: Any) -> int:
+    """Return the epoch as an int."""
+    return bounded_int("epoch", epoch, 2**63, ">= 0")
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Return True or False as a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a value that is not among those allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def logger_or(default: Logger, logger: Logger | None, name: str) -> Logger:
+    """Return ``logger``, or the default where it is None.
+
+    Raises:
+        TypeError: If it is neither None nor callable.
+    """
+    if logger is None:
+        return default
+    if not callable(logger):
+        raise TypeError(
+            f"{name} must be a function of one string, or None for the default, got {type(logger).__name__}"
+        )
+    return logger
+
+
+def log_info(message: str) -> None:
+    """Log at INFO level under the name ``headrace.size_aware_batching``."""
+    _LOGGER.info(message)
+
+
+def warn(message: str) -> None:
+    """Issue a ``UserWarning`` that points at the line of the user's code, not at this package or torch's."""
+    # Counted from here, whose own frame is level 1; generators make the distance vary.
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY_FILES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def shortlist(names: Sequence[object], total: int) -> str:
+    """Join the first names and say how many more there are.
+
+    >>> shortlist([3, 7], 2), shortlist([3, 7], 12)
+    ('3, 7', '3, 7 and 10 more')
+    """
+    joined = ", ".join(str(name) for name in names)
+    return joined if total <= len(names) else f"{joined} and {total - len(names)} more"

@@ -1,1 +1,0 @@
-"""The parts of collating: walking through samples, padding and packing. Pure."""

@@ -1,1 +1,0 @@
-"""How batches are planned: pure functions over arrays and integers, nothing here knows of ranks or loaders."""

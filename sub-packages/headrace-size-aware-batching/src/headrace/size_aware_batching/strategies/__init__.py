@@ -1,1 +1,0 @@
-"""One way to form batches per file."""

@@ -1,1 +1,0 @@
-"""The parts of batching a stream: budget, rounds, buffer and gate."""
