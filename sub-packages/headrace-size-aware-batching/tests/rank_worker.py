@@ -1,14 +1,16 @@
-"""One rank of a real gloo group that trains with DistributedDataParallel: ``rank_worker.py rank world store out``."""
+"""One rank of a real gloo group: ``rank_worker.py train|mesh rank world store out``."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
@@ -16,10 +18,11 @@ LENGTHS = [1 + (37 * number) % 211 for number in range(1003)]
 BUDGET = 500
 
 
-def main(rank: int, world: int, store: str, out: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def train(rank: int, world: int, store: str) -> Any:
+    """Train with DistributedDataParallel; return the batches of two epochs."""
+    sampler = DistributedSizeAwareBatchSampler(np.array(LENGTHS), BUDGET)  # built before there is a process group
+    join(rank, world, store)
     data = [torch.full((length, 1), float(number)) for number, length in enumerate(LENGTHS)]
-    sampler = DistributedSizeAwareBatchSampler(np.array(LENGTHS), BUDGET)  # rank and world come from the group
     loader: DataLoader[torch.Tensor] = DataLoader(data, batch_sampler=sampler, collate_fn=torch.cat)  # type: ignore[arg-type]  # a list is a dataset
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     seen: list[list[list[int]]] = []
@@ -34,10 +37,34 @@ def main(rank: int, world: int, store: str, out: str) -> None:
         if len(batches) != expected:
             raise ValueError(f"{len(batches)} batches, but len said {expected}")
         seen.append(batches)
-    dist.barrier()
-    Path(out).write_text(json.dumps(seen))
-    dist.destroy_process_group()
+    return seen
+
+
+def mesh(rank: int, world: int, store: str) -> Any:
+    """Two data-parallel times two tensor-parallel ranks; return the batches, and what became of drawn orders."""
+    join(rank, world, store)
+    part: Any = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))["dp"]
+    torch.manual_seed(rank)
+    outcomes = []
+    for seed, ranks in ((None, None), (None, part), (7, None), (7, part)):
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        order = SubsetRandomSampler(range(len(LENGTHS)), generator=generator)
+        try:
+            next(iter(DistributedSizeAwareBatchSampler(LENGTHS, BUDGET, sampler=order, mesh=ranks)))
+        except ValueError as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("accepted")
+    return list(DistributedSizeAwareBatchSampler(LENGTHS, BUDGET, mesh=part)), outcomes
+
+
+def join(rank: int, world: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    what, rank, world, store, out = sys.argv[1:]
+    result = {"train": train, "mesh": mesh}[what](int(rank), int(world), store)
+    dist.barrier()
+    Path(out).write_text(json.dumps(result))
+    dist.destroy_process_group()

@@ -1,10 +1,17 @@
 """Sizes that break batchers, as hypothesis strategies."""
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 Case = tuple[NDArray[np.int64], int]
+
+
+def examples(count: int) -> settings:
+    """Return settings for so many examples, five times as many in the nightly run."""
+    nightly = settings.default is settings.get_profile("nightly")
+    return settings(max_examples=5 * count if nightly else count)
 
 
 def _all_equal(budget: int) -> st.SearchStrategy[list[int]]:

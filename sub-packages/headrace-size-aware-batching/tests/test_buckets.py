@@ -78,13 +78,13 @@ def test_numbers_at_the_edge_of_int64() -> None:
     top = 2**63 - 2
     assert create_buckets([top - 1, top], 2**62, 1).bucket_boundaries.tolist() == [top - 1, top, top + 1]
     assert create_buckets([0, top], 2**62, 1).bucket_sizes.tolist() == [1, 1]
-    with pytest.raises(ValueError, match="would leave the 64-bit integers"):
+    with pytest.raises(ValueError, match="the last boundary would exceed 64 bits"):
         create_buckets([2**63 - 1], 5, 1)
 
 
 def test_huge_gaps_are_refused_and_large_ones_are_quick() -> None:
     with pytest.raises(
-        ValueError, match=r"empty buckets between 8 and 1000000000, more than .* use a greater max_width"
+        ValueError, match=r"max_width must .* empty buckets between 8 and 1000000000: use a greater max_width"
     ):
         create_buckets([1, 3, 10**9], 5, 1)
     assert len(create_buckets([0, 10**6], 1, 1).bucket_sizes) == 10**6 + 1
@@ -94,10 +94,10 @@ def test_huge_gaps_are_refused_and_large_ones_are_quick() -> None:
 @pytest.mark.parametrize(
     ("sizes", "error", "match"),
     [
-        ([], ValueError, "sizes is empty"),
+        ([], ValueError, "sizes must hold at least one size"),
         (torch.tensor([1.0, 2.0]), TypeError, "sizes must be integers, got float64"),
         (torch.tensor([[1, 2]]), ValueError, "sizes must be 1-D"),
-        ([3, -1], ValueError, "1 negative sizes, the first is -1 at index 1"),
+        ([3, -1], ValueError, "got -1 at index 1"),
         ([True], TypeError, "real number"),
         ("123", TypeError, "1-D"),
     ],
@@ -149,6 +149,15 @@ def test_in_order_bucket_by_bucket() -> None:
     assert len(sampler) == len(list(sampler)) == 13
     assert sampler.bucket_sizes.tolist() == [6, 9, 10]
     assert sampler.outside.tolist() == []
+
+
+def test_attributes_that_migrating_users_read() -> None:
+    sampler = make(sizes=[1, 21, 2], bucket_boundaries=[30, 0, 10, 20], shuffle=True)
+    assert sampler.num_buckets == 3
+    assert sampler.num_samples == 3
+    assert sampler.bucket_boundaries.tolist() == [0, 10, 20, 30]
+    assert sampler.bucket_sizes.tolist() == [2, 0, 1]
+    assert sampler.bucket_element_indices == [[0, 2], [], [1]]
 
 
 def test_one_budget_for_each_bucket() -> None:
@@ -277,7 +286,7 @@ def test_elements_outside_are_counted_and_named() -> None:
     assert caught[0].filename == __file__
     assert sampler.outside.tolist() == [0, 1, 4]
     assert list(sampler) == [[2, 3]]
-    with pytest.raises(RuntimeError, match=r"none of the 2 sizes is in \[5, 9\)"):
+    with pytest.raises(RuntimeError, match=r"got \[5, 9\) with none of the 2 sizes"):
         make(sizes=[1, 9], bucket_boundaries=[5, 9])
     with pytest.raises(RuntimeError, match="none of the 0 sizes"):
         make(sizes=[])
@@ -292,16 +301,20 @@ def test_elements_outside_are_counted_and_named() -> None:
         (
             {"sizes": [1.0, math.nan]},
             ValueError,
-            r"sizes\[1\] is NaN",
+            r"sizes\[1\] must be a real number, got NaN",
         ),
         ({"bucket_boundaries": torch.ones(2, 2)}, ValueError, "bucket_boundaries must be 1-D"),
         (
             {"bucket_boundaries": [0, 5, 5]},
             ValueError,
-            r"bucket_boundaries must differ from one another, repeated: \[5\]",
+            r"bucket_boundaries must differ from one another, got repeated ones: \[5\]",
         ),
-        ({"bucket_boundaries": [0]}, ValueError, "bucket_boundaries must be at least 2 for one bucket, got 1"),
-        ({"bucket_boundaries": [0, math.nan]}, ValueError, r"bucket_boundaries\[1\] is NaN"),
+        (
+            {"bucket_boundaries": [0]},
+            ValueError,
+            "bucket_boundaries must have at least 2 entries, .* got 1",
+        ),
+        ({"bucket_boundaries": [0, math.nan]}, ValueError, r"bucket_boundaries\[1\] must be a real number, got NaN"),
         ({"base_batch_sampler_class": list}, TypeError, "must be a class derived from Sampler"),
         ({"base_batch_sampler_class": BatchSampler([1], 1, False)}, TypeError, "must be a class derived"),
         ({"base_batch_sampler_shared_kwargs": [1]}, TypeError, "shared_kwargs must be a mapping from argument names"),
@@ -320,12 +333,12 @@ def test_elements_outside_are_counted_and_named() -> None:
         (
             {"base_batch_sampler_individual_kwargs": {"x": [1]}},
             ValueError,
-            "\\['x'\\] has 1 values for 3 buckets",
+            "\\['x'\\] must have a value for each of the 3 buckets, empty ones included, got 1",
         ),
         (
             {"base_batch_sampler_individual_kwargs": {"batch_size": [1, 2, 3]}},
             ValueError,
-            "are both shared and individual",
+            "must be shared or individual, got both for",
         ),
         ({"base_batch_sampler_shared_kwargs": {"sampler": 2}}, ValueError, "must not hold 'sampler'"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),

@@ -61,11 +61,12 @@ def test_the_command_prints_and_draws_strategies_side_by_side(lengths: Path, tmp
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly  # in this process it is tested below
 def test_the_command_refuses_in_one_line_with_status_2(lengths: Path) -> None:
     result = command(lengths, "--budget", "1000")
     assert (result.returncode, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
-    assert "exceed --budget=1000 by themselves" in result.stderr
+    assert "sizes must not exceed --budget=1000" in result.stderr
     assert "--oversize='skip'" in result.stderr
 
 
@@ -129,7 +130,9 @@ def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.Cap
     plan = json.loads(printed(capsys, tmp_path / "graphs.npy", "--budget", "4,10", "--json"))["plans"]["stratified"]
     assert plan["batches"] >= 2
     assert plan["items_max"] <= 2
-    assert "1 budgets for sizes of shape (4, 2)" in refused(capsys, tmp_path / "graphs.npy", "--budget", "4")
+    assert "--budget must have one budget for each column of sizes, got 1 for shape (4, 2)" in refused(
+        capsys, tmp_path / "graphs.npy", "--budget", "4"
+    )
 
 
 def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,7 +271,13 @@ def test_faulty_samples_are_named(collate: Any, samples: list[Any], error: type[
         collate(samples)
 
 
-@pytest.mark.parametrize("collate", [PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True), PackedCollate(fixed=[1])])
+@pytest.mark.parametrize(
+    "collate",
+    [
+        PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True),
+        pytest.param(PackedCollate(fixed=[1]), marks=pytest.mark.nightly),
+    ],
+)
 def test_in_a_loader_with_workers(collate: Any) -> None:
     samples = [(torch.full((n,), n), torch.zeros(2)) for n in range(1, 13)]
     sampler = DistributedSizeAwareBatchSampler(range(1, 13), 24)
@@ -279,11 +285,15 @@ def test_in_a_loader_with_workers(collate: Any) -> None:
         samples,  # type: ignore[arg-type]  # a list is a dataset of the map style
         batch_sampler=sampler,
         collate_fn=collate,
-        num_workers=2,
+        num_workers=1,
         multiprocessing_context="spawn",  # so that it has to be pickled
     )
     seen = [int(n) for batch in loader for n in batch.values[0].flatten() if n > 0]
     assert sorted(seen) == [n for n in range(1, 13) for _ in range(n)]
+
+
+@pytest.mark.parametrize("collate", [PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True), PackedCollate(fixed=[1])])
+def test_collate_functions_can_be_pickled(collate: Any) -> None:
     assert pickle.loads(pickle.dumps(collate)) == collate
 
 
@@ -325,10 +335,10 @@ def test_lists_that_hold_other_things_are_fields() -> None:
 
 
 @pytest.mark.nightly
-def test_lists_collate_in_at_most_twenty_times_the_time_of_arrays() -> None:
+def test_lists_collate_in_at_most_ten_times_the_time_of_arrays() -> None:
     arrays = [np.arange(512) for _ in range(64)]
 
     def seconds(samples: list[Any]) -> float:
         return min(timeit.repeat(lambda: PaddedCollate()(samples), number=5, repeat=7))
 
-    assert seconds([array.tolist() for array in arrays]) < 20 * seconds(arrays)
+    assert seconds([array.tolist() for array in arrays]) < 10 * seconds(arrays)

@@ -161,7 +161,12 @@ def test_points_that_are_refused(x: Any, y: Any, error: type[Exception], match: 
 def test_lists_and_integers_are_fitted_as_they_come_from_a_measurement() -> None:
     lengths, peaks = [64, 128, 192, 256], [10**9 + 3 * n**2 for n in (64, 128, 192, 256)]
     fitted = []
-    for x, y in ((lengths, peaks), (torch.tensor(lengths), torch.tensor(peaks)), (np.array(lengths), tuple(peaks))):
+    forms: list[Any] = [
+        (lengths, peaks),
+        (torch.tensor(lengths), torch.tensor(peaks)),
+        (np.array(lengths), tuple(peaks)),
+    ]
+    for x, y in forms:
         model = PolynomialRegression(2)
         model.fit(x, y)
         fitted.append(model(torch.tensor([160, 512])).tolist())

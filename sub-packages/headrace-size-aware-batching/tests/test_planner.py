@@ -1,7 +1,5 @@
 """The parts of planning, each against a plain way of doing the same."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,10 +8,10 @@ from numpy.typing import NDArray
 from strategies_of_sizes import Case, cases
 
 from headrace.size_aware_batching import _order
-from headrace.size_aware_batching._binpacking import best_fit_decreasing, cut_descending, greedy_balance, next_fit
+from headrace.size_aware_batching._binpacking import cut_descending, lower_bound, next_fit, pack
 from headrace.size_aware_batching._budget import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity
 from headrace.size_aware_batching._order import ShuffledOrder, Strata
-from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks, splitmix64
+from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks, shuffle_groups, splitmix64
 from headrace.size_aware_batching._sharding import shuffle_sorted_chunks
 
 
@@ -52,38 +50,23 @@ def test_an_open_batch_is_left_for_the_next_piece(case: Case) -> None:
     assert piece == (whole[:-1] if len(whole) > 1 else whole)
 
 
-@settings(max_examples=200)
-@given(st.lists(st.integers(0, 40), max_size=80), st.integers(40, 60))
-def test_best_fit_makes_as_many_bins_as_item_by_item(sizes: list[int], budget: int) -> None:
-    falling = np.sort(np.array(sizes, np.int64))[::-1]
-    places, offsets = best_fit_decreasing(falling, budget)
-    assert sorted(places.tolist()) == list(range(len(sizes)))
-    bins = [falling[places[a:b]].sum() for a, b in pairwise(offsets.tolist())]
-    assert all(total <= budget for total in bins)
-    rooms: list[int] = []
-    for size in falling.tolist():
-        fitting = [(room, number) for number, room in enumerate(rooms) if room >= size]
-        if fitting:
-            rooms[min(fitting)[1]] -= size
-        else:
-            rooms.append(budget - size)
-    assert len(bins) == len(rooms)
-
-
 @settings(max_examples=100)
-@given(cases(), st.integers(1, 400), st.sampled_from([1, 4, 128]), st.integers(1, 3))
-def test_dealing_gives_every_sample_a_batch_and_says_whether_it_fits(
-    case: Case, n_batches: int, block: int, windows: int
-) -> None:
+@given(cases(), st.integers(1, 400), st.sampled_from([1, 4, 128]), st.integers(1, 3), st.integers(0, 9))
+def test_packing_fits_or_says_that_it_does_not(case: Case, n_batches: int, block: int, columns: int, key: int) -> None:
     sizes, budget = case
-    if budget > 2**19 or not len(sizes):
+    if not len(sizes):
         return
-    units = np.tile(np.sort(sizes)[::-1].astype(np.int32), (windows, 1))
-    batches, fits = greedy_balance(units, n_batches, budget, derive(1, np.arange(windows, dtype=np.uint64)), block)
-    assert batches.max() < n_batches
-    for row, fit in zip(batches, fits, strict=True):
-        sums = np.bincount(row, units[0], minlength=n_batches)
-        assert fit == (sums.max() <= budget)
+    n_batches = min(n_batches, len(sizes))
+    table = np.sort(sizes)[::-1][:, None] * np.array([1, 1, 0])[:columns]
+    table[:, -1] = table[::-1, -1]
+    capacity = np.full(columns, budget)
+    assert (lower_bound(table, capacity) <= len(sizes)) or budget == 0
+    batches = pack(table, capacity, n_batches, key, block)
+    if batches is not None:
+        assert sorted(set(batches.tolist())) == list(range(n_batches))
+        for column in table.T:
+            assert np.bincount(batches, column, minlength=n_batches).max() <= budget
+        assert n_batches >= lower_bound(table, capacity)
 
 
 @settings(max_examples=100)
@@ -174,11 +157,26 @@ def test_the_first_random_words_stay_what_they_are() -> None:
 
 
 def test_a_few_batches_of_very_many_samples() -> None:
-    # A million small samples and some giants: handfuls of them are dealt at once, the giants one by one.
-    sizes = np.concatenate([np.full(20, 300_000), np.ones(300_000, np.int64) * 7])
-    units = np.sort(sizes)[::-1][None, :].astype(np.int64)
-    batches, fits = greedy_balance(units, 9, 1_000_000, derive(1), 128)
-    sums = np.bincount(batches[0], units[0], minlength=9)
-    assert fits[0]
+    # Many small samples and some giants: handfuls of them are dealt at once, the giants one by one.
+    sizes = np.sort(np.concatenate([np.full(20, 300_000), np.full(300_000, 7)]))[::-1, None]
+    batches = pack(sizes, np.array([1_000_000]), 9, key=1, block=128)
+    assert batches is not None
+    sums = np.bincount(batches, sizes[:, 0], minlength=9)
     assert sums.max() <= 1_000_000
     assert sums.sum() == sizes.sum()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "capacity", "fewest"), [([34] * 10, 100, 5), ([51] * 7, 100, 7), ([60, 40] * 5, 100, 5)]
+)
+def test_the_lower_bound_knows_coarse_sizes(sizes: list[int], capacity: int, fewest: int) -> None:
+    assert lower_bound(np.array(sizes)[:, None], np.array([capacity])) == fewest
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 5), max_size=300), st.integers(0, 2**63))
+def test_groups_are_shuffled_in_themselves(lengths: list[int], key: int) -> None:
+    groups = np.repeat(np.arange(len(lengths)), lengths)
+    shuffled = shuffle_groups(key, groups)
+    assert sorted(shuffled.tolist()) == list(range(len(groups)))
+    assert groups[shuffled].tolist() == groups.tolist()

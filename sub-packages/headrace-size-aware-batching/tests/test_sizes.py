@@ -23,12 +23,12 @@ from headrace.size_aware_batching._sizes import (
     fasta_lengths,
     number_vector,
     read_sizes,
-    real_number,
     size_lookup,
     size_vector,
     sizes_of_file,
     sizes_of_files,
 )
+from headrace.size_aware_batching._validation import real_number
 
 
 def test_numbers_of_any_make() -> None:
@@ -221,8 +221,11 @@ def test_a_progress_bar_shows_up_only_when_it_takes_long(capfd: pytest.CaptureFi
     read_sizes(Dataset(lambda index: index, 1000))
     assert capfd.readouterr().err == ""
 
+    start = time.monotonic()
+
     def slow(index: int) -> int:
-        time.sleep(0.4)
+        while time.monotonic() < start + 1.1:  # the bar waits for a second
+            time.sleep(0.01)
         return index
 
     read_sizes(Dataset(slow, 5))

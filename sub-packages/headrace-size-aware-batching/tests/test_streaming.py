@@ -3,6 +3,7 @@ import logging
 import math
 import pickle
 import random
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -233,9 +234,7 @@ def test_too_large_samples() -> None:
     batches = list(bucketed_batching(sizes, lambda n: n, 40, oversize="own_batch", info_logger=told.append))
     assert [b for b in batches if b[0] >= 50] == [[50], [60]]
     assert sorted(itertools.chain(*batches)) == sorted(sizes)
-    assert told == [
-        "1 batches of 3 elements, fill 0.3750 of max_total_size=40; 0 skipped; 2 over it in batches of their own: 1, 3"
-    ]
+    assert told == ["1 batches of 3 elements, fill 0.3750 of max_total_size=40; 2 over it, one a batch: positions 1, 3"]
 
 
 @pytest.mark.parametrize("cost", ["sum", "padded", quadratic])
@@ -346,7 +345,7 @@ class Proteins(IterableDataset[Any]):
         return self.stage(torch.ones(length) for length in range(1 + first, 1 + self.count, step))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_in_a_loader_with_workers(workers: int) -> None:
     collate = PaddedCollate(return_mask=True)
     stage = BucketedBatching(len, 400, buffer_size=30, collate_fn=collate)
@@ -374,3 +373,61 @@ def test_a_long_stream_is_as_tight_at_its_end_as_at_its_beginning() -> None:
         pass
     late = padding(list(itertools.islice(batches, 2000)))
     assert late - 1 < 1.1 * (early - 1) + 0.001
+
+
+# Ranks.
+
+
+class Mesh:
+    """The least that a mesh has to offer."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self._size, self._rank = size, rank
+
+    def size(self) -> int:
+        return self._size
+
+    def get_local_rank(self) -> int:
+        return self._rank
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 5, 100, 333])
+def test_ranks_share_the_batches_of_one_stream(world: int, count: int) -> None:
+    stream = list(numbered([1 + 7 * number % 40 for number in range(count)]))
+    options: dict[str, Any] = {"buffer_size": 50}
+    with warnings.catch_warnings(record=True):  # that samples come again is tested below
+        warnings.simplefilter("always")
+        ranks = [
+            list(bucketed_batching(stream, size_of, 100, mesh=Mesh(world, rank), **options)) for rank in range(world)
+        ]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert all(len(batch) * max(size for _, size in batch) <= 100 for rank in ranks for batch in rank)
+    seen = Counter(number for rank in ranks for batch in rank for number, _ in batch)
+    assert set(seen) == set(range(count))
+    if count >= world:
+        assert seen.total() == count
+    whole = list(bucketed_batching(stream, size_of, 100, **options))
+    steps = len(whole) // world
+    assert [batch for step in zip(*ranks, strict=True) for batch in step][: steps * world] == whole[: steps * world]
+    quiet: Any = str
+    given = list(bucketed_batching(stream, size_of, 100, num_replicas=world, rank=0, warn_logger=quiet, **options))
+    assert given == ranks[0]
+
+
+def test_too_few_samples_for_the_ranks_are_repeated_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="the last step of the stream has 2 samples for 3 ranks: 1 ranks get samples"):
+        assert len(list(bucketed_batching([1, 2], [0, 1, 1], 10, num_replicas=3, rank=2))) == 1
+
+
+def test_ranks_of_a_stage() -> None:
+    stage = BucketedBatching(len, 12, shuffle=False, mesh=Mesh(2, 1))
+    worker = pickle.loads(pickle.dumps(stage))
+    assert (worker.num_replicas, worker.rank, worker.mesh) == (2, 1, None)
+    words = ["to", "stream", "brook", "or"]
+    assert list(worker(words)) == list(stage(words)) == [["stream", "brook"]]
+    assert list(BucketedBatching(len, 12, shuffle=False)(words)) == [["to", "or"], ["stream", "brook"]]
+    with pytest.raises(ValueError, match="give either mesh or rank, got mesh and rank=0"):
+        BucketedBatching(len, 12, mesh=Mesh(2, 1), rank=0)
+    with pytest.raises(ValueError, match="num_replicas must be given with rank=1, got None"):
+        BucketedBatching(len, 12, rank=1)

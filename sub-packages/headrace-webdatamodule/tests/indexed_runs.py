@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from lightning.pytorch.callbacks import Callback
 
 from headrace.webdatamodule import IndexedWebDataModule, Split, index_shards, write_tars
 
+# Lightning 2.5 does not have the argument.
+RESTORE: dict[str, Any] = (
+    {"weights_only": False} if "weights_only" in signature(lightning.Trainer.fit).parameters else {}
+)
 Seen = list[tuple[int, tuple[str, ...]]]
 TRAIN, VAL = 20, 7
 
@@ -197,5 +202,5 @@ def fit(
     module: IndexedWebDataModule, *callbacks: Callback, path: Any = None, fail_at: int | None = None, **options: Any
 ) -> Model:
     model = Model(fail_at)
-    trainer(*callbacks, **options).fit(model, datamodule=module, ckpt_path=path, weights_only=False)
+    trainer(*callbacks, **options).fit(model, datamodule=module, ckpt_path=path, **RESTORE)
     return model

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from indexed_runs import Mesh
 
 from headrace.webdatamodule import DistributedBatchSampler
 from headrace.webdatamodule.loading.batch_sampler import n_steps, rank_span, step_span
@@ -231,3 +233,86 @@ def test_arguments_that_are_not_allowed(options: dict[str, Any], kind: type[Exce
 def test_the_last_batches_are_shared_out() -> None:
     sizes = [[len(batch) for batch in sampler] for sampler in ranks(17, 4, 4)]
     assert np.array(sizes).tolist() == [[2, 2], [2, 2], [2, 2], [2, 3]]
+
+
+@given(counts, sizes, worlds, st.sampled_from([None, Listed, Stretched]))
+def test_a_last_step_that_is_not_whole_is_dropped_when_asked(
+    count: int, size: int, world: int, order: type[Listed] | None
+) -> None:
+    samplers = ranks(count, size, world, drop_last=True, sampler=order and order(count))
+    steps = count // (size * world)
+    assert {len(sampler) for sampler in samplers} == {steps}
+    if count and not steps:
+        with pytest.raises(ValueError, match=r"drop_last=True leaves no batch: .* use a smaller batch_size"):
+            list(samplers[0])
+        return
+    batches = [list(sampler) for sampler in samplers]
+    assert all(len(batch) == size for own in batches for batch in own)
+    assert len(set(flat(batches))) == len(flat(batches)) == steps * size * world
+
+
+def test_ranks_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    late, meshed = DistributedBatchSampler(40, 4), DistributedBatchSampler(40, 4, mesh=Mesh(2, 1))
+    assert (len(late), len(meshed)) == (10, 5)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert len(late) == 5
+    assert list(late) == list(meshed)
+    with pytest.raises(ValueError, match="mesh and num_replicas/rank were both given"):
+        DistributedBatchSampler(40, 4, mesh=Mesh(2, 1), rank=1)
+
+
+def test_a_position_is_that_of_the_latest_iteration() -> None:
+    sampler = DistributedBatchSampler(40, 4)
+    first = iter(sampler)
+    next(first)
+    second = iter(sampler)
+    next(second)
+    taken = next(first)
+    assert sampler.state_dict()["position"] == 4
+    assert taken == list(DistributedBatchSampler(40, 4))[1]
+    len(sampler), sampler.remaining, sampler.fingerprint
+    assert next(second) == taken
+    assert (sampler.state_dict()["position"], sampler.remaining, len(sampler)) == (8, 8, 10)
+
+
+def test_a_later_set_epoch_wins_over_an_older_state() -> None:
+    sampler = DistributedBatchSampler(40, 4)
+    next(iter(sampler))
+    state = sampler.state_dict()
+    other = DistributedBatchSampler(40, 4)
+    other.set_epoch(1)
+    other.load_state_dict(state)
+    assert (other.epoch, other.remaining) == (1, 10)
+    list(other)  # the choice has been iterated
+    other.load_state_dict(state)
+    assert (other.epoch, other.remaining) == (0, 9)
+    other.set_epoch(0)
+    assert other.remaining == 9
+
+
+def test_iterating_again_begins_the_same_epoch_anew() -> None:
+    sampler = DistributedBatchSampler(40, 4)
+    whole = list(sampler)
+    for batch in sampler:
+        if batch == whole[3]:
+            break
+    assert list(sampler) == whole
+    generator = torch.Generator().manual_seed(3)
+    drawn = DistributedBatchSampler(40, 4, sampler=torch.utils.data.RandomSampler(range(40), generator=generator))
+    whole = list(drawn)
+    next(iter(drawn))
+    assert list(drawn) == whole
+    drawn.set_epoch(1)
+    assert list(drawn) != whole
+
+
+def test_equal_options_have_equal_fingerprints() -> None:
+    one = DistributedBatchSampler(40, 4, seed=1)
+    same = DistributedBatchSampler(np.int64(40), np.int32(4), seed=np.uint8(1), shuffle=np.True_)  # type: ignore[arg-type]
+    assert one.fingerprint == same.fingerprint
+    assert int(one.fingerprint, 16) >= 0
+    others = [{"seed": 2}, {"drop_last": True}, {"shuffle": False}, {"sampler": Stretched(40)}]
+    assert len({DistributedBatchSampler(40, 4, **options).fingerprint for options in others} | {one.fingerprint}) == 5  # type: ignore[arg-type]

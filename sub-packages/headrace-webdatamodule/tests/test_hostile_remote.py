@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.remote.filesystem import Patience
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
 from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes
 
 pytestmark = pytest.mark.slow
 
 COUNT = 40
-QUICK = Patience(tries=2, wait=0.001)
+QUICK = RetryPolicy(max_attempts=2, backoff=0.001)
 
 
 @once
@@ -138,7 +138,7 @@ class Site:
 
     def dataset(self, cache: Path | None, **options: Any) -> IndexedShards:
         options = {"timeout": 2.0, **options}
-        return IndexedShards(Remote(self.url, cache_dir=cache, patience=QUICK, **options))
+        return IndexedShards(Remote(self.url, cache_dir=cache, retry=QUICK, **options))
 
 
 @pytest.fixture
@@ -219,10 +219,10 @@ import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
 from headrace.webdatamodule.shards.remote.shards import Remote
-from headrace.webdatamodule.shards.remote.filesystem import Patience
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
-dataset = IndexedShards(Remote(sys.argv[1], patience=Patience(2, 0.001), timeout=20.0))
+dataset = IndexedShards(Remote(sys.argv[1], retry=RetryPolicy(2, 0.001), timeout=20.0))
 dataset[0]
 print('opened', flush=True)
 input()
@@ -253,13 +253,13 @@ import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
 from headrace.webdatamodule.shards.remote.shards import Remote
-from headrace.webdatamodule.shards.remote.filesystem import Patience
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 places, cache, action = sys.argv[1].split(), sys.argv[2] or None, sys.argv[3]
 def open_all():
     url = places if len(places) > 1 else places[0]
-    return IndexedShards(Remote(url, cache_dir=cache, patience=Patience(1), timeout=20.0))
+    return IndexedShards(Remote(url, cache_dir=cache, retry=RetryPolicy(1), timeout=20.0))
 dataset = open_all() if len(places) == 1 else None
 print("opened", flush=True)
 input()
@@ -324,15 +324,15 @@ def test_a_cache_reads_from_a_server_without_ranges(tmp_path: Path) -> None:
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            far = IndexedShards(Remote(url, cache_dir=tmp_path / "cache", patience=QUICK, timeout=5.0))
+            far = IndexedShards(Remote(url, cache_dir=tmp_path / "cache", retry=QUICK, timeout=5.0))
             assert far.__getitems__([39, 0, 20]) == IndexedShards(folder).__getitems__([39, 0, 20])
             with pytest.raises(ShardError, match="does not read ranges"):
-                IndexedShards(Remote(url, patience=QUICK, timeout=5.0))[5]
+                IndexedShards(Remote(url, retry=QUICK, timeout=5.0))[5]
             with next(folder.glob("*.tar")).open("r+b") as file:
                 file.seek(5_000_000)
                 file.write(b"?")
             with pytest.raises(ShardError, match="not those that were indexed"):
-                list(IndexedShards(Remote(url, cache_dir=tmp_path / "other", patience=QUICK, timeout=5.0)))
+                list(IndexedShards(Remote(url, cache_dir=tmp_path / "other", retry=QUICK, timeout=5.0)))
             assert not list((tmp_path / "other").glob("*.part"))
         finally:
             server.shutdown()

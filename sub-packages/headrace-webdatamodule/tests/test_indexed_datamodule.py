@@ -14,7 +14,14 @@ import torch
 from indexed_runs import TRAIN, VAL, Bare, Mesh, Model, Save, Stateful, data, fit, keys, make_shards, trainer
 from lightning.pytorch.callbacks import Callback
 
-from headrace.webdatamodule import IndexedWebDataModule, SharedShardsWarning, Split, index_shards, write_tars
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedWebDataModule,
+    SharedShardsWarning,
+    Split,
+    index_shards,
+    write_tars,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +79,7 @@ def test_options_without_a_fingerprint_are_compared_as_they_read(
 ) -> None:
     saving = Save(tmp_path)
     model = fit(data(folders, kind, **before), saving)
-    for path, _, done in saving.saved[::6]:
+    for path, _, done in saving.saved[3::25]:
         with pytest.raises(
             ValueError, match=rf"the checkpoint does not fit: {told}.*; resume with the options it was saved with"
         ):
@@ -273,3 +280,63 @@ def test_a_second_fit_does_not_save_where_the_first_one_ended(folders: tuple[Pat
     fit(module, SaveAtStart(tmp_path / "start.ckpt"), max_epochs=1)
     saved = torch.load(tmp_path / "start.ckpt", weights_only=True)
     assert saved.get("IndexedWebDataModule", {"train": {"steps": 0}})["train"]["steps"] == 0
+
+
+def loaded(module: IndexedWebDataModule, stage: str) -> list[list[str]]:
+    module.setup(stage)
+    name = {"fit": "train", "validate": "val"}.get(stage, stage)
+    return list(getattr(module, f"{name}_dataloader")())
+
+
+def test_splits_by_their_names(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule(
+        {"train": folders[0], "val": folders[1]}, batch_size={"train": 4, "val": 7}, collate_fn=keys
+    )
+    assert [len(batch) for batch in loaded(module, "fit")] == [4] * 5
+    assert loaded(module, "validate") == [[f"v{i:02d}" for i in range(VAL)]]
+    with pytest.raises(ValueError, match=r"predict\(\) needs Split.test, but shards has Split.train, Split.val"):
+        module.setup("predict")
+
+
+def test_predict_has_a_split_of_its_own_or_that_of_test(folders: tuple[Path, Path]) -> None:
+    both = {"test": folders[0], "predict": folders[1]}
+    assert sum(map(len, loaded(IndexedWebDataModule(both, batch_size=5, collate_fn=keys), "predict"))) == VAL
+    only = IndexedWebDataModule({"test": folders[0]}, batch_size=5, collate_fn=keys)
+    assert sum(map(len, loaded(only, "predict"))) == TRAIN
+
+
+def test_training_is_shuffled_and_whole_unless_told_otherwise(folders: tuple[Path, Path]) -> None:
+    def batches(**options: Any) -> list[list[str]]:
+        return loaded(IndexedWebDataModule(folders[0], batch_size=6, collate_fn=keys, **options), "fit")
+
+    every = [f"t{i:02d}" for i in range(TRAIN)]
+    assert [len(batch) for batch in batches()] == [6, 6, 6, 2]
+    assert sorted(key for batch in batches() for key in batch) == every
+    assert batches() != batches(seed=1) != batches(shuffle=False)
+    assert [key for batch in batches(shuffle=False) for key in batch] == every
+    assert [len(batch) for batch in batches(drop_last=True)] == [6, 6, 6]
+    module = IndexedWebDataModule({"test": folders[1]}, batch_size=6, collate_fn=keys, drop_last=True)
+    assert [len(batch) for batch in loaded(module, "test")] == [6, 1]
+
+
+def test_a_factory_keeps_the_ranks_that_it_names(folders: tuple[Path, Path]) -> None:
+    def make(**options: Any) -> IndexedWebDataModule:
+        return IndexedWebDataModule(folders[0], sizes="txt", collate_fn=keys, **options)
+
+    whole = loaded(make(batch_sampler=partial(counted_batches, num_replicas=1, rank=0)), "fit")
+    shares = [loaded(make(batch_sampler=partial(counted_batches, num_replicas=2, rank=rank)), "fit") for rank in (0, 1)]
+    meshed = loaded(make(batch_sampler=partial(counted_batches, mesh=Mesh(2, 1))), "fit")
+    given = loaded(make(batch_sampler=counted_batches, num_replicas=2, rank=1), "fit")
+    assert sorted(key for share in shares for batch in share for key in batch) == sorted(
+        key for one in whole for key in one
+    )
+    assert shares[1] == meshed == given
+    for own in ({"rank": 0, "num_replicas": 2}, {"mesh": Mesh(2, 1)}):
+        with pytest.raises(ValueError, match="ranks were given twice"):
+            make(batch_sampler=partial(counted_batches, **own), num_replicas=2, rank=1)
+    with pytest.raises(ValueError, match=r"sampler was given twice for Split\.train"):
+        make(batch_sampler=partial(counted_batches, sampler=[0]), sampler=partial(Odd))
+
+
+def counted_batches(sizes: Any, /, *, sampler: Any, seed: int, **ranks: Any) -> DistributedBatchSampler:
+    return DistributedBatchSampler(len(sizes), 3, sampler=sampler, seed=seed, **ranks)

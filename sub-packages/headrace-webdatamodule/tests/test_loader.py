@@ -1,8 +1,10 @@
 """The loader: counts what was delivered, and goes on from there."""
 
 import json
+import multiprocessing
 import os
 import random
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -359,7 +361,7 @@ def drawn_of_all(samples: list[Any]) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("kind", [Bare, lambda: DistributedBatchSampler(COUNT, 4)])
-@pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "context"), [(3, "fork"), pytest.param(2, "spawn", marks=pytest.mark.nightly)])
 def test_random_numbers_are_those_of_the_step(folder: Path, kind: Any, workers: int, context: str) -> None:
     whole = make(folder, kind(), num_workers=2, collate_fn=drawn_of_all)
     first, second = epoch_of(whole, 0), epoch_of(whole, 1)
@@ -534,3 +536,184 @@ def test_batches_need_a_length(folder: Path) -> None:
 
 def test_prefetching_is_for_workers_only(folder: Path) -> None:
     assert len(list(plain(folder, prefetch_factor=3))) == 6
+
+
+class Squares(torch.utils.data.Dataset[int]):
+    """A torch dataset that reads one sample at a time."""
+
+    fingerprint = "squares"
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+class Columns(Squares):
+    """A dataset that reads a batch at a time, as Hugging Face's do."""
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("read batch by batch")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [index**2 for index in indices]
+
+
+class Two(Squares):
+    """A dataset of two named sources."""
+
+    names = ("first", "second")
+    cumulative_sizes = (3, COUNT)
+
+
+@pytest.mark.parametrize("dataset", [[i**2 for i in range(COUNT)], Squares(), Columns(), Two()])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_map_style_dataset(dataset: Any, workers: int) -> None:
+    def loader() -> ResumableLoader:
+        return ResumableLoader(dataset, DistributedBatchSampler(COUNT, 4, seed=1), collate_fn=list, num_workers=workers)
+
+    whole, killed, resumed = loader(), loader(), loader()
+    batches = list(whole)
+    assert sorted(number for batch in batches for number in batch) == [i**2 for i in range(COUNT)]
+    assert list(islice(killed, 2)) == batches[:2]
+    resumed.load_state_dict(killed.state_dict())
+    assert (len(resumed), resumed.remaining) == (6, 4)
+    assert list(resumed) == batches[2:]
+    assert (len(resumed), resumed.remaining) == (6, 0)
+    names = getattr(dataset, "names", ("train",))
+    assert tuple(whole.report().samples) == names
+    for one in (whole, killed, resumed):
+        one.close()
+
+
+def test_a_state_of_another_dataset_is_refused() -> None:
+    def state(dataset: Any, **options: Any) -> Any:
+        return ResumableLoader(dataset, [[0, 1]], **options).state_dict()
+
+    plain = ResumableLoader([1, 2, 3], [[0, 1]])
+    plain.load_state_dict(state([4, 5, 6]))  # only their length is known
+    for other in (state([1, 2]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
+        with pytest.raises(ValueError, match=r"checkpoint is of other train data: .* resume with the data"):
+            plain.load_state_dict(other)
+    with pytest.raises(ValueError, match="checkpoint has seed=3, got seed=0: use that seed"):
+        plain.load_state_dict(state([1, 2, 3], seed=3))
+
+
+@pytest.mark.parametrize("dataset", [iter([1]), 5, {1, 2}])
+def test_what_is_no_map_style_dataset(dataset: Any) -> None:
+    with pytest.raises(TypeError, match=r"dataset must have len\(\) and integer indices, got"):
+        ResumableLoader(dataset, [[0]])
+
+
+@kinds
+def test_epochs_advance_by_themselves_unless_one_was_chosen(folder: Path, kind: str) -> None:
+    epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(6)]
+    loader = KINDS[kind](folder)
+    assert [list(loader) for _ in range(3)] == epochs[:3]
+    assert len(list(islice(loader, 2))) == 2  # a break begins the epoch anew
+    assert list(loader) == epochs[3]
+    loader.set_epoch(2)
+    loader.set_epoch(1)
+    assert [list(loader) for _ in range(2)] == epochs[1:3]
+    state = loader.state_dict()
+    again = KINDS[kind](folder)
+    again.load_state_dict(state)
+    assert (again.remaining, list(again), list(again)) == (0, [], epochs[3])
+
+
+@kinds
+def test_a_later_set_epoch_wins_over_an_older_state(folder: Path, kind: str) -> None:
+    """A loader that is told its epoch before it is given a state, as torchdata's StatefulDataLoader does."""
+    epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(3)]
+    killed = KINDS[kind](folder)
+    list(islice(killed, 2))
+    first = killed.state_dict()
+    killed.set_epoch(2)
+    list(islice(killed, 2))
+    third = killed.state_dict()
+    loader = KINDS[kind](folder)
+    loader.set_epoch(1)
+    loader.load_state_dict(first)
+    assert (loader.epoch, loader.steps, list(loader)) == (1, 0, epochs[1])
+    loader.load_state_dict(first)  # the choice has been iterated
+    assert (loader.epoch, loader.steps, list(loader)) == (0, 2, epochs[0][2:])
+    loader.set_epoch(1)
+    loader.load_state_dict(third)
+    assert (loader.epoch, loader.steps, list(loader)) == (2, 2, epochs[2][2:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@kinds
+def test_two_iterations_at_once_are_independent(folder: Path, kind: str, workers: int) -> None:
+    loader = KINDS[kind](folder, num_workers=workers)
+    whole = epoch_of(KINDS[kind](folder), 0)
+    first = iter(loader)
+    seen = [next(first), next(first)]
+    second = iter(loader)
+    other = [next(second)]
+    assert (loader.steps, loader.state_dict()["steps"]) == (1, 1)
+    for _ in range(2):  # in turns
+        seen.append(next(first))
+        other.append(next(second))
+    assert loader.steps == 3
+    assert seen + list(first) == other + list(second) == whole
+    loader.close()
+
+
+def test_every_epoch_is_the_same_where_it_is_fixed(folder: Path) -> None:
+    loader = make(folder, DistributedBatchSampler(COUNT, 4), fixed_epoch=True)
+    first = list(loader)
+    loader.set_epoch(5)
+    loader.sampler.set_epoch(6)
+    assert (list(loader), list(loader), loader.epoch) == (first, first, 0)
+
+
+def test_a_batch_sampler_is_made_for_the_ranks_there_are(folder: Path) -> None:
+    def make_batches(num_replicas: int, rank: int) -> DistributedBatchSampler:
+        return DistributedBatchSampler(COUNT, 4, num_replicas=num_replicas, rank=rank)
+
+    loaders = [make(folder, make_batches, num_replicas=2, rank=rank, check_ranks=False) for rank in range(2)]
+    assert [len(loader) for loader in loaders] == [3, 3]
+    assert sorted(number for loader in loaders for batch in loader for number in batch) == list(range(COUNT))
+
+
+def test_the_indices_of_the_present_batch_are_known(folder: Path) -> None:
+    loader = plain(folder)
+    assert all(list(loader.indices) == batch for batch in loader)
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked(folder: Path, context: str) -> None:
+    loader = plain(folder, num_workers=1, multiprocessing_context=context)
+    assert list(loader) == list(plain(folder))
+    loader.close()
+
+
+def test_workers_start_before_ranks_compare_their_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork right behind a collective leaves the child stuck on Python 3.11."""
+    children: list[int] = []
+    monkeypatch.setattr(
+        "headrace.webdatamodule.loader.compare_plans",
+        lambda plan, name: children.append(len(multiprocessing.active_children())),
+    )
+    loader = plain(folder, num_workers=2)
+    assert len(list(loader)) == 6
+    loader.close()
+    assert children == [2]
+
+
+def test_forks_beside_threads_do_not_warn(folder: Path) -> None:
+    """Python 3.12 and newer would."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader = plain(folder, num_workers=1, multiprocessing_context="fork")
+            assert len(list(loader)) == 6
+            loader.close()
+    finally:
+        end.set()
+        thread.join()

@@ -103,6 +103,17 @@ def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_pa
     assert told["left"] == []
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_worker_that_ignores_signals_is_killed(folder: Path, tmp_path: Path, leave: bool) -> None:
+    told = run(folder, tmp_path / "pids", what="deaf", grace=0.5, timeout=2, leave=leave)
+    assert "timed out after 2 seconds" in told["said"]
+    assert told.get("left", []) == []
+
+
+def test_a_worker_that_ignores_signals_does_not_keep_the_process_from_ending(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "pids", what="deaf", grace=0.5, stop=3, leave=True)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("what", "kind"), [("raise", "OSError"), ("collate", "ValueError")])
 def test_an_exception_names_sample_and_shard(folder: Path, tmp_path: Path, what: str, kind: str, workers: int) -> None:

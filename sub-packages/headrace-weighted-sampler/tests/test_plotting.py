@@ -14,7 +14,7 @@ DATA = NamedConcatDataset({"large": range(1000), "small": range(50), "off": rang
 
 def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    sampler = WeightedDistributedSampler(DATA, {"large": 0.25, "small": 2, "off": 0})
+    sampler = WeightedDistributedSampler(DATA, {"large": 0.25, "small": 2, "off": 0}, semantics="ratio")
     sampler.set_epoch(1)
     figure = plot_mixture(sampler.report())
     figure.savefig(tmp_path / "mixture.png")

@@ -67,8 +67,8 @@ def started(
 ) -> Iterator[Any]:
     """Starts all ranks of `resume_worker.py`."""
     folder.mkdir(exist_ok=True)
-    meeting = {"world": world, "port": free_port()}
-    each = [
+    meeting: dict[str, Any] = {"world": world, "port": free_port()}
+    each: list[dict[str, Any]] = [
         {"log": str(folder / f"{rank}.log"), "rank": rank} | meeting | options | (per_rank or {}).get(rank, {})
         for rank in range(world)
     ]

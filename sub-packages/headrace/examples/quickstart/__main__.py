@@ -117,9 +117,9 @@ def train(name: str, data: Any, sizes: NDArray[np.int64], batches: Batches, budg
     )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the job and return the exit status."""
-    options = arguments()
+    options = arguments(words)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     try:

@@ -1,14 +1,16 @@
-"""Bin packing over arrays: next-fit, best-fit decreasing, and greedy (LPT) balancing. Pure."""
+"""Bin packing over arrays: next-fit, cutting sorted lists, greedy (LPT) balancing, repair by swaps. Pure."""
 
-from bisect import bisect_left, bisect_right, insort
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import Capacity, Limits
-from headrace.size_aware_batching._random import Words, shuffle_blocks
+from headrace.size_aware_batching._budget import Limits
+from headrace.size_aware_batching._options import Capacity
+from headrace.size_aware_batching._random import derive, random_words, shuffle_groups
 
 NOTHING_FITS = (
     "cost: f(1, {size}) exceeds max_total_size, but f(1, n) of the largest size does not; f(n, largest) must not fall "
@@ -96,12 +98,17 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
     caps = capacity(sizes)
     length = len(sizes)
 
+    def allowed(begin: int, stop: int) -> NDArray[np.int64]:
+        if sizes.ndim == 1:
+            return np.minimum.accumulate(caps[begin:stop])
+        return capacity(np.maximum.accumulate(sizes[begin:stop], axis=0))  # the largest of each column
+
     def end(begin: int) -> int:
         # The first sample bounds the count; a larger one further on lowers it. Mostly that is near: look there first.
         stop, near = min(length, begin + int(caps[begin])), NEAR
         while True:
-            allowed = np.minimum.accumulate(caps[begin : min(stop, begin + near)])
-            over = allowed < np.arange(1, len(allowed) + 1)
+            counts = allowed(begin, min(stop, begin + near))
+            over = counts < np.arange(1, len(counts) + 1)
             if over.any():
                 return begin + int(over.argmax())
             if begin + near >= stop:
@@ -127,187 +134,294 @@ def cut_descending(falling: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
     """
     if limits.capacity is None:
         return next_fit(falling, limits)
-    caps = np.minimum(limits.capacity(falling), limits.most_items).tolist()
+    counts = limits.capacity(falling)
+    if len(counts) and counts.min() < 1:
+        raise ValueError(NOTHING_FITS.format(size=falling[int(counts.argmin())]))
+    return cut_by_counts(counts, limits)
+
+
+def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64]:
+    """Cut a list into batches, each of as many samples as its first allows.
+
+    >>> cut_by_counts(np.array([2, 2, 3, 3, 3]), Limits()).tolist()
+    [0, 2, 5]
+    """
+    caps = np.minimum(counts, limits.most_items).tolist()
     cuts, begin, length = [0], 0, len(caps)
     while begin < length:
-        if caps[begin] < 1:
-            raise ValueError(NOTHING_FITS.format(size=falling[begin]))
         begin = min(length, begin + limits.floor(caps[begin]))
         cuts.append(begin)
     return np.array(cuts, np.int64)
 
 
-Contents = list[tuple[int, int]]  # (size, how many of it), in the order they were laid
+ROUNDS = 2048  # of greedy balancing, about: with more samples than that, the bulk goes by the handful
+LEVEL = 2.0**40  # the sum of a column of levels
+TURNS = 60  # of repairing at most
+PATIENCE = 8  # turns without progress before it is given up
+PARTNERS = 16  # batches that a batch over a budget may choose from
+MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
+QUICK = 3  # first turns
+CANDIDATES = 2**18  # swaps that are looked at together
 
 
-def best_fit_decreasing(falling: NDArray[np.int64], budget: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pack sizes into bins, each into the fullest bin that still takes it.
+def lower_bound(sizes: NDArray[np.int64], capacity: NDArray[np.int64]) -> int:
+    """Return a number of bins that no packing goes below: the best of some dual feasible functions.
 
-    Works on whole groups: bins that hold the same sizes are one entry, and all samples of one size are laid at
-    once, so that the effort depends on the number of distinct sizes, not of samples (after Krell et al.,
-    "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027).
+    The functions u(t) of Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001): exact
+    where all sizes are equal; t = 1 counts the samples above half of the capacity.
+
+    >>> lower_bound(np.full((10, 1), 34), np.array([100]))
+    5
+    """
+    best = 1
+    for column, limit in zip(sizes.T, capacity.tolist(), strict=True):
+        values, counts = np.unique(column, return_counts=True)
+        shares = values / max(limit, 1)
+        best = max(best, math.ceil(float((shares * counts).sum()) - 1e-6))
+        for t in range(1, 25):
+            whole, rest = np.divmod(values * (t + 1), max(limit, 1))
+            bound = np.where(rest == 0, shares, whole / t)
+            best = max(best, math.ceil(float((bound * counts).sum()) - 1e-6))
+    return best
+
+
+def levels(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Scale columns to equal totals: what to balance by, where one budget is tighter than another."""
+    totals = np.maximum(sizes.sum(axis=0), 1).astype(np.float64)
+    scaled: NDArray[np.int64] = np.floor(sizes * (LEVEL / totals)).astype(np.int64)
+    return scaled + 1  # samples that take nothing are spread evenly, too
+
+
+def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: int) -> NDArray[np.int64]:
+    """Deal samples to batches, largest first, always to the lightest: greedy (LPT) balancing in rounds.
+
+    A round gives one sample to each of the lightest quarter of the batches. With several columns the lightest batches
+    are those whose fullest column is lowest, and inside a round the sample that is heaviest in one column goes to the
+    batch that is lightest in it. After Graham, "Bounds on multiprocessing timing anomalies" (1969), with samples
+    shuffled among their like.
 
     Args:
-        falling: Sizes, largest first, shape ``[n]``; none above the budget.
-        budget: Largest sum of a bin.
+        sizes: Shape ``[n, k]``, descending.
+        n_batches: Number of batches.
+        key: Key of the shuffle.
+        block: Samples of like size that are shuffled before they are dealt.
 
     Returns:
-        The places in ``falling`` bin by bin, shape ``[n]``, and where each bin begins, shape ``[bins + 1]``.
-
-    >>> places, offsets = best_fit_decreasing(np.array([6, 5, 5, 4]), 10)
-    >>> [places[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:])]
-    [[1, 2], [0, 3]]
+        The batch of each sample, shape ``[n]``. Batches may be over the capacity, see `repair`.
     """
-    if not len(falling):
-        return np.zeros(0, np.int64), np.zeros(1, np.int64)
-    edges = np.flatnonzero(np.diff(falling)) + 1
-    firsts = np.concatenate([[0], edges])
-    sizes = falling[firsts].tolist()
-    counts = np.diff(np.concatenate([firsts, [len(falling)]])).tolist()
-    return bins_to_arrays(pack_histogram(sizes, counts, budget), dict(zip(sizes, firsts.tolist(), strict=True)))
-
-
-def pack_histogram(sizes: list[int], counts: list[int], budget: int) -> list[tuple[int, Contents]]:
-    """Pack ``counts[i]`` samples of ``sizes[i]``, falling; return (how many bins, what each of them holds)."""
-    room: list[int] = []  # the residuals that some bins have, rising
-    groups: dict[int, list[tuple[int, Contents]]] = {}
-
-    def put(residual: int, bins: int, steps: Contents) -> None:
-        if residual not in groups:
-            insort(room, residual)
-            groups[residual] = []
-        groups[residual].append((bins, steps))
-
-    for size, count in zip(sizes, counts, strict=True):
-        while count:
-            steps: Contents = []
-            at = bisect_left(room, size)
-            if at == len(room):
-                residual, bins = budget, count
-            else:
-                residual = room[at]
-                bins, steps = groups[residual].pop()
-                if not groups[residual]:
-                    del groups[residual]
-                    del room[at]
-            each = residual // size if size else count
-            full = min(bins, count // each)
-            if full:
-                put(residual - each * size, full, [*steps, (size, each)])
-            rest = count - full * each if full < bins else 0
-            if rest:
-                put(residual - rest * size, 1, [*steps, (size, rest)])
-            unused = bins - full - (1 if rest else 0)
-            if unused and steps:  # bins that nothing was laid into yet do not exist
-                put(residual, unused, steps)
-            count -= full * each + rest
-    return [group for residual in sorted(groups) for group in groups[residual]]
-
-
-def bins_to_arrays(
-    groups: list[tuple[int, Contents]], firsts: dict[int, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give every bin its samples: those of one size are handed out in their order."""
-    taken = dict(firsts)
-    parts: list[NDArray[np.int64]] = []
-    lengths: list[NDArray[np.int64]] = []
-    for bins, steps in groups:
-        columns = []
-        for size, each in steps:
-            begin = taken[size]
-            columns.append(np.arange(begin, begin + bins * each).reshape(bins, each))
-            taken[size] += bins * each
-        table = np.concatenate(columns, axis=1)
-        parts.append(table.ravel())
-        lengths.append(np.full(bins, table.shape[1]))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    return np.concatenate(parts), offsets.astype(np.int64)
-
-
-GRID = 2**19  # a budget, in the units that dealing counts in: sums and batch numbers share 31 bits
-MAX_BATCHES = 1024
-ROUNDS = 2048  # of dealing sample by sample; about a hundred are usual
-
-
-def greedy_balance(
-    units: NDArray[Any], n_batches: int, capacity: int, keys: Words, block: int
-) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-    """Deal the samples of several windows to batches, largest first, always to the lightest.
-
-    A round gives as many samples as a quarter of the batches, one to each of the lightest. All windows advance in
-    lock-step: a round is one sort of the running sums, whose low bits hold the batch's number.
-
-    Args:
-        units: Sizes, shape ``[c, n]``, every row falling; at most ``capacity``.
-        n_batches: Batches of each window, at most 1,024.
-        capacity: Budget of a batch, at most 2**19; at most 2**40 with units of 64 bits.
-        keys: One key a window, shape ``[c]``.
-        block: Samples among which the order is shuffled before dealing, a power of two; 1 for none.
-
-    Returns:
-        The batch of each sample, shape ``[c, n]``, and whether all batches of a window are inside the budget,
-        shape ``[c]``.
-    """
-    n_windows, length = units.shape
-    places = shuffle_blocks(keys, length, block)
-    shuffled = np.take_along_axis(units, places, axis=1)
-    kind = units.dtype.type  # 32 bits where they suffice: sorting them is several times faster
-    bits = kind(max(1, (n_batches - 1).bit_length()))
-    shuffled <<= bits
-    running = np.tile(np.arange(n_batches, dtype=kind), (n_windows, 1))
-    dealt = np.empty((n_windows, length), np.uint16)
+    length, columns = sizes.shape
+    shuffled = shuffle_groups(key, np.arange(length) // block)
+    level = levels(sizes)[shuffled]
     at_once = max(1, n_batches // 4)
-    mask = kind((1 << int(bits)) - 1)
-    # Where a few batches hold very many samples, these go by the handful until the last rounds.
-    handful = max(1, length // (at_once * ROUNDS))
-    # Large samples come first, and one by one.
-    large = int((units > capacity // handful).any(axis=0).sum())
-    first = -(-large // block) * block if handful > 1 else 0
-    bulk = first + max(0, length - at_once * ROUNDS // 4 - first) // (handful * at_once) * handful * at_once
-    bulk = bulk if handful > 1 else 0
-    for start in range(0, first, at_once):
-        running.sort(axis=1)
-        stop = min(start + at_once, first, length)
-        lightest = running[:, : stop - start]
-        dealt[:, start:stop] = lightest & mask
-        lightest += shuffled[:, start:stop]
-    for start in range(first, bulk, at_once * handful):
-        running.sort(axis=1)
-        lightest = running[:, :at_once]
-        dealt[:, start : start + at_once * handful] = np.repeat(lightest & mask, handful, axis=1)
-        lightest += shuffled[:, start : start + at_once * handful].reshape(n_windows, at_once, handful).sum(axis=2)
-    for start in range(max(first, bulk), length, at_once):
-        running.sort(axis=1)
-        stop = min(start + at_once, length)
-        lightest = running[:, : stop - start]
-        dealt[:, start:stop] = lightest & mask
-        lightest += shuffled[:, start:stop]
-    fits: NDArray[np.bool_] = np.asarray(((running >> bits) <= capacity).all(axis=1))
-    batches = np.empty_like(dealt)
-    np.put_along_axis(batches, places.astype(np.int64), dealt, axis=1)
-    return batches, fits
+    begins = handfuls(level, at_once, block)
+    item = np.add.reduceat(level, begins) if len(begins) < length else level
+    bits = max(1, (n_batches - 1).bit_length())
+    numbers, mask = np.arange(n_batches), (1 << bits) - 1
+    load = np.zeros((n_batches, columns), np.int64)
+    dealt = np.empty(len(item), np.int64)
+    for start in range(0, len(item), at_once):
+        part = item[start : start + at_once]
+        fullest = load[:, 0] if columns == 1 else load.max(axis=1)
+        marks = (fullest << bits) | numbers
+        if len(part) < n_batches:
+            marks = np.partition(marks, len(part) - 1)[: len(part)]
+        lightest = np.sort(marks) & mask
+        order = slice(None)
+        if columns > 1:
+            order, matched = opposed(part, load[lightest])
+            lightest = lightest[matched]
+        dealt[start : start + at_once][order] = lightest
+        load[lightest] += part[order]
+    batches = np.empty(length, np.int64)
+    batches[shuffled] = np.repeat(dealt, np.diff(np.append(begins, length)))
+    return batches
 
 
-def split_long(
-    places: NDArray[np.int64], offsets: NDArray[np.int64], most: int
+def opposed(part: NDArray[np.int64], load: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """Order samples by how much they lean to one column, and batches by how much they lean away from it."""
+    columns = part.shape[1]
+    leaning = columns * part - part.sum(axis=1)[:, None]
+    column = int((leaning.max(axis=0) - leaning.min(axis=0)).argmax())
+    loaded = columns * load[:, column] - load.sum(axis=1)
+    return np.argsort(leaning[:, column], kind="stable"), np.argsort(-loaded, kind="stable")
+
+
+def handfuls(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.int64]:
+    """Return where each item that is dealt in one piece begins: one sample, or a handful where there are very many."""
+    length = len(level)
+    handful = length // (at_once * ROUNDS)
+    if handful < 2:
+        return np.arange(length)
+    # Large samples come first, one by one, and so do the smallest, which even out what the handfuls leave.
+    large = int((level > level.sum(axis=0) // (4 * at_once * handful)).any(axis=1).sum())
+    first = min(length, -(-large // block) * block)
+    last = max(first, length - at_once * ROUNDS // 4)
+    return np.concatenate([np.arange(first), np.arange(first, last, handful), np.arange(last, length)])
+
+
+def repair(
+    sizes: NDArray[np.int64], capacity: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
+) -> bool:
+    """Swap samples between batches until none is over the capacity, or nothing helps any more.
+
+    In a turn each batch that is over gives a sample to a batch that has room, for a smaller one or for none: the swap,
+    of all with some partners, that leaves least over; ties are broken at random. A local search after Falkenauer's and
+    Alvim's swap neighbourhoods for bin packing, with all batches moving at once.
+
+    Args:
+        sizes: Shape ``[n, k]``.
+        capacity: Shape ``[k]``.
+        batches: The batch of each sample, shape ``[n]``; changed in place.
+        n_batches: Number of batches.
+        key: Key of the random choices.
+
+    Returns:
+        Whether all batches are inside the capacity.
+    """
+    unit = np.maximum(capacity, 1)
+    with_nothing = np.concatenate([sizes, np.zeros((1, sizes.shape[1]), np.int64)])
+    loads = [np.bincount(batches, column, minlength=n_batches) for column in sizes.T]
+    load = np.stack(loads, axis=1).astype(np.int64)
+    table: NDArray[np.int64] | None = None
+    stale, least = 0, np.inf
+    for turn in range(TURNS):
+        over = (np.maximum(load - capacity, 0) / unit).sum(axis=1)
+        if not over.any():
+            return True
+        total = float(over.sum())
+        stale, least = (0, total) if total < 0.98 * least else (stale + 1, least)
+        if stale > PATIENCE:
+            return False
+        pairs = partners(load - capacity, over, turn)
+        if not len(pairs[0]):
+            return False
+        if table is None or stale:
+            table = members(batches, n_batches, stale)
+        drawn = np.argsort(random_words(int(derive(key, turn)[0]), table.shape[1]))[: None if turn >= QUICK else FEW]
+        left, row, slots = best_swaps(with_nothing, load - capacity, unit, table[:, drawn], pairs)
+        # Of the swaps with its partners, each giver makes the best.
+        order = np.lexsort((left, pairs[0]))
+        chosen = order[np.append(True, pairs[0][order][1:] != pairs[0][order][:-1])]
+        chosen = chosen[left[chosen] < over[pairs[0][chosen]]]
+        giver, taker = pairs[0][chosen], pairs[1][chosen]
+        gives, takes = row[0][chosen], row[1][chosen]
+        change = with_nothing[takes] - with_nothing[gives]
+        load[giver] += change
+        load[taker] -= change
+        batches[gives] = taker
+        real = takes < len(sizes)
+        batches[takes[real]] = giver[real]
+        table[giver, drawn[slots[0][chosen]]] = takes
+        table[taker, drawn[slots[1][chosen]]] = gives
+    return bool((load <= capacity).all())
+
+
+def partners(
+    excess: NDArray[np.int64], over: NDArray[np.float64], turn: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split batches with more than ``most`` samples."""
-    lengths = np.diff(offsets)
-    if not len(lengths) or lengths.max() <= most:
-        return places, offsets
-    starts = [np.arange(a, b, most) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    return places, np.concatenate([*starts, offsets[-1:]])
+    """Pair batches that are over with batches that have room in the same column, each of these with one of those."""
+    givers = np.flatnonzero(over)
+    givers = givers[np.argsort(-over[givers], kind="stable")]
+    tightest = excess[givers].argmax(axis=1)
+    free = over == 0
+    pairs = []
+    for column in range(excess.shape[1]):
+        mine = givers[tightest == column]
+        room = np.flatnonzero(free)
+        room = room[np.argsort(excess[room, column], kind="stable")]
+        if not len(mine) or not len(room):
+            continue
+        each = min(max(len(room) // len(givers), 1), PARTNERS)
+        room = np.roll(room, -(turn % 7 * len(mine) % max(1, len(room) // 2)))  # each turn begins with others
+        mine = mine[: len(room)]
+        partners = room[: len(mine) * each].reshape(each, len(mine))
+        pairs.append((np.tile(mine, each), partners.ravel()))
+        free[partners] = False
+    if not pairs:
+        return givers[:0], givers[:0]
+    return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
 
 
-def split_until(
-    places: NDArray[np.int64], offsets: NDArray[np.int64], n_batches: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Halve the longest batches until there are ``n_batches`` (at most as many as samples)."""
-    cuts = offsets.tolist()
-    while len(cuts) - 1 < n_batches:
-        lengths = np.diff(cuts)
-        longest = int(lengths.argmax())
-        if lengths[longest] < 2:
-            break
-        cuts.insert(longest + 1, cuts[longest] + int(lengths[longest]) // 2)
-    return places, np.array(cuts, np.int64)
+def members(batches: NDArray[np.int64], n_batches: int, shift: int) -> NDArray[np.int64]:
+    """Return samples of each batch, shape ``[m, width]``, from all of its sizes where it has very many.
+
+    The number of all samples stands for none; every row has room for one more.
+    """
+    length = len(batches)
+    kind = np.uint16 if n_batches < 2**16 else np.uint32
+    samples = np.append(np.argsort(batches.astype(kind), kind="stable"), length)
+    counts = np.bincount(batches, minlength=n_batches)
+    begins = np.cumsum(counts) - counts
+    width = min(MEMBERS, int(counts.max()))
+    many = counts > width
+    slots = np.arange(width)
+    at = np.where(many[:, None], (slots * counts[:, None] // width + shift) % np.maximum(counts, 1)[:, None], slots)
+    at = np.where(at < counts[:, None], at + begins[:, None], length)
+    return np.concatenate([samples[at], np.full((n_batches, 1), length)], axis=1)
+
+
+def best_swaps(
+    sizes: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    unit: NDArray[np.int64],
+    table: NDArray[np.int64],
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> tuple[NDArray[np.float64], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
+    """Return for each pair of batches what its best swap leaves over, the samples that are swapped, and their slots.
+
+    Args:
+        sizes: Shape ``[n + 1, k]``; the last is nothing.
+        excess: Of each batch over the capacity, shape ``[m, k]``.
+        unit: What excess is divided by, shape ``[k]``.
+        table: Samples of each batch, shape ``[m, width]``; n stands for nothing.
+        pairs: Batches that give, and batches that take.
+    """
+    none = len(sizes) - 1
+    share, over = (sizes / unit).astype(np.float32), (excess / unit).astype(np.float32)
+    slots = []
+    together = max(1, CANDIDATES // table.shape[1] ** 2)
+    for start in range(0, len(pairs[0]), together):
+        giver, taker = pairs[0][start : start + together], pairs[1][start : start + together]
+        given, taken = table[giver], table[taker]
+        left = np.zeros((len(giver), table.shape[1], table.shape[1]), np.float32)
+        for column in range(sizes.shape[1]):
+            there = share[taken, column][:, None, :] - share[given, column][:, :, None]
+            here = there + over[giver, column][:, None, None]
+            np.subtract(over[taker, column][:, None, None], there, out=there)
+            np.maximum(here, 0, out=here)
+            np.maximum(there, 0, out=there)
+            left += here
+            left += there
+        left[given == none] = np.inf  # nothing for something only loads the batch that is over
+        slots.append(left.reshape(len(giver), -1).argmin(axis=1))
+    best = np.concatenate(slots)
+    slot = best // table.shape[1], best % table.shape[1]
+    gives, takes = table[pairs[0], slot[0]], table[pairs[1], slot[1]]
+    change = sizes[takes] - sizes[gives]  # exactly, what was compared in short numbers
+    after = np.maximum(excess[pairs[0]] + change, 0) + np.maximum(excess[pairs[1]] - change, 0)
+    total = (after / unit).sum(axis=1)
+    total[gives == none] = np.inf
+    return total, (gives, takes), slot
+
+
+def pack(
+    sizes: NDArray[np.int64], capacity: NDArray[np.int64], n_batches: int, key: int, block: int
+) -> NDArray[np.int64] | None:
+    """Pack samples into exactly so many batches at random: greedy balancing, then repair.
+
+    Args:
+        sizes: Shape ``[n, k]``, descending; none is larger than the capacity.
+        capacity: Shape ``[k]``.
+        n_batches: Number of batches, at most n.
+        key: Key of the random choices.
+        block: Samples of like size among which the order is random; more are more random, fewer fit more easily.
+
+    Returns:
+        The batch of each sample, shape ``[n]``; None if they do not fit, or not with a sample in each batch.
+
+    >>> pack(np.array([[6], [5], [5], [4]]), np.array([10]), 2, key=0, block=1).tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
+    True
+    """
+    batches = greedy_balance(sizes, n_batches, key, block)
+    fits = repair(sizes, capacity, batches, n_batches, key)
+    return batches if fits and np.bincount(batches, minlength=n_batches).min() > 0 else None

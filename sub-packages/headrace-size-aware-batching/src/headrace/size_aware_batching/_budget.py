@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._options import Capacity, CostFunction, Options
 from headrace.size_aware_batching._sizes import any_column, checked_budget
 
-if TYPE_CHECKING:
-    from headrace.size_aware_batching._options import Options
-
-Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]
-CostFunction = Callable[[int, float], float]
 UNLIMITED = 2**62
 
 
@@ -85,11 +81,50 @@ class PaddedCapacity:
 
 
 @dataclass(frozen=True)
-class FunctionCapacity:
-    """How many samples fit by a cost function, as a table over the distinct sizes.
+class TableCapacity:
+    """How many samples fit, looked up.
 
     Args:
-        cost: ``cost(n, largest)``; must not fall when either grows.
+        sizes: Ascending, shape ``[m]``; no others are asked for.
+        counts: How many samples fit when this is the largest size, shape ``[m]``, descending.
+    """
+
+    sizes: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the count for each size as the largest."""
+        found: NDArray[np.int64] = self.counts[np.searchsorted(self.sizes, sizes)]
+        return found
+
+
+def padded_columns(
+    sizes: NDArray[Any], budgets: tuple[float, ...], length_multiple: int
+) -> tuple[NDArray[np.float64], TableCapacity]:
+    """Reduce padded columns, each with its own budget, to one; exact, since the smallest count of a batch decides.
+
+    Returns:
+        The largest share of a budget that each sample takes, shape ``[n]``, and how many samples fit by that.
+
+    >>> shares, capacity = padded_columns(np.array([[30, 10], [10, 30]]), (100, 60), 1)
+    >>> shares.tolist(), capacity(shares).tolist()
+    ([0.3, 0.5], [3, 2])
+    """
+    columns = list(zip(sizes.T, budgets, strict=True))
+    counts = np.minimum.reduce([PaddedCapacity(budget, length_multiple)(column) for column, budget in columns])
+    shares = np.maximum.reduce([round_up(column, length_multiple) / budget for column, budget in columns])
+    distinct, inverse = np.unique(shares, return_inverse=True)
+    table = np.full(len(distinct), UNLIMITED, np.int64)
+    np.minimum.at(table, inverse.reshape(-1), counts)
+    return shares, TableCapacity(distinct, np.minimum.accumulate(table))
+
+
+@dataclass(frozen=True)
+class FunctionCapacity:
+    """How many samples fit by a cost function, evaluated once for each distinct size.
+
+    Args:
+        cost: ``cost(n, largest)``; must not fall when either grows. With several columns ``largest`` is a vector.
         budget: Largest cost of a batch, in the unit of ``cost``.
         most: Largest number of samples that is looked for.
         length_multiple: The largest size is rounded up to a multiple of this.
@@ -99,23 +134,30 @@ class FunctionCapacity:
     budget: float
     most: int
     length_multiple: int = 1
+    _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest.
+        """Return the count for each size as the largest; shape ``[n]`` for sizes of shape ``[n]`` or ``[n, k]``.
 
         Raises:
-            TypeError: If the function gives what is no number.
-            ValueError: If it gives NaN.
+            TypeError: If the function does not return a number.
+            ValueError: If it returns NaN.
         """
-        distinct, inverse = np.unique(round_up(sizes, self.length_multiple), return_inverse=True)
+        several = sizes.ndim > 1
+        rounded = round_up(sizes, self.length_multiple)
+        distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
         table = np.zeros(len(distinct), np.int64)
         high = min(self.most, UNLIMITED)
-        if len(distinct):
-            refuse_falling(self.cost, distinct[0].item(), distinct[-1].item(), high)
         for place, largest in enumerate(distinct.tolist()):
-            high = largest_count(self.cost, self.budget, largest, high)
-            table[place] = high
-        return table[inverse]
+            key = tuple(largest) if several else largest
+            if key not in self._known:
+                self._known[key] = largest_count(
+                    self.cost, self.budget, np.array(largest) if several else largest, high
+                )
+            table[place] = self._known[key]
+            if not several:
+                high = self._known[key]  # a larger size allows no more
+        return table[inverse.reshape(-1)]
 
 
 @dataclass(frozen=True)
@@ -129,26 +171,26 @@ class AtLeastOne:
         return np.maximum(self.capacity(sizes), 1)
 
 
-def refuse_falling(cost: CostFunction, smallest: float, largest: float, most: int) -> None:
+def refuse_falling(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
     """Refuse a cost function that falls somewhere on a few probes.
 
     Raises:
         ValueError: If a batch gets cheaper by a further sample or by a larger one.
     """
     counts = [2**power for power in range(12) if 2**power <= most]
-    probes = [(count, size) for size in (smallest, largest) for count in counts]
-    found = {probe: checked_cost(cost, *probe) for probe in probes}
-    pairs = [((a, size), (b, size)) for size in (smallest, largest) for a, b in pairwise(counts)]
-    pairs += [((count, smallest), (count, largest)) for count in counts]
+    sizes = (smallest, largest)
+    found = {(count, end): checked_cost(cost, count, sizes[end]) for end in (0, 1) for count in counts}
+    pairs = [((a, end), (b, end)) for end in (0, 1) for a, b in pairwise(counts)]
+    pairs += [((count, 0), (count, 1)) for count in counts]
     for less, more in pairs:
         if found[more] < found[less]:
             raise ValueError(
-                f"cost: f{less} gave {found[less]}, but f{more} less, {found[more]}; f(n, largest) must not fall when "
-                "the number of samples or the largest size grows"
+                "cost must not fall when the number of samples or the largest size grows, got "
+                f"f({less[0]}, {sizes[less[1]]}) = {found[less]} and f({more[0]}, {sizes[more[1]]}) = {found[more]}"
             )
 
 
-def largest_count(cost: CostFunction, budget: float, largest: float, most: int) -> int:
+def largest_count(cost: CostFunction, budget: float, largest: Any, most: int) -> int:
     """Return the largest n up to ``most`` with ``cost(n, largest) <= budget``, 0 if there is none."""
     low, step = 0, 1
     while low + step <= most and checked_cost(cost, low + step, largest) <= budget:
@@ -159,15 +201,15 @@ def largest_count(cost: CostFunction, budget: float, largest: float, most: int) 
     return low
 
 
-def checked_cost(cost: CostFunction, count: int, largest: float) -> float:
+def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
     """Return what a cost function gives, and refuse what is no cost."""
     found = cost(count, largest)
     try:
         value = float(found)
     except (TypeError, ValueError):
-        raise TypeError(f"cost: f({count}, {largest}) gave {found!r}, expected a number") from None
+        raise TypeError(f"cost must return a number, got {found!r} for f({count}, {largest})") from None
     if value != value:
-        raise ValueError(f"cost: f({count}, {largest}) gave NaN, expected a number")
+        raise ValueError(f"cost must return a number, got NaN for f({count}, {largest})")
     return value
 
 
@@ -178,7 +220,6 @@ def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
 
 
 FINE = 2**40  # units of a budget that sizes are rounded up to where they cannot stay what they are
-COARSE = 2**19  # the same where several budgets are made into one
 
 
 @dataclass(frozen=True)
@@ -190,12 +231,19 @@ class PreparedSizes:
         limits: The budgets, in the unit of ``sizes``.
         kept: Samples that are planned, rising; None for all.
         oversize: Samples that no batch holds within its budget, rising.
+        work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
     """
 
     sizes: NDArray[Any]
     limits: Limits
     kept: NDArray[np.int64] | None
     oversize: NDArray[np.int64]
+    work: NDArray[np.float64] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Number of sizes of a sample."""
+        return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
 Budget = int | float | list[int | float]
@@ -234,7 +282,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
         ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
             ``oversize="raise"``.
     """
-    table, budgets, capacity, over = summed(sizes, budget, options) if options.sums else counted(sizes, budget, options)
+    table, budgets, capacity, over = summed(sizes, budget) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
     if options.oversize == "skip" and len(over):
@@ -255,7 +303,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
 Parts = tuple[NDArray[Any], tuple[float, ...], Capacity | None, NDArray[np.int64]]
 
 
-def summed(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
+def summed(sizes: NDArray[Any], budget: Budget) -> Parts:
     """Return sizes and budgets in units, no capacity, and which samples are too large, for costs that are sums."""
     limits = budgets_of(budget, sizes)
     table, budgets = whole_units(sizes, limits)
@@ -263,24 +311,34 @@ def summed(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     if table is not sizes or len(over):
         # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
         table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
-    if table.ndim == 2 and options.strategy != "sequential":
-        return one_column(table, budgets), (COARSE,), None, over
     return table, budgets, None, over
 
 
 def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
-    """Return the same, and how many samples fit, for costs that depend on the count and the largest sample."""
-    if sizes.ndim != 1:
-        raise ValueError(f"sizes: got shape {sizes.shape}; cost={options.cost!r} takes one size a sample, [n]")
-    (limit,) = budgets_of(budget, sizes)
+    """Return the same, and how many samples fit, for costs that depend on the count and the largest sizes."""
     most = options.max_items or max(1, len(sizes))
-    capacity: Capacity = PaddedCapacity(limit, options.length_multiple)
+    capacity: Capacity
     if callable(options.cost):
-        capacity = FunctionCapacity(options.cost, limit, most, options.length_multiple)
+        if isinstance(budget, list) and len(budget) != 1:
+            raise ValueError(f"max_total_size must be one number for a cost function, got {budget}")
+        limits: tuple[float, ...] = (budget[0] if isinstance(budget, list) else budget,)
+        if len(sizes):
+            smallest, largest = (
+                round_up(end, options.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0))
+            )
+            one = sizes.ndim == 1
+            refuse_falling(options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most)
+        capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple)
+    else:
+        limits = budgets_of(budget, sizes)
+        if sizes.ndim > 1:
+            sizes, capacity = padded_columns(sizes, limits, options.length_multiple)
+        else:
+            capacity = PaddedCapacity(limits[0], options.length_multiple)
     over = np.zeros(0, np.int64)
-    if len(sizes) and capacity(sizes.max(keepdims=True))[0] < 1:
+    if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
         over = np.flatnonzero(capacity(sizes) < 1)
-    return sizes, (limit,), AtLeastOne(capacity) if options.oversize == "own_batch" else capacity, over
+    return sizes, limits, AtLeastOne(capacity) if options.oversize == "own_batch" else capacity, over
 
 
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
@@ -288,9 +346,9 @@ def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, o
     if len(over) and options.oversize == "raise":
         some = ", ".join(f"{index}: {sizes[index]}" for index in over[:5])
         raise ValueError(
-            f"sizes: {len(over)} of {len(sizes)} samples exceed max_total_size={budget} by themselves "
-            f"(index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with max_length, "
-            "or choose oversize='skip' or 'own_batch'"
+            f"sizes must not exceed max_total_size={budget}, got {len(over)} of {len(sizes)} samples that do so by "
+            f"themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
+            "max_length, or choose oversize='skip' or 'own_batch'"
         )
 
 
@@ -299,7 +357,9 @@ def budgets_of(budget: Budget, sizes: NDArray[Any]) -> tuple[float, ...]:
     columns = 1 if sizes.ndim == 1 else sizes.shape[1]
     given = budget if isinstance(budget, list) else [budget]
     if len(given) != columns or not columns:
-        raise ValueError(f"max_total_size: got {len(given)} budgets for sizes of shape {sizes.shape}: one a column")
+        raise ValueError(
+            f"max_total_size must have one budget for each column of sizes, got {len(given)} for shape {sizes.shape}"
+        )
     return tuple(given)
 
 
@@ -336,13 +396,3 @@ def coarser_units(sizes: NDArray[Any], limits: list[int]) -> tuple[NDArray[np.in
     return -(-sizes.astype(np.int64) // divisor), tuple(
         limit // unit for limit, unit in zip(limits, units, strict=True)
     )
-
-
-def one_column(table: NDArray[Any], budgets: tuple[int, ...]) -> NDArray[np.int32]:
-    """Reduce several sizes to one: the largest share of a budget that a sample takes.
-
-    Where these shares sum to at most 1, so do those of every budget.
-    """
-    shares = np.ceil(table * (COARSE / np.array(budgets, np.float64)))
-    column: NDArray[np.int32] = np.minimum(shares.max(axis=1), COARSE + 1).astype(np.int32)
-    return column

@@ -1,7 +1,7 @@
 """Planner options, validated, and the fingerprint of sizes and options."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import CostFunction, Limits
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 
+Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]  # largest sizes -> how many samples fit
+CostFunction = Callable[[int, Any], float]  # of the count and the largest size, a vector where there are several
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
@@ -71,7 +72,7 @@ PIECE = 2**20
 PROBES = 256
 
 
-def fingerprint(sizes: NDArray[Any], limits: Limits, options: Options, parts: Mapping[str, Any]) -> str:
+def fingerprint(sizes: NDArray[Any], capacity: Capacity | None, options: Options, parts: Mapping[str, Any]) -> str:
     """Return 128 bits, as 32 hex digits, that differ where sizes, options or other parts do.
 
     Equal sizes and options give equal fingerprints, whatever integer or real type they come in. A cost function is
@@ -79,7 +80,7 @@ def fingerprint(sizes: NDArray[Any], limits: Limits, options: Options, parts: Ma
 
     Args:
         sizes: Shape ``[n]`` or ``[n, k]``.
-        limits: What a batch may hold.
+        capacity: How many samples fit by the cost; None for sums.
         options: Options of the planner.
         parts: Everything else that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
     """
@@ -88,9 +89,9 @@ def fingerprint(sizes: NDArray[Any], limits: Limits, options: Options, parts: Ma
     cost: Any = options.cost
     if callable(cost):
         cost = "function"
-        if limits.capacity is not None and len(sizes):
+        if capacity is not None and len(sizes):
             probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
-            digest.update(limits.capacity(probes).astype("<i8").tobytes())
+            digest.update(capacity(probes).astype("<i8").tobytes())
     everything = {**options.__dict__, "cost": cost, **parts}
     digest.update(repr([(name, canonical(value)) for name, value in sorted(everything.items())]).encode())
     return digest.hexdigest()

@@ -116,23 +116,80 @@ class Strata:
         shifts[-1] = 0
         return shifts
 
-    def places(self, first: int, stop: int, shifts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def places(
+        self, first: int, stop: int, shifts: NDArray[np.int64], sequence: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Return the places in the sorted order of the samples of some windows.
 
         Args:
             first: First window.
             stop: One past the last window.
             shifts: What ``shifts`` returned, shape ``[depth]``.
+            sequence: The strata in the order they are asked for, some or all; None for all in their own order.
 
         Returns:
-            Shape ``[stop - first, depth]``. Windows from ``n_full`` on have no sample in the last column; what
+            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample in the last column; what
             stands there is a valid place but not theirs.
         """
+        firsts = self.firsts()
+        if sequence is not None:
+            shifts, firsts = shifts[sequence], firsts[sequence]
         places = np.arange(first, stop, dtype=np.int64)[:, None] + shifts
         places -= (places >= self.n_windows) * np.int64(self.n_windows)
-        places += self.firsts()
+        places += firsts
         np.minimum(places, self.n_samples - 1, out=places)
         return places
+
+
+UNITS = 2**19  # of a budget, in which columns are compared
+
+
+def kd_order(
+    sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
+
+    As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
+    halved again and again, at a multiple of the stratum, each part by the column in which its shares of the budget
+    spread most.
+
+    Args:
+        sizes: Shape ``[n, k]``, whole numbers.
+        budgets: One a column.
+        strata: How many samples a stratum holds.
+        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
+
+    Returns:
+        The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
+    """
+    n_samples, leaf = strata.n_samples, strata.n_windows
+    shares = np.empty(sizes.shape, np.int32)
+    for column, budget in enumerate(budgets):
+        shares[:, column] = np.minimum(np.ceil(sizes[:, column] * (UNITS / max(budget, 1))), UNITS)
+    order = np.arange(n_samples, dtype=index_type(n_samples))
+    cuts = np.array([0, n_samples])
+    while (lengths := np.diff(cuts)).max() > leaf:
+        sorted_shares = shares[order]
+        lowest = np.minimum.reduceat(sorted_shares, cuts[:-1], axis=0)
+        spread = np.maximum.reduceat(sorted_shares, cuts[:-1], axis=0) - lowest
+        part = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        chosen = spread.argmax(axis=1)[part]
+        key = (part << 20) | (UNITS - np.take_along_axis(sorted_shares, chosen[:, None], axis=1)[:, 0])
+        order = order[np.argsort(key, kind="stable")]
+        halves = cuts[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
+        cuts = np.unique(np.concatenate([cuts, halves]))
+    begins = strata.firsts()
+    largest = np.maximum.reduceat(sizes[order], begins, axis=0)
+    if largest.dtype.kind != "f":
+        largest = largest.astype(np.int64)
+    if not ranked:
+        return order, largest
+    # Strata that take most come first, as greedy balancing wants them; the last, which may be short, stays the last.
+    totals = np.maximum(largest.sum(axis=0, dtype=np.float64), 1)
+    rank = np.argsort(-(largest / totals).max(axis=1)[:-1], kind="stable")
+    whole = len(rank) * leaf
+    order[:whole] = order[:whole].reshape(-1, leaf)[rank].ravel()
+    return order, largest[np.append(rank, len(rank))]
 
 
 WINDOW = 2**11  # samples that are shuffled in one go: few, so that sorting their marks stays in the cache

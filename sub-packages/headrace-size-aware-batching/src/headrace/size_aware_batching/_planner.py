@@ -7,251 +7,152 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import (
-    GRID,
-    MAX_BATCHES,
-    best_fit_decreasing,
-    cut_descending,
-    greedy_balance,
-    next_fit,
-    split_long,
-    split_until,
-)
+from headrace.size_aware_batching._binpacking import NOTHING_FITS, next_fit
 from headrace.size_aware_batching._budget import Limits, PreparedSizes
 from headrace.size_aware_batching._options import Options
-from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, sorted_by_size
-from headrace.size_aware_batching._random import Words, derive, shuffle_blocks
+from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, kd_order, sorted_by_size
+from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
+from headrace.size_aware_batching._windowplan import (
+    PACKED,
+    STRATIFIED,
+    Cuts,
+    Density,
+    RandomPacking,
+    WindowPlan,
+    WindowPlans,
+    equal_groups,
+    padded_cuts,
+)
 
-BLOCK = 64  # neighbours in size among which samples change places
-
-
-@dataclass(frozen=True)
-class WorstCasePlan:
-    """Which stratum goes to which batch.
-
-    Args:
-        batches: The batch of each stratum's sample, shape ``[depth]``.
-        n_batches: Number of batches, none of them empty.
-        work: Cost of each batch, shape ``[n_batches]``.
-        block: Strata among which samples may change places, a power of two.
-        free: Which blocks may, shape ``[ceil(depth / block)]``; None for all.
-    """
-
-    batches: NDArray[np.uint32]
-    n_batches: int
-    work: NDArray[np.float64]
-    block: int = 1
-    free: NDArray[np.bool_] | None = None
-
-
-def batch_of_place(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Turn lists of places into the batch of each place."""
-    batches = np.empty(len(places), np.uint32)
-    batches[places] = np.repeat(np.arange(len(offsets) - 1, dtype=np.uint32), np.diff(offsets))
-    return batches
+FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
+BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
+LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
+BUCKETED = 2**17  # samples of a window of padded batches
+SHORT = 32  # batches of a window that is cut as it stands
+PACKED_WINDOW = 2**17
+PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
+PACKED_WASTE = 9e-5  # wasted share that is small enough
+BRIM = 1.2e-5  # share that packing leaves empty
 
 
-def even_blocks(values: NDArray[Any], block: int) -> NDArray[np.bool_]:
-    """Return which blocks of neighbours hold one value only, shape ``[ceil(n / block)]``."""
-    firsts = values[np.arange(len(values)) // block * block]
-    even = np.ones(-(-len(values) // block), bool)
-    even[np.flatnonzero(values != firsts) // block] = False
-    return even
+class Planner(Protocol):
+    """The batches of every epoch, none of which need be planned beforehand."""
 
+    @property
+    def n_samples(self) -> int:
+        """Samples of an epoch."""
 
-def bucketed_worst_case(falling: NDArray[Any], limits: Limits) -> WorstCasePlan:
-    """Plan for padded cost: neighbours in size share a batch.
+    def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
+        """Yield the batches behind the first ``position`` samples of the epoch's list."""
 
-    Samples change places where that costs nothing: where as many fit a batch whichever of them is its largest.
-    """
-    offsets = cut_descending(falling, limits)
-    batches = batch_of_place(np.arange(len(falling)), offsets)
-    alike = falling if limits.capacity is None else np.minimum(limits.capacity(falling), limits.most_items)
-    work = np.diff(offsets).astype(np.float64) * limits.work(falling[offsets[:-1]])
-    return WorstCasePlan(batches, len(offsets) - 1, work, BLOCK, even_blocks(alike, BLOCK))
+    def count(self, epoch_key: int, position: int) -> int:
+        """Return how many batches these are."""
 
-
-def packed_worst_case(falling: NDArray[np.int64], limits: Limits) -> WorstCasePlan:
-    """Plan for bins filled to the brim; samples change places only where the sizes are equal."""
-    places, offsets = split_long(*best_fit_decreasing(falling, limits.budgets[0]), limits.most_items)
-    work: NDArray[Any] = np.add.reduceat(limits.work(falling[places]), offsets[:-1])
-    return WorstCasePlan(batch_of_place(places, offsets), len(offsets) - 1, work, BLOCK, even_blocks(falling, BLOCK))
-
-
-def stratified_worst_case(units: NDArray[Any], limits: Limits, n_batches: int) -> WorstCasePlan:
-    """Plan for equal sums, in at least ``n_batches`` batches (as far as there are samples)."""
-    budget = limits.budgets[0]
-    n_batches = min(n_batches, len(units))
-    dealt, fits = greedy_balance(units[None, :], min(n_batches, MAX_BATCHES), budget, derive(0), 1)
-    counts = np.bincount(dealt[0], minlength=n_batches)
-    if n_batches <= MAX_BATCHES and fits[0] and counts.min() > 0 and counts.max() <= limits.most_items:
-        batches, found = dealt[0].astype(np.uint32), n_batches
-    else:
-        places, offsets = split_long(*best_fit_decreasing(units.astype(np.int64), budget), limits.most_items)
-        if n_batches <= MAX_BATCHES:  # else nothing is dealt, and what fits is what there is
-            places, offsets = split_until(places, offsets, n_batches)
-        batches, found = batch_of_place(places, offsets), len(offsets) - 1
-    work: NDArray[Any] = np.bincount(batches, limits.work(units), minlength=found)
-    return WorstCasePlan(batches, found, work)
-
-
-TRIES = (128, 64, 16, 4)  # ever shorter shuffles, should the batches of a window not fit at first
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
+        """Return the samples of one batch of the epoch, by its number."""
 
 
 @dataclass(frozen=True)
 class StrataPlanner:
-    """The batches of any epoch over samples that are sorted by size.
+    """Batches over samples in strata: every window takes one sample of each, and follows the epoch's plan.
 
     Args:
-        order: Samples by size, largest first, shape ``[n]``.
-        falling: Their sizes, shape ``[n]``.
+        order: Samples by size, stratum by stratum, shape ``[n]``.
         strata: How the samples are dealt to windows.
-        templates: For a window with a sample of every stratum, and for one without a sample of the last.
-        limits: The budgets.
-        units: Maps sizes to the units that batches are dealt in; None for batches that follow the template.
-        together: Windows that are dealt in lock-step and listed together, their batches arranged as one list.
+        plans: For a window with a sample of every stratum, and for one without a sample of the last.
+        work: ``work(places, offsets)`` gives the cost of batches: places in ``order`` of shape ``[c, depth]``, batch by
+            batch, with the same offsets in each row; returns shape ``[c, batches]``.
     """
 
     order: NDArray[Any]
-    falling: NDArray[Any]
     strata: Strata
-    templates: tuple[WorstCasePlan, WorstCasePlan]
-    limits: Limits
-    units: Callable[[NDArray[Any]], NDArray[Any]] | None
-    together: int = 1
-    listed: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
+    plans: tuple[WindowPlans, WindowPlans]
+    work: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+    # What was planned last: a number of batches, one of them and what follows a position are often asked in a row.
+    _drawn: dict[tuple[int, bool], WindowPlan] = field(default_factory=dict, repr=False, compare=False)
+    _listed: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
-        """Samples in an epoch."""
+        """Samples of an epoch."""
         return len(self.order)
+
+    def plan(self, epoch_key: int, full: bool) -> WindowPlan:
+        """Return the plan of the epoch's windows."""
+        if (epoch_key, full) not in self._drawn:
+            for known in [known for known in self._drawn if known[0] != epoch_key]:
+                del self._drawn[known]
+            self._drawn[epoch_key, full] = self.plans[0 if full else 1].plan(epoch_key)
+        return self._drawn[epoch_key, full]
 
     def n_batches_before(self, window: int) -> int:
         """Return the number of batches in the windows before this one."""
-        full, short = (template.n_batches for template in self.templates)
+        full, short = (plans.n_batches for plans in self.plans)
         return min(window, self.strata.n_full) * full + max(0, window - self.strata.n_full) * short
 
-    def unit(self, window: int) -> tuple[int, int]:
+    def group_of(self, window: int) -> tuple[int, int]:
         """Return the first window, and one past the last, of those that are listed together with this one."""
-        begin, end = (
-            (0, self.strata.n_full) if window < self.strata.n_full else (self.strata.n_full, self.strata.n_windows)
-        )
-        first = begin + (window - begin) // self.together * self.together
-        return first, min(first + self.together, end)
+        full = self.strata.n_full
+        begin, end = (0, full) if window < full else (full, self.strata.n_windows)
+        together = max(1, LISTED // self.strata.depth)
+        first = begin + (window - begin) // together * together
+        return first, min(first + together, end)
 
     def count(self, epoch_key: int, position: int) -> int:
         """Return the number of batches from a position on, a batch that is begun counted as one."""
         if position in (0, self.n_samples):  # known without a look at any window
             return self.n_batches_before(self.strata.n_windows) if position < self.n_samples else 0
-        first, _ = self.unit(self.strata.window_of(position))
-        _, offsets = self.group_batches(epoch_key, first)
+        first, _ = self.group_of(self.strata.window_of(position))
+        _, offsets = self.group(epoch_key, first)
         inside = int(np.searchsorted(offsets, position - self.strata.start(first), side="right")) - 1
         return self.n_batches_before(self.strata.n_windows) - self.n_batches_before(first) - inside
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""
-        full = self.strata.n_full * self.templates[0].n_batches
+        full = self.strata.n_full * self.plans[0].n_batches
         if number < full:
-            window = number // self.templates[0].n_batches
+            window = number // self.plans[0].n_batches
         else:
-            window = self.strata.n_full + (number - full) // self.templates[1].n_batches
-        first, _ = self.unit(window)
-        indices, offsets = self.group_batches(epoch_key, first)
+            window = self.strata.n_full + (number - full) // self.plans[1].n_batches
+        first, _ = self.group_of(window)
+        indices, offsets = self.group(epoch_key, first)
         inside = number - self.n_batches_before(first)
         return indices[offsets[inside] : offsets[inside + 1]]
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
-        """Yield the batches from a position on; the first may be the rest of a batch.
-
-        Args:
-            epoch_key: Key of the epoch.
-            position: Samples of the epoch that come before.
-        """
+        """Yield the batches from a position on; the first may be the rest of a batch."""
         if position >= self.n_samples:
             return
-        first, stop = self.unit(self.strata.window_of(position))
+        first, stop = self.group_of(self.strata.window_of(position))
         skip = position - self.strata.start(first)
-        indices, offsets = self.group_batches(epoch_key, first)
+        indices, offsets = self.group(epoch_key, first)
         yield indices[skip:], np.concatenate([[0], offsets[offsets > skip] - skip])
         while stop < self.strata.n_windows:
-            first, stop = self.unit(stop)
-            yield self.group_batches(epoch_key, first)
+            first, stop = self.group_of(stop)
+            yield self.group(epoch_key, first)
 
-    def group_batches(self, epoch_key: int, first: int) -> Chunk:
-        """Return the batches of the windows that are listed together, by the first of them.
+    def group(self, epoch_key: int, first: int) -> Chunk:
+        """Return the batches of the windows that are listed together, by the first of them."""
+        if (epoch_key, first) not in self._listed:
+            self._listed.clear()
+            self._listed[epoch_key, first] = self._plan_group(epoch_key, first)
+        return self._listed[epoch_key, first]
 
-        The last ones are kept: their number, a batch of them and what follows a position are often asked in a row.
-        """
-        if (epoch_key, first) not in self.listed:
-            self.listed.clear()
-            self.listed[epoch_key, first] = self.plan_group(epoch_key, first)
-        return self.listed[epoch_key, first]
-
-    def plan_group(self, epoch_key: int, first: int) -> Chunk:
-        """Plan these windows."""
-        stop = self.unit(first)[1]
-        template = self.templates[0 if first < self.strata.n_full else 1]
-        keys = derive(epoch_key, np.arange(first, stop, dtype=np.uint64))
-        places = self.strata.places(first, stop, self.strata.shifts(epoch_key))[:, : len(template.batches)]
-        if self.units is None:
-            batches, work = follow(template, keys)
-        else:
-            batches, work = self.dealt(self.falling[places], template, keys)
-        goes_to = shuffle_sorted_chunks(
-            work.ravel(), int(keys[0]), self.n_batches_before(first), chunk_length(work.size)
-        )
-        rows = np.arange(stop - first)[:, None] * template.n_batches
-        numbers = goes_to[(batches + rows).ravel()]
-        by_batch = np.argsort(numbers.astype(np.uint16 if len(goes_to) < 2**16 else np.uint32), kind="stable")
-        counts = np.bincount(numbers, minlength=len(goes_to))
-        return self.order[places.ravel()[by_batch]], np.concatenate([[0], np.cumsum(counts)])
-
-    def dealt(
-        self, sizes: NDArray[Any], template: WorstCasePlan, keys: Words
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-        """Deal windows at random; one that does not fit, not even with a shorter shuffle, follows the template."""
-        units = sizes if self.units is None else self.units(sizes)
-        n_batches, budget = template.n_batches, self.limits.budgets[0]
-        batches = np.broadcast_to(template.batches, sizes.shape).copy()
-        open_rows = np.arange(len(sizes)) if n_batches <= MAX_BATCHES else np.zeros(0, int)
-        rows = np.arange(len(sizes))[:, None] * n_batches
-        for attempt, block in enumerate(TRIES):
-            if not len(open_rows):
-                break
-            dealt, fits = greedy_balance(units[open_rows], n_batches, budget, derive(keys[open_rows], attempt), block)
-            flat = dealt + np.arange(len(open_rows))[:, None] * n_batches
-            counts = np.bincount(flat.ravel(), minlength=len(open_rows) * n_batches).reshape(-1, n_batches)
-            fits &= (counts.min(axis=1) > 0) & (counts.max(axis=1) <= self.limits.most_items)
-            batches[open_rows[fits]] = dealt[fits]
-            open_rows = open_rows[~fits]
-        work: NDArray[Any] = np.bincount(
-            (batches + rows).ravel(), self.limits.work(units).ravel(), minlength=len(sizes) * n_batches
-        )
-        return batches, work.reshape(len(sizes), n_batches)
-
-
-def follow(template: WorstCasePlan, keys: Words) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Give windows the template's batches, samples of like size changing places."""
-    depth = len(template.batches)
-    places = shuffle_blocks(keys, depth, template.block)
-    if template.free is not None:
-        fixed = ~np.repeat(template.free, template.block)[:depth]
-        places[:, fixed] = np.flatnonzero(fixed)
-    work = np.broadcast_to(template.work, (len(keys), template.n_batches))
-    return template.batches[places], work
-
-
-FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
-
-
-def batch_by_walking(chunks: Iterator[Chunk], number: int) -> NDArray[Any]:
-    """Return one batch of a list that has to be planned up to it."""
-    for indices, offsets in chunks:
-        if number < len(offsets) - 1:
-            return indices[offsets[number] : offsets[number + 1]]
-        number -= len(offsets) - 1
-    raise IndexError(number)
+    def _plan_group(self, epoch_key: int, first: int) -> Chunk:
+        stop = self.group_of(first)[1]
+        plan = self.plan(epoch_key, first < self.strata.n_full)
+        places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
+        work = self.work(places, plan.offsets).ravel()
+        key = int(derive(epoch_key, first, 1)[0])
+        goes_to = shuffle_sorted_chunks(work, key, self.n_batches_before(first), chunk_length(work.size))
+        arranged = np.empty_like(goes_to)
+        arranged[goes_to] = np.arange(len(goes_to))
+        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[arranged]
+        lengths = np.tile(np.diff(plan.offsets), stop - first)[arranged]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        return self.order[places.ravel()[taken]], offsets
 
 
 @dataclass(frozen=True)
@@ -261,11 +162,11 @@ class NextFitPlanner:
     order: Order
     sizes: Callable[[NDArray[Any]], NDArray[Any]]
     limits: Limits
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+    _offsets: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
-        """Samples in an epoch."""
+        """Samples of an epoch."""
         return self.order.n_samples
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
@@ -280,38 +181,46 @@ class NextFitPlanner:
                 yield samples[: offsets[-1]], offsets
                 position += int(offsets[-1])
 
+    def offsets(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return where all batches of the epoch begin; they are planned for that, once."""
+        if epoch_key not in self._offsets:
+            lengths = [np.diff(offsets) for _, offsets in self.chunks(epoch_key, 0)]
+            self._offsets.clear()
+            self._offsets[epoch_key] = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
+        return self._offsets[epoch_key]
+
     def count(self, epoch_key: int, position: int) -> int:
-        """Return the number of batches from a position on; they have to be planned for that."""
-        known = self.counts.get((epoch_key, position))
-        if known is None:
-            known = sum(len(offsets) - 1 for _, offsets in self.chunks(epoch_key, position))
-            self.counts.clear()
-            self.counts[epoch_key, position] = known
-        return known
+        """Return the number of batches from a position on."""
+        offsets = self.offsets(epoch_key)
+        begun = int(np.searchsorted(offsets, position))
+        if offsets[begun] == position:
+            return len(offsets) - 1 - begun
+        return sum(len(offsets) - 1 for _, offsets in self.chunks(epoch_key, position))
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
-        """Return the samples of one batch of the epoch; those before it have to be planned for that."""
-        return batch_by_walking(self.chunks(epoch_key, 0), number)
+        """Return the samples of one batch of the epoch, by its number."""
+        begin, end = self.offsets(epoch_key)[number : number + 2].tolist()
+        return self.order.take(epoch_key, begin, end)
 
 
 @dataclass(frozen=True)
 class WindowPlanner:
-    """Batches formed inside windows of the order, each window by itself.
+    """Batches formed inside windows of an order, each window by itself.
 
     Args:
         order: The samples in order.
         n_windows: Windows of an epoch, all of about the same number of positions.
-        form: Plans one window: its samples to their batches.
+        form: Plans one window: its samples and a key to their batches.
     """
 
     order: Order
     n_windows: int
-    form: Callable[[NDArray[Any]], StrataPlanner]
-    counts: dict[int, list[int]] = field(default_factory=dict)
+    form: Callable[[NDArray[Any], int], Chunk]
+    _counts: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
-        """Samples in an epoch."""
+        """Samples of an epoch."""
         return self.order.n_samples
 
     def start(self, window: int) -> int:
@@ -328,7 +237,7 @@ class WindowPlanner:
     def window(self, epoch_key: int, window: int) -> Chunk:
         """Return the batches of one window."""
         samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
-        return self.form(samples).group_batches(epoch_key ^ window, 0)
+        return self.form(samples, int(derive(epoch_key, window)[0]))
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
@@ -341,179 +250,42 @@ class WindowPlanner:
         for window in range(begin + 1, self.n_windows):
             yield self.window(epoch_key, window)
 
+    def counts(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return how many batches come before each window; the windows are planned for that, once."""
+        if epoch_key not in self._counts:
+            counts = [len(self.window(epoch_key, window)[1]) - 1 for window in range(self.n_windows)]
+            self._counts.clear()
+            self._counts[epoch_key] = np.cumsum([0, *counts])
+        return self._counts[epoch_key]
+
     def count(self, epoch_key: int, position: int) -> int:
-        """Return the number of batches from a position on; the windows have to be planned for that, once."""
+        """Return the number of batches from a position on."""
         if position >= self.n_samples:
             return 0
-        if epoch_key not in self.counts:
-            self.counts.clear()
-            self.counts[epoch_key] = [len(self.window(epoch_key, w)[1]) - 1 for w in range(self.n_windows)]
+        before = self.counts(epoch_key)
+        if position == 0:
+            return int(before[-1])
         begin = self.window_of(position)
         _, offsets = self.window(epoch_key, begin)
         rest = int((offsets > position - self.start(begin)).sum())
-        return rest + sum(self.counts[epoch_key][begin + 1 :])
-
-    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
-        """Return the samples of one batch of the epoch; those before it have to be planned for that."""
-        return batch_by_walking(self.chunks(epoch_key, 0), number)
-
-
-TARGET = 0.998  # of a budget that random dealing aims at; what is left lets nearly every window fit at once
-BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
-WIDE = 2**40  # a budget in the units of the wide grid
-MANY = 256  # samples in a batch whose rounding up the narrow grid would show
-FAR = 2**43  # budgets from here on are divided, not multiplied, to get to the dealing grid
-LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
-BUCKETED, LEAST_BUCKETED = 2**17, 2**12
-PACKED = 2**18
-PACKED_WASTE = 8e-5  # wasted share that is small enough
-BRIM = 3e-5  # share that best-fit leaves empty
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Maps integer sizes to units of the dealing grid, rounded up: sums never come out smaller than they are.
-
-    Args:
-        budget: Of a batch, in the unit of the sizes.
-        wide: Whether to count in 64 bits: slower, but fine enough for batches of very many samples.
-    """
-
-    budget: int
-    wide: bool = False
-
-    @property
-    def unit(self) -> int:
-        """What a unit of the grid stands for, where sizes are too large to be multiplied."""
-        return max(1, -(-self.budget // (WIDE if self.wide else GRID)))
-
-    @property
-    def exact(self) -> bool:
-        """Whether sizes stay what they are."""
-        return self.unit == 1
-
-    @property
-    def capacity(self) -> int:
-        """The budget in units of the grid."""
-        return self.budget // self.unit if self.exact or self.wide or self.budget >= FAR else GRID
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[Any]:
-        """Return sizes in units of the grid, in 32 or 64 bits."""
-        kind = np.int64 if self.wide else np.int32
-        if self.exact:
-            return sizes.astype(kind)
-        whole = sizes.astype(np.int64)
-        multiplied = not self.wide and self.budget < FAR
-        units = -(-(whole * GRID) // self.budget) if multiplied else -(-whole // self.unit)
-        # What fits a batch of its own does so here, too: rounded up, nothing but zeros can join it then.
-        return np.minimum(units, self.capacity).astype(kind)
-
-
-def together(depth: int) -> int:
-    """Return how many windows are listed together: as many as take milliseconds."""
-    return max(1, LISTED // depth)
-
-
-def both(
-    strata: Strata, firsts: NDArray[Any], plan: Callable[[NDArray[Any]], WorstCasePlan]
-) -> tuple[WorstCasePlan, WorstCasePlan]:
-    """Plan windows with a sample of every stratum, and windows without one of the last."""
-    full = plan(firsts)
-    short = plan(firsts[:-1]) if strata.n_full < strata.n_windows and strata.depth > 1 else full
-    return full, short
-
-
-def stratified_planner(
-    order: NDArray[Any], falling: NDArray[Any], limits: Limits, n_windows: int | None = None
-) -> StrataPlanner:
-    """List batches of nearly equal sum."""
-    budget = limits.budgets[0]
-    total = float(falling.sum(dtype=np.float64))
-    items = len(falling) * budget / max(total, 1.0)
-    grid = Grid(budget, wide=budget > GRID and items > MANY)
-    capacity = grid.capacity
-    in_grid = Limits((capacity,), most_items=limits.most_items, quadratic=limits.quadratic * budget / capacity)
-    needed = max(total / (budget * TARGET), len(falling) / limits.most_items)
-    if n_windows is None:
-        n_windows = max(1, min(round(needed / BATCHES), len(falling)))
-    batches = max(1, int(np.ceil(needed / n_windows)))
-    strata = Strata(len(falling), n_windows)
-    firsts = grid(falling[strata.firsts()])
-    pair = both(strata, firsts, lambda part: stratified_worst_case(part, in_grid, batches))
-    return StrataPlanner(order, falling, strata, pair, in_grid, grid, together(strata.depth))
-
-
-def bucketed_planner(
-    order: NDArray[Any], falling: NDArray[Any], limits: Limits, n_windows: int | None = None
-) -> StrataPlanner:
-    """List batches of neighbours in size."""
-    length = len(falling)
-    if n_windows is None:
-        n_windows = max(1, round(length / min(BUCKETED, max(LEAST_BUCKETED, length // 8))))
-    strata = Strata(length, n_windows)
-    pair = both(strata, falling[strata.firsts()], lambda part: bucketed_worst_case(part, limits))
-    return StrataPlanner(order, falling, strata, pair, limits, None, together(strata.depth))
-
-
-def packed_planner(
-    order: NDArray[Any], falling: NDArray[Any], limits: Limits, n_windows: int | None = None
-) -> StrataPlanner:
-    """List batches that are filled to the brim."""
-    if n_windows is None:
-        n_windows = packed_windows(falling, limits.budgets[0])
-    strata = Strata(len(falling), n_windows)
-    firsts = falling[strata.firsts()].astype(np.int64)
-    pair = both(strata, firsts, lambda part: packed_worst_case(part, limits))
-    return StrataPlanner(order, falling, strata, pair, limits, None, together(strata.depth))
-
-
-def packed_windows(falling: NDArray[Any], budget: int) -> int:
-    """Return the number of windows, of the usual length or twice that, that wastes least.
-
-    A window wastes what its last batch leaves empty and what its samples are smaller than the strata's firsts.
-    """
-    total = float(falling.sum(dtype=np.float64))
-    best, least = 1, np.inf
-    for length, enough in ((PACKED, PACKED_WASTE), (2 * PACKED, np.inf)):
-        middle = max(1, round(len(falling) / length))
-        fewest = max(1, -(-len(falling) // (2 * PACKED)))
-        for count in np.unique(np.linspace(max(fewest, 0.9 * middle), 1.3 * middle + 1, 16).astype(int)).tolist():
-            firsts = float(falling[::count].sum(dtype=np.float64))
-            waste = count * np.ceil(firsts / budget * (1 + BRIM)) * budget / max(total, 1.0) - 1
-            if waste < least:
-                best, least = count, waste
-        if least <= enough:
-            break
-    return best
-
-
-BUILDERS = {"stratified": stratified_planner, "bucketed": bucketed_planner, "packed": packed_planner}
-
-
-class Planner(Protocol):
-    """The batches of every epoch, which none of them need be planned for beforehand."""
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of an epoch."""
-
-    def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
-        """Yield the batches behind the first ``position`` samples of the epoch's list."""
-
-    def count(self, epoch_key: int, position: int) -> int:
-        """Return how many batches these are."""
+        return rest + int(before[-1] - before[begin + 1])
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""
+        before = self.counts(epoch_key)
+        window = int(np.searchsorted(before, number, side="right")) - 1
+        indices, offsets = self.window(epoch_key, window)
+        inside = number - int(before[window])
+        return indices[offsets[inside] : offsets[inside + 1]]
 
 
 def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
-    """Choose how batches are listed.
+    """Choose how batches are planned.
 
     Args:
         sized: Sizes and budgets.
         options: What was asked for.
-        order: An order that was given; None for one of our own.
+        order: The order of a user's sampler; None for one of our own.
     """
     if order is None and options.shuffle and options.strategy != "sequential":
         return whole(sized, options)
@@ -522,32 +294,21 @@ def make_planner(sized: PreparedSizes, options: Options, order: Order | None = N
         order = ShuffledOrder(n_samples, sized.kept) if options.shuffle else NaturalOrder(n_samples, sized.kept)
     if options.strategy == "sequential" or order.n_samples == 0:
         return NextFitPlanner(order, sized.sizes.__getitem__, sized.limits)
-    return window_planner(sized, options, order)
+    length = options.window or window_length(sized, options)
+
+    def form(samples: NDArray[Any], key: int) -> Chunk:
+        return in_strata(sized, options, samples, n_windows=1, key=key).group(key, 0)
+
+    return WindowPlanner(order, max(1, round(order.n_samples / length)), form)
 
 
 def whole(sized: PreparedSizes, options: Options) -> Planner:
-    """List batches over all samples, sorted by size once."""
-    sizes = sized.sizes if sized.kept is None else sized.sizes[sized.kept]
-    if not len(sizes):
-        return NextFitPlanner(NaturalOrder(0), sizes.__getitem__, sized.limits)
-    order, falling = sorted_by_size(sizes)
-    if sized.kept is not None:
-        order = sized.kept[order].astype(order.dtype)
-    n_windows = None if options.window is None else max(1, round(len(order) / options.window))
-    return BUILDERS[options.strategy](order, falling, sized.limits, n_windows)
-
-
-def window_planner(sized: PreparedSizes, options: Options, order: Order) -> Planner:
-    """Form batches inside windows of an order, each window as if it were all there is."""
-    build_one = BUILDERS[options.strategy]
-
-    def form(samples: NDArray[Any]) -> StrataPlanner:
-        sizes = sized.sizes[samples]
-        by_size, falling = sorted_by_size(sizes)
-        return build_one(samples[by_size], falling, sized.limits, 1)
-
-    length = options.window or window_length(sized, options)
-    return WindowPlanner(order, max(1, round(order.n_samples / length)), form)
+    """Plan over all samples, sorted by size once."""
+    n_samples = len(sized.sizes) if sized.kept is None else len(sized.kept)
+    if not n_samples:
+        return NextFitPlanner(NaturalOrder(0), sized.sizes.__getitem__, sized.limits)
+    n_windows = None if options.window is None else max(1, round(n_samples / options.window))
+    return in_strata(sized, options, sized.kept, n_windows)
 
 
 def window_length(sized: PreparedSizes, options: Options) -> int:
@@ -555,6 +316,144 @@ def window_length(sized: PreparedSizes, options: Options) -> int:
     if options.strategy == "bucketed":
         return BUCKETED
     if options.strategy == "packed":
-        return PACKED
-    mean = float(sized.sizes.mean(dtype=np.float64))
-    return int(np.clip(BATCHES * sized.limits.budgets[0] / max(mean, 1.0), 2**10, 2**17))
+        return PACKED_WINDOW
+    share = (sized.sizes.mean(axis=0, dtype=np.float64) / np.maximum(sized.limits.budgets[: sized.columns], 1)).max()
+    return int(np.clip(BATCHES / max(share, 1e-9), 2**10, 2**17))
+
+
+def in_strata(
+    sized: PreparedSizes,
+    options: Options,
+    samples: NDArray[Any] | None,
+    n_windows: int | None = None,
+    key: int | None = None,
+) -> StrataPlanner:
+    """Plan over some samples in strata.
+
+    Args:
+        sized: Sizes and budgets.
+        options: What was asked for.
+        samples: The samples, shape ``[n]``; None for all.
+        n_windows: Number of windows; None for what suits the strategy.
+        key: For a window that is planned only once: its key.
+    """
+    sizes = sized.sizes if samples is None else sized.sizes[samples]
+    order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
+    if options.strategy == "bucketed":
+        n_windows = n_windows or bucketed_windows(sizes, sized.limits)
+    elif options.strategy == "packed":
+        n_windows = n_windows or packed_windows(descending, sized.limits)
+    else:
+        n_windows = n_windows or max(1, min(round(fewest_batches(sizes, sized.limits) / BATCHES), len(sizes)))
+    strata = Strata(len(sizes), n_windows)
+    if sizes.ndim == 1:
+        largest = descending[strata.firsts()][:, None]
+    else:
+        by_function = len(sized.limits.budgets) < sized.columns  # one budget, for a cost of all columns together
+        scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
+        order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
+        descending = sizes[order]
+    density = PACKED if options.strategy == "packed" else STRATIFIED
+    full = window_plans(largest, sized.limits, options, density, key)
+    short = strata.n_full < strata.n_windows and strata.depth > 1
+    plans = full, window_plans(largest[:-1], sized.limits, options, density, key) if short else full
+    own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
+    work = batch_work(descending, sized.limits, None if own is None else own[order])
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, plans, work)
+
+
+def window_plans(
+    largest: NDArray[Any], limits: Limits, options: Options, density: Density, key: int | None
+) -> WindowPlans:
+    """Choose how a window is planned: packed at random, or cut in descending order."""
+    if options.strategy != "bucketed":
+        columns, capacity = largest.astype(np.int64), np.array(limits.budgets, np.int64)
+        if limits.most_items < len(largest):  # one more column in which every sample counts as one
+            columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
+            capacity = np.append(capacity, limits.most_items)
+        return RandomPacking(columns, capacity, density, key)
+    if limits.capacity is None or largest.shape[1] > 1:
+        return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
+    descending = largest[:, 0]
+    counts = np.minimum(limits.capacity(descending), limits.most_items)
+    if counts.min() < 1:
+        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
+    return padded_cuts(counts, limits, tight=options.window is not None)
+
+
+def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
+    """Return the volume bound on the number of batches."""
+    totals = np.atleast_1d(sizes.sum(axis=0, dtype=np.float64))
+    filled = float((totals / np.maximum(limits.budgets, 1)).max())
+    return max(filled, len(sizes) / limits.most_items)
+
+
+def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> int:
+    """Return the number of windows of batches of neighbours in size.
+
+    Where no shuffle inside groups varies the batches, windows are short: batch-mates meet again by chance times the
+    batches of a window.
+    """
+    if limits.capacity is not None and sizes.ndim == 1:
+        return max(1, round(len(sizes) / BUCKETED))
+    if limits.capacity is None:
+        return max(1, min(round(fewest_batches(sizes, limits) / SHORT), len(sizes)))
+    # Neighbours in several columns need more of them to be alike in all.
+    return max(1, min(round(float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)), len(sizes)))
+
+
+def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
+    """Return the number of windows, of the shortest length that wastes little, that wastes least.
+
+    A window wastes what its last batch leaves empty and what its samples are smaller than the strata's largest.
+    """
+    length = len(descending)
+    if descending.ndim > 1:
+        return max(1, round(length / PACKED_WINDOW))
+    fewest = fewest_batches(descending, limits)
+    best, least = 1, np.inf
+    for window in PACKED_WINDOWS:
+        middle = max(1, round(length / window))
+        for count in np.unique(np.linspace(0.8 * middle, 1.25 * middle + 1, 48).astype(int)).tolist():
+            if count < -(-length // PACKED_WINDOWS[-1]):
+                continue
+            filled = float(descending[::count].sum(dtype=np.float64)) / max(limits.budgets[0], 1)
+            waste = count * np.ceil(filled * (1 + BRIM)) / max(fewest, 1e-9) - 1
+            if waste < least:
+                best, least = count, waste
+        if least <= PACKED_WASTE or middle == 1:
+            break
+    return best
+
+
+def batch_work(
+    sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None
+) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
+    """Return a function that gives the work of batches, to compare them by.
+
+    Args:
+        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
+        limits: The budgets.
+        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
+    """
+    if own is not None:
+        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
+    if sizes.ndim > 1 and limits.capacity is not None:
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
+
+        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
+
+        return padded_columns
+    if sizes.ndim > 1:
+        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
+        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
+    if limits.capacity is None:
+        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
+
+    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+        return np.diff(offsets) * limits.work(longest)
+
+    return padded

@@ -88,3 +88,30 @@ def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
     marks &= np.int32(block - 1)
     marks += places & np.int32(~(block - 1))
     return marks
+
+
+def shuffle_groups(key: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Shuffle the places of a list inside groups of neighbours.
+
+    Args:
+        key: Key of the shuffle.
+        groups: The group of each place, shape ``[n]``, ascending, from 0 on.
+
+    Returns:
+        Shape ``[n]``, a permutation of ``0 .. n - 1`` under which every place keeps its group.
+
+    >>> shuffle_groups(1, np.array([0, 0, 0, 1, 1])).tolist()[3:] in ([3, 4], [4, 3])
+    True
+    """
+    count = len(groups)
+    if not count:
+        return np.zeros(0, np.int64)
+    low = np.uint64(max(1, (count - 1).bit_length()))
+    high = np.uint64(64 - max(1, int(groups[-1]).bit_length()))
+    # Group, random bits and place in one word: sorting words is faster than sorting places by words.
+    words = random_words(key, count) >> (np.uint64(64) - high + low) << low
+    words |= groups.astype(np.uint64) << high
+    words |= np.arange(count, dtype=np.uint64)
+    words.sort()
+    places: NDArray[np.int64] = (words & np.uint64((1 << int(low)) - 1)).astype(np.int64)
+    return places

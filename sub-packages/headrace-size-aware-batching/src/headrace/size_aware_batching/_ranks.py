@@ -54,30 +54,36 @@ class Ranks:
                 'such as mesh["dp"]'
             )
 
-    def current(self) -> tuple[int, int]:
-        """Return the world size and the rank, as they are now."""
+    def world_size(self) -> int:
+        """Return the number of ranks, as it is now."""
         if self.mesh is not None:
-            return int(self.mesh.size()), int(self.mesh.get_local_rank())
-        grouped = dist.is_available() and dist.is_initialized()
-        num_replicas, rank = self.num_replicas, self.rank
-        if num_replicas is None:
-            num_replicas = dist.get_world_size() if grouped else 1
-        if rank is None:
-            if not grouped and num_replicas > 1:
+            return int(self.mesh.size())
+        if self.num_replicas is not None:
+            return int(self.num_replicas)
+        return dist.get_world_size() if _has_group() else 1
+
+    def current(self) -> tuple[int, int]:
+        """Return the number of ranks and the rank, as they are now."""
+        world_size, rank = self.world_size(), self.rank
+        if self.mesh is not None:
+            rank = self.mesh.get_local_rank()
+        elif rank is None:
+            if not _has_group() and world_size > 1:
                 raise ValueError(
-                    f"rank must be given with num_replicas={num_replicas} where no process group is initialized: "
+                    f"rank must be given with num_replicas={world_size} where no process group is initialized: "
                     "give it, or call torch.distributed.init_process_group first"
                 )
-            rank = dist.get_rank() if grouped else 0
-        _refuse_rank(num_replicas, rank)
-        return int(num_replicas), int(rank)
+            rank = dist.get_rank() if _has_group() else 0
+        rank = int(rank)
+        _refuse_rank(world_size, rank)
+        return world_size, rank
 
     def gather(self, value: str) -> list[str] | None:
         """Return the values of all ranks, or None where there is no process group to ask.
 
         It is a collective: every rank of the mesh's group, or of the default group, has to call it.
         """
-        if not (dist.is_available() and dist.is_initialized()):
+        if not _has_group():
             return None
         group = None
         if self.mesh is not None:
@@ -87,6 +93,10 @@ class Ranks:
         values = [""] * dist.get_world_size(group)
         dist.all_gather_object(values, value, group=group)
         return values
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def _refuse_rank(num_replicas: int, rank: int) -> None:

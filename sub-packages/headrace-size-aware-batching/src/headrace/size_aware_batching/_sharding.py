@@ -14,7 +14,7 @@ from headrace.size_aware_batching._random import random_words
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 
 GROUP = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
-GROUPS = 16  # that there are at least, where there are so many batches
+GROUPS = 4  # that there are at least, where there are so many batches
 
 
 def chunk_length(n_batches: int) -> int:

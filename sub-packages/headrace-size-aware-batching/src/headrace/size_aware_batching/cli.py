@@ -1,4 +1,4 @@
-"""``headrace-batches``: what a budget makes of given sizes, before anything is trained."""
+"""``headrace-batches``: plans the batches of given sizes and reports on them."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         prog="headrace-batches",
-        description="Plan the batches of an epoch from the sizes of the samples and print what they are worth.",
+        description="Plan the batches of an epoch from the sizes of the samples and print figures about them.",
     )
     add = made.add_argument
     add("sizes", nargs="+", type=Path, metavar="SIZES", help=".npy (1-D or 2-D), .txt (a number a line) or FASTA [.gz]")
@@ -53,10 +53,15 @@ def parser() -> Parser:
     add("--cost", choices=tuple(USUAL), default="sum", help="of a batch: sum of sizes (default), or count x largest")
     add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
     add("--max-items", type=int, metavar="N", help="samples in a batch, at most")
-    add("--max-length", type=real, metavar="N", help="sizes count as at most this")
+    add("--max-length", type=real, metavar="N", help="sizes count as at most this (one column)")
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="samples in a batch are a multiple of this")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
-    add("--oversize", choices=OVERSIZE, default="raise", help="what to do with samples beyond the budget")
+    add(
+        "--oversize",
+        choices=OVERSIZE,
+        default="raise",
+        help="policy for samples that exceed the budget by themselves (default raise)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="key of the random order (default 0)")
     add("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default 0)")
     add("--draw", type=Path, metavar="FILE", help="also draw the plans into a .png, .pdf or .svg (needs matplotlib)")
@@ -71,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Words after the command's name; those of the process by default.
 
     Returns:
-        0. What cannot work ends with ``SystemExit`` of code 2 and one line on stderr.
+        0. An error ends with ``SystemExit`` of code 2 and one line on stderr.
     """
     made = parser()
     options = made.parse_args(argv)

@@ -1,20 +1,21 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import CostFunction, plain_budget, prepare
-from headrace.size_aware_batching._options import Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._budget import plain_budget, prepare
+from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
 from headrace.size_aware_batching._order import SamplerOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
-from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes
+from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
 
@@ -75,6 +76,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
+        work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
+            batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -107,6 +110,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         mesh: Any = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
+        work: Any = None,
     ) -> None:
         self.options = Options(
             strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window
@@ -119,7 +123,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self.max_length = column_limits(max_length, 1 if self.sizes.ndim == 1 else self.sizes.shape[1])
         self.epoch = 0
         self._ranks = Ranks(num_replicas, rank, mesh)
-        self._prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        self.work = None if work is None else _checked_work(work, len(self.sizes))
+        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
         self._planner: Planner | None = None
         self._fingerprint: str | None = None
@@ -137,7 +143,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def num_replicas(self) -> int:
         """Number of data-parallel ranks, as it is now."""
-        return self._ranks.current()[0]
+        return self._ranks.world_size()
 
     @property
     def rank(self) -> int:
@@ -153,16 +159,20 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def fingerprint(self) -> str:
         """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
         if self._fingerprint is None:
-            parts = {"budget": self.max_total_size, "max_length": self.max_length, "seed": self.seed}
-            order = None if self._order is None else self._order.fingerprint
-            self._fingerprint = fingerprint(self.sizes, self._prepared.limits, self.options, parts | {"sampler": order})
+            parts = {
+                "budget": self.max_total_size,
+                "max_length": self.max_length,
+                "sampler": None if self._order is None else self._order.fingerprint,
+                "seed": self.seed,
+                "work": self.work,
+            }
+            self._fingerprint = fingerprint(self.sizes, self._prepared.limits.capacity, self.options, parts)
         return self._fingerprint
 
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
-        replicas, _ = self._ranks.current()
-        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), replicas, self.tail)
+        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), self.num_replicas, self.tail)
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
@@ -170,10 +180,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned to
         count them; else no planning is needed. See ``remaining`` for the rest of an epoch.
         """
-        replicas, _ = self._ranks.current()
         n_batches = self._plan_epoch().count(self._key(self.epoch), 0)
-        self._refuse_empty(n_batches, replicas)
-        return n_steps(n_batches, replicas, self.tail)
+        self._refuse_empty(n_batches, self.num_replicas)
+        return n_steps(n_batches, self.num_replicas, self.tail)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
@@ -195,7 +204,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             if steps.repeated and self.tail == "split":
                 warn(_repetition(steps, replicas))
             repeated_from = len(offsets) - 1 - steps.repeated
-            if self._order is None and self.options.shuffle:
+            if rank == 0 and self._order is None and self.options.shuffle:
                 hashes.append(batch_hashes(steps.indices, offsets))
             for first in range(0, len(offsets) - 1, replicas):
                 position += int(offsets[min(first + replicas, repeated_from)] - offsets[first])
@@ -218,7 +227,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         planner, key = self._plan_epoch(), self._key(self.epoch)
         count = planner.count(key, 0)
         if not 0 <= number < count:
-            raise IndexError(f"number must be from 0 to {count - 1}, the batches of the epoch, got {number}")
+            raise IndexError(f"number must be less than {count}, the batches of the epoch, and 0 or more, got {number}")
         samples: list[int] = planner.batch(key, number).tolist()
         return samples
 
@@ -247,18 +256,20 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             num_replicas=self.num_replicas,
             tail=self.tail,
             length_multiple=self.options.length_multiple,
+            work=self.work,
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
-        Epoch 0 is compared with epoch 1. Both are planned for it.
+        Epoch 0 is compared with epoch 1; both are planned for it. There is nothing to compare without ``shuffle``, or
+        where the order of another epoch is not known.
 
         Args:
             epoch: The current one by default.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        if self._order is not None and not self._order.knows_epochs:
+        if not self.options.shuffle or (self._order is not None and not self._order.knows_epochs):
             return self.plan(epoch).report()
         return self.plan(epoch).report(other=self.plan(epoch - 1 if epoch else 1))
 
@@ -386,6 +397,13 @@ class EpochSetter:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next."""
         self._owner.set_epoch(epoch)
+
+
+def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
+    vector = size_vector(work, "work").astype(np.float64)
+    if len(vector) != n_samples or not np.isfinite(vector).all():
+        raise ValueError(f"work must hold a finite number for each of {n_samples} samples, got {len(vector)} numbers")
+    return vector
 
 
 def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

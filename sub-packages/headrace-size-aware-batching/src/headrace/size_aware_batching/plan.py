@@ -10,11 +10,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import CostFunction, round_up
-from headrace.size_aware_batching._random import splitmix64
+from headrace.size_aware_batching._budget import round_up
+from headrace.size_aware_batching._options import CostFunction
 
 QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class BatchPlan:
         num_replicas: World size that the report is for.
         tail: Policy for batches beyond a multiple of the world size.
         length_multiple: Multiple to which the length of a padded batch is rounded up.
+        work: Work of every sample of the dataset, shape ``[n]``; None where it follows from sizes and cost.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -50,6 +51,7 @@ class BatchPlan:
     num_replicas: int = 1
     tail: str = "split"
     length_multiple: int = 1
+    work: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -102,8 +104,9 @@ class PlanReport:
         num_replicas: World size that the following figures are for.
         steps: Steps of the epoch.
         imbalance: Mean over whole steps of the largest rank's work over the mean rank's; 1 is perfect. The work of a
-            sample is ``size + 0.0005 size**2`` (with several budgets the sum of its shares of them), that of a padded
-            batch the same of its padded samples, and with a cost function the cost.
+            batch is the sum of ``work=`` where that is given. Else it is the sum of ``size + 0.0005 size**2`` over its
+            samples, padded if the cost is; with several budgets the sum of its shares of them; with a cost function
+            the cost.
         oversize: Samples that exceed a budget by themselves.
         skipped: Number of these that are left out.
         repeated_mates: How many times as often as by chance two samples that share a batch share one in another
@@ -190,13 +193,15 @@ def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
     for count, row in zip(counts.tolist(), longest.tolist(), strict=True):
         key = (count, *row)
         if key not in known:
-            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))  # type: ignore[arg-type]
+            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))
         costs.append(known[key])
     return np.array(costs, np.float64).reshape(-1, 1)
 
 
 def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     """Return the work of each batch, by which ranks are compared, shape ``[batches]``."""
+    if plan.work is not None:
+        return _reduced(np.add, plan.work[plan.indices], plan)
     if callable(plan.cost):
         return batch_costs(plan)[:, 0]
     if plan.sizes.ndim == 2:
@@ -240,7 +245,10 @@ def batch_hashes(indices: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[n
     """
     if len(offsets) < 2:
         return np.zeros(0, np.uint64)
-    hashes: NDArray[np.uint64] = np.add.reduceat(splitmix64(indices.astype(np.uint64) * _MULTIPLIER), offsets[:-1])
+    mixed = indices.astype(np.uint64) * _MULTIPLIERS[0]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MULTIPLIERS[1]
+    hashes: NDArray[np.uint64] = np.add.reduceat(mixed, offsets[:-1])
     return hashes[np.diff(offsets) > 1]
 
 

@@ -318,7 +318,7 @@ def exact(number: Number) -> int:
 
 
 def next_fit(
-    sized: Iterable[tuple[Key, Element, Number]], tally: Tally, has_own_batch: Callable[[Key, Number], bool]
+    sized: Iterable[tuple[Key, Element, Number]], tally: Tally, has_own_batch: Callable[[Key, Number], object]
 ) -> Iterator[list[Element]]:
     """Group elements in their order so that the sizes of each group sum to at most the budget.
 

@@ -11,17 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._binpacking import cut_descending
-from headrace.size_aware_batching._budget import (
-    UNLIMITED,
-    Capacity,
-    CostFunction,
-    Limits,
-    PaddedCapacity,
-    largest_count,
-    round_up,
-    whole_units,
-)
-from headrace.size_aware_batching._options import Options, Oversize
+from headrace.size_aware_batching._budget import UNLIMITED, Limits, PaddedCapacity, largest_count, round_up, whole_units
+from headrace.size_aware_batching._options import Capacity, CostFunction, Options, Oversize
 from headrace.size_aware_batching._random import derive, random_words
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sharding import split_longest

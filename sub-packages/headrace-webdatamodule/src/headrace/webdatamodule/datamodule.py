@@ -11,8 +11,8 @@ from weakref import ref
 import lightning
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule._lightning import FitLoop, TrainerMesh
-from headrace.webdatamodule.loading.distributed import check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule._lightning import FitLoop
+from headrace.webdatamodule.loading.distributed import TrainerMesh, check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.splits import Split, by_split, needed_by, positive_int, stage_name
 from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
@@ -223,7 +223,7 @@ class WebDataModule(lightning.LightningDataModule):
             if self._fit_loop is not None:
                 self._train.fit_loop, self._fit_loop.loader = self._fit_loop, self._train
         if self._fit_loop is not None and self._fit_loop.trainer is not None:
-            self._train.set_epoch(self._fit_loop.next_epoch())
+            self._fit_loop.begin()
         return self._train
 
     def val_dataloader(self) -> Any:
@@ -249,7 +249,7 @@ class WebDataModule(lightning.LightningDataModule):
         state = {"train": self._train.state_dict()}
         if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
             return state
-        return {**state, "trainer": self._fit_loop.state_dict()}
+        return {**state, "trainer": self._fit_loop.epochs.state_dict(self._train)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next train loader resume where a state was saved.
@@ -269,7 +269,8 @@ class WebDataModule(lightning.LightningDataModule):
             return
         self._loaded = dict(state_dict) or None
         if self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.load_state_dict(state_dict["trainer"])
+            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
+            self._fit_loop.allow_cuts()
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
         """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""

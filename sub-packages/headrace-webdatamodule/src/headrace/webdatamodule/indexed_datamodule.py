@@ -15,11 +15,11 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule._lightning import FitLoop, LastIndices, TrainerMesh
+from headrace.webdatamodule._lightning import FitLoop, LastIndices
 from headrace.webdatamodule.loader import ResumableLoader, has_state
 from headrace.webdatamodule.loading.batch_sampler import BatchSamplerFactory, DistributedBatchSampler, SamplerFactory
 from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
-from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, on_one_rank
+from headrace.webdatamodule.loading.distributed import Mesh, TrainerMesh, check_given_ranks, on_one_rank
 from headrace.webdatamodule.loading.options import (
     PerSplit,
     as_int,
@@ -165,6 +165,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._fit_loop: FitLoop | None = None
         self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
+        self._resized = False  # batch_size was set
         self._unnamed = False  # whether only their options tell one order or batch sampler from another
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
         self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
@@ -250,8 +251,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         as_int("batch_size", size, 1)
         given = self._batch_size
         value = {**given.given, Split.train: size} if given.mapped else size
-        self._batch_size = PerSplit("batch_size", value)
-        if loader := self._loaders.pop(Split.train, None):
+        self._batch_size, self._resized = PerSplit("batch_size", value), True
+        if (loader := self._loaders.pop(Split.train, None)) is not None:
             loader.close()
 
     def prepare_data(self) -> None:
@@ -288,7 +289,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         """The loader of the train split. It resumes where the checkpoint of the run stood."""
         loader = self._loader(Split.train)
         if self._fit_loop is not None and self._fit_loop.trainer is not None:
-            loader.set_epoch(self._fit_loop.next_epoch())  # before the trainer asks for its length
+            self._fit_loop.begin()  # before the trainer asks for its length
         return loader
 
     def val_dataloader(self) -> ResumableLoader:
@@ -341,9 +342,9 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the training split, for a checkpoint."""
-        if loader := self._loaders.get(Split.train):
+        if (loader := self._loaders.get(Split.train)) is not None:
             state = {"version": VERSION, "train": loader.state_dict(), "options": self._options()}
-            return state if self._fit_loop is None else {**state, "trainer": self._fit_loop.state_dict()}
+            return state if self._fit_loop is None else {**state, "trainer": self._fit_loop.epochs.state_dict(loader)}
         return self._saved or self._left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -364,7 +365,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             return
         self._saved = dict(state_dict) or None
         if self._saved and self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.load_state_dict(state_dict["trainer"])
+            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
+            self._fit_loop.allow_cuts()
         if Split.train in self._loaders:
             self._resume(self._loaders[Split.train])
 
@@ -402,12 +404,15 @@ class IndexedWebDataModule(lightning.LightningDataModule):
     def _resume(self, loader: ResumableLoader) -> None:
         if self._saved is None:
             return
+        train = self._saved["train"]
+        if self._resized and isinstance(train, Mapping) and train.get("epoch") == train.get("steps") == 0:
+            return  # the batch-size finder goes back to where it began, and nothing had been read
         changed = differences(self._saved.get("options"), self._options())
         cure = "resume with the options it was saved with, or start without the checkpoint"
         if changed and self._unnamed:
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")
         try:
-            loader.restore(self._saved["train"])
+            loader.restore(train)
         except ValueError as error:
             raise ValueError(
                 f"the checkpoint does not fit: {f'{changed}; {cure}. ' if changed else ''}{error}"

@@ -414,16 +414,18 @@ class ResumableLoader:
             return self._batches
         ranks = self.ranks
         if ranks != self._made_for:
-            position = self._positions[-1]
-            if position.steps and not has_state(self._batches):
+            position, resumed = self._positions[-1], self._resumed
+            going_on = position.steps > 0 and not self._begun
+            if going_on and not has_state(self._batches):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
             self._batches, self._made_for = _checked(self._make_batches(*ranks)), ranks
             _set_epoch(self._batches, self._epoch)
-            if position.steps:
+            self._length = None
+            if going_on:
                 _load(self._batches, position.state or {}, self._epoch)
-            resumed = self._resumed
-            self._restart(position.steps)
-            self._resumed = resumed
+            if not self._begun:
+                self._restart(position.steps)
+                self._resumed = resumed
         return self._batches
 
     def _restart(self, steps: int) -> None:

@@ -29,6 +29,25 @@ class Mesh(Protocol):
         """This process among them."""
 
 
+class TrainerMesh:
+    """The data-parallel ranks of a Lightning trainer, under model-parallel strategies too.
+
+    Args:
+        trainer: Asked when an epoch begins.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def size(self) -> int:
+        """Number of ranks that read different data."""
+        return int((self._trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1))
+
+    def get_local_rank(self) -> int:
+        """This process among them."""
+        return int((self._trainer.distributed_sampler_kwargs or {}).get("rank", 0))
+
+
 def data_parallel_ranks(
     num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None
 ) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 from headrace.webdatamodule.shards.errors import UnsafePickleError
 
 
-class Token:
+class AllowedGlobal:
     """Stands for a name in a pickle; only the unpickler can call it, through ``make``.
 
     The real functions (``numpy.ndarray``, ``torch.storage._load_from_bytes``) can be abused, so a pickle
@@ -24,7 +24,7 @@ class Token:
         name: The name, for messages.
         make: Called in place of the real thing.
         cost: Bytes that a call copies, of its arguments; None counts the arguments themselves.
-        takes_names: Whether tokens may be among the arguments.
+        takes_names: Whether globals may be among the arguments.
     """
 
     __slots__ = ("cost", "make", "name", "takes_names")
@@ -50,7 +50,7 @@ class Token:
         raise UnsafePickleError(f"{self.name} came out of a pickle as a value and cannot be called")
 
 
-class Seed:
+class Placeholder:
     """An object that its pickle describes in two steps: a call, then a state."""
 
     __slots__ = ("done", "finish", "name", "places")
@@ -66,16 +66,16 @@ class Seed:
 
 
 class Arguments(tuple[Any, ...]):
-    """A tuple with tokens in it: good as the arguments of a call, never as a value."""
+    """A tuple with globals in it: good as the arguments of a call, never as a value."""
 
     __slots__ = ()
 
 
 class Memo(dict[int, Any]):
-    """A pickle's memo that remembers where its seeds lie, to replace them once they are finished."""
+    """A pickle's memo that remembers where its placeholders lie, to replace them once they are finished."""
 
     def __setitem__(self, place: int, value: Any) -> None:
-        if type(value) is Seed:
+        if type(value) is Placeholder:
             value.places.append(place)
         super().__setitem__(place, value)
 
@@ -83,7 +83,7 @@ class Memo(dict[int, Any]):
 class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002  # reprlib passes it
         # A hostile value's full repr may be longer than the memory.
-        return repr(x) if isinstance(x, Token | Seed | type | FunctionType) else f"<{type(x).__name__}>"
+        return repr(x) if isinstance(x, AllowedGlobal | Placeholder | type | FunctionType) else f"<{type(x).__name__}>"
 
 
 short = _Short().repr
@@ -91,11 +91,6 @@ short = _Short().repr
 
 def need(holds: bool, message: str, *values: object) -> None:
     """Raise an :class:`UnsafePickleError` unless the condition holds.
-
-    Args:
-        holds: The condition.
-        message: What is wrong, with ``{}`` where the values go.
-        values: Shown in short, and only when needed.
 
     >>> need(False, "{} is too large", 7)
     Traceback (most recent call last):
@@ -106,7 +101,7 @@ def need(holds: bool, message: str, *values: object) -> None:
         raise UnsafePickleError(message.format(*(v if isinstance(v, str) else short(v) for v in values)))
 
 
-_STAND_INS = {Token, Seed, Arguments}
+_STAND_INS = {AllowedGlobal, Placeholder, Arguments}
 
 
 def check_values(values: Iterable[Any]) -> None:
@@ -118,23 +113,25 @@ def check_values(values: Iterable[Any]) -> None:
         _refuse(next(value for value in values if type(value) in _STAND_INS))
 
 
-def _refuse(value: Token | Seed | Arguments) -> NoReturn:
-    if isinstance(value, Seed):
+def _refuse(value: AllowedGlobal | Placeholder | Arguments) -> NoReturn:
+    if isinstance(value, Placeholder):
         raise UnsafePickleError(f"the pickle has {value!r} as a value: an array cannot hold itself")
-    name = value if isinstance(value, Token) else next(item for item in value if isinstance(item, Token))
+    name = (
+        value if isinstance(value, AllowedGlobal) else next(item for item in value if isinstance(item, AllowedGlobal))
+    )
     raise UnsafePickleError(f"the pickle has {name.name} itself as a value, which is not data: store its name as text")
 
 
 def as_tuple(items: Iterable[Any]) -> tuple[Any, ...]:
-    """A plain tuple of values, or :class:`Arguments` when tokens are among them.
+    """A plain tuple of values, or :class:`Arguments` when globals are among them.
 
-    >>> type(as_tuple([1, 2])), type(as_tuple([Token("f", len)]))
+    >>> type(as_tuple([1, 2])), type(as_tuple([AllowedGlobal("f", len)]))
     (<class 'tuple'>, <class 'headrace.webdatamodule.shards.decoding.allowed.Arguments'>)
     """
     made = tuple(items)
     if _STAND_INS.isdisjoint(map(type, made)):
         return made
-    check_values([item for item in made if type(item) is not Token])
+    check_values([item for item in made if type(item) is not AllowedGlobal])
     return Arguments(made)
 
 
@@ -338,5 +335,5 @@ BUILTIN_NAMES: dict[tuple[str, str], Any] = {
     **{("collections", cls.__name__): cls for cls in (collections.OrderedDict, collections.deque)},
     ("collections", "defaultdict"): collections.defaultdict,
     ("collections", "Counter"): collections.Counter,
-    ("_codecs", "encode"): Token("_codecs.encode", encode),
+    ("_codecs", "encode"): AllowedGlobal("_codecs.encode", encode),
 }

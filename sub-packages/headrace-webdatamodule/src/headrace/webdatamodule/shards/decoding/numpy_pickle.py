@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding.allowed import Seed, Token, is_ints, need
+from headrace.webdatamodule.shards.decoding.allowed import AllowedGlobal, Placeholder, is_ints, need
 
 _DTYPE = re.compile(r"[?biufcmMOSUV]\d{0,9}")
 _ALIGNED = 0x80  # NPY_ALIGNED_STRUCT
@@ -20,27 +20,17 @@ _MOST_EMPTY = 1_000_000  # items that take no bytes: no data says how many there
 _Order = Literal["C", "F"]
 
 
-def _dtype(name: object, _align: object = False, _copy: object = True) -> Seed:
+def _dtype(name: object, _align: object = False, _copy: object = True) -> Placeholder:
     need(
         isinstance(name, str) and _DTYPE.fullmatch(name) is not None,
         "{} is not the name of a numpy dtype",
         name,
     )
-    return Seed("numpy dtype", lambda state: finish_dtype(str(name), state))
+    return Placeholder("numpy dtype", lambda state: finish_dtype(str(name), state))
 
 
 def finish_dtype(name: str, state: Any) -> np.dtype[Any]:
     """Make a dtype from what its pickle says about it.
-
-    Args:
-        name: Kind and size, such as ``"f4"`` or ``"V12"``.
-        state: (version, byte order, (base, shape), names, fields, item size, alignment, flags[, metadata]).
-
-    Returns:
-        The dtype, made by ``numpy.dtype``.
-
-    Raises:
-        UnsafePickleError: When the parts do not fit one another.
 
     >>> finish_dtype("i4", (3, ">", None, None, None, -1, -1, 0))
     dtype('>i4')
@@ -124,28 +114,18 @@ def _checked(dtype: Any, shape: Any, data: Any) -> tuple[np.dtype[Any], tuple[in
 def check_empty(dtype: np.dtype[Any], count: int) -> None:
     """Refuse an array of so many items of no bytes that whoever copies or lists it would wait for ever.
 
-    Args:
-        dtype: Of the array.
-        count: Its number of items; up to a million of no bytes are let pass.
-
-    Raises:
-        UnsafePickleError: When there are more.
-
     >>> check_empty(np.dtype("S0"), 3)
     """
     need(dtype.itemsize > 0 or count <= _MOST_EMPTY, "array of {} items of dtype {}, without bytes", count, dtype)
 
 
-def _reconstruct(cls: object, _shape: object, _kind: object) -> Seed:
+def _reconstruct(cls: object, _shape: object, _kind: object) -> Placeholder:
     need(cls is NDARRAY, "numpy _reconstruct of {}: only numpy.ndarray itself is known", cls)
-    return Seed("numpy array", finish_array)
+    return Placeholder("numpy array", finish_array)
 
 
 def finish_array(state: Any) -> np.ndarray[Any, Any]:
     """Make an array from (version, shape, dtype, is Fortran order, bytes or list of objects).
-
-    Raises:
-        UnsafePickleError: When shape, dtype and data do not fit one another.
 
     >>> finish_array((1, (2,), np.dtype("u1"), False, b"ab"))
     array([97, 98], dtype=uint8)
@@ -162,7 +142,7 @@ def finish_array(state: Any) -> np.ndarray[Any, Any]:
 def _objects(shape: tuple[int, ...], dtype: np.dtype[Any], order: _Order, data: list[Any]) -> np.ndarray[Any, Any]:
     flat: np.ndarray[Any, Any] = np.empty(len(data), dtype)
     for i, item in enumerate(data):  # slice assignment would look inside items that are sequences
-        need(not isinstance(item, Seed), "an object array that holds itself is not supported")
+        need(not isinstance(item, Placeholder), "an object array that holds itself is not supported")
         flat[i] = item
     return flat.reshape(shape).copy(order=order)  # the list is in C order whatever the array's is
 
@@ -181,15 +161,15 @@ def _scalar(dtype: Any, data: Any = None) -> Any:
     return np.ndarray((), dtype, buffer=data).copy()[()]
 
 
-NDARRAY = Token("numpy.ndarray", lambda *_: need(False, "numpy.ndarray is not called from a pickle"))
+NDARRAY = AllowedGlobal("numpy.ndarray", lambda *_: need(False, "numpy.ndarray is not called from a pickle"))
 NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
-    ("numpy", "dtype"): Token("numpy.dtype", _dtype),
+    ("numpy", "dtype"): AllowedGlobal("numpy.dtype", _dtype),
 }
 for _core in ("numpy.core", "numpy._core"):  # numpy 2 moved them; either spelling is in files
-    NAMES[f"{_core}.multiarray", "_reconstruct"] = Token("numpy _reconstruct", _reconstruct, takes_names=True)
-    NAMES[f"{_core}.multiarray", "scalar"] = Token("numpy scalar", _scalar)
-    NAMES[f"{_core}.numeric", "_frombuffer"] = Token("numpy _frombuffer", _frombuffer)
+    NAMES[f"{_core}.multiarray", "_reconstruct"] = AllowedGlobal("numpy _reconstruct", _reconstruct, takes_names=True)
+    NAMES[f"{_core}.multiarray", "scalar"] = AllowedGlobal("numpy scalar", _scalar)
+    NAMES[f"{_core}.numeric", "_frombuffer"] = AllowedGlobal("numpy _frombuffer", _frombuffer)
 # The classes of scalars load as values; nothing calls them.
 NAMES |= {("numpy", np.dtype(code).type.__name__): np.dtype(code).type for code in "?bBhHiIlLqQefdgFDGSUVMm"}
 NAMES["numpy", "bool_"] = np.bool_

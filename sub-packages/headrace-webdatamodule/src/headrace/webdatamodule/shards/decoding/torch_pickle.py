@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, Token, is_ints, need
-from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, Room, open_zip, room_of
-from headrace.webdatamodule.shards.decoding.pickle_memory import Lines
+from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedGlobal, is_ints, need
+from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, open_zip
 from headrace.webdatamodule.shards.decoding.unpickler import RestrictedUnpickler, checked_load
 from headrace.webdatamodule.shards.errors import DecodeError
 
@@ -52,16 +51,7 @@ def storage_type(name: str) -> str | None:
 
 
 def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little") -> Any:
-    """Make a storage that owns a copy of the bytes.
-
-    Args:
-        data: The storage's bytes.
-        dtype: Name of a torch dtype, "" for a storage without one.
-        byteorder: "little" or "big"; only that of this machine is read.
-
-    Returns:
-        ``torch.TypedStorage``, or ``torch.UntypedStorage`` for dtype "".
-    """
+    """Make a storage that owns a copy of the bytes."""
     import torch
 
     need(byteorder == sys.byteorder, "a tensor saved on a {}-endian machine", byteorder)
@@ -77,16 +67,6 @@ def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little"
 
 def check_extent(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any) -> None:
     """Refuse a view that reaches outside its storage.
-
-    Args:
-        nbytes: Size of the storage in bytes.
-        itemsize: Bytes per element.
-        offset: First element.
-        size: Elements per dimension.
-        stride: Step per dimension, in elements.
-
-    Raises:
-        UnsafePickleError: When an element would lie outside.
 
     >>> check_extent(24, 4, 0, (2, 3), (3, 1))
     """
@@ -211,20 +191,20 @@ def _storage_bytes(data: object) -> Any:
 
 
 NAMES: dict[tuple[str, str], Any] = {
-    ("torch.storage", "_load_from_bytes"): Token("torch.storage._load_from_bytes", _storage_bytes),
-    ("torch._utils", "_rebuild_tensor_v2"): Token("torch._utils._rebuild_tensor_v2", _tensor_v2),
-    ("torch._utils", "_rebuild_tensor_v3"): Token("torch._utils._rebuild_tensor_v3", _tensor_v3),
-    ("torch._utils", "_rebuild_parameter"): Token("torch._utils._rebuild_parameter", _parameter),
-    ("torch._utils", "_rebuild_sparse_tensor"): Token(
+    ("torch.storage", "_load_from_bytes"): AllowedGlobal("torch.storage._load_from_bytes", _storage_bytes),
+    ("torch._utils", "_rebuild_tensor_v2"): AllowedGlobal("torch._utils._rebuild_tensor_v2", _tensor_v2),
+    ("torch._utils", "_rebuild_tensor_v3"): AllowedGlobal("torch._utils._rebuild_tensor_v3", _tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): AllowedGlobal("torch._utils._rebuild_parameter", _parameter),
+    ("torch._utils", "_rebuild_sparse_tensor"): AllowedGlobal(
         "torch._utils._rebuild_sparse_tensor", _sparse, cost=_sparse_cost
     ),
-    ("torch.serialization", "_get_layout"): Token("torch.serialization._get_layout", _layout),
-    ("torch", "Size"): Token("torch.Size", _size),
-    ("torch", "device"): Token("torch.device", _device),
+    ("torch.serialization", "_get_layout"): AllowedGlobal("torch.serialization._get_layout", _layout),
+    ("torch", "Size"): AllowedGlobal("torch.Size", _size),
+    ("torch", "device"): AllowedGlobal("torch.device", _device),
 }
 for _name in STORAGES:
     for _module in ("torch", "torch.storage"):
-        NAMES[_module, _name] = Token(_name, lambda *_: need(False, "a storage is not called from a pickle"))
+        NAMES[_module, _name] = AllowedGlobal(_name, lambda *_: need(False, "a storage is not called from a pickle"))
 
 
 def find(module: str, name: str) -> Any:
@@ -251,7 +231,7 @@ ITEM |= {"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool":
 
 def parse_id(pid: Any) -> tuple[str, str, int]:
     """Take (dtype name, key, bytes) out of a storage's persistent id."""
-    fits = isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], Token)
+    fits = isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], AllowedGlobal)
     need(fits, "persistent id {} is not that of a tensor's storage", pid)
     _, kind, key, _location, numel, *view = pid
     dtype = storage_type(kind.name)
@@ -283,18 +263,7 @@ class _StorageUnpickler(TorchUnpickler):
 
 
 def storage_from_bytes(data: bytes) -> Any:
-    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files).
-
-    Args:
-        data: Five pickles (magic number, version, machine, the storage's id, its key), the number of elements
-            as a little-endian int64, the bytes.
-
-    Returns:
-        The storage, in main memory wherever it was saved from.
-
-    Raises:
-        UnsafePickleError: When the bytes are anything but one storage.
-    """
+    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files)."""
     file = io.BytesIO(data[:_HEAD])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
     need(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
@@ -313,9 +282,9 @@ def storage_from_bytes(data: bytes) -> Any:
 
 class _ZipUnpickler(TorchUnpickler):
     def __init__(
-        self, data: bytes, allowed: Allowed, nbytes: int, archive: zipfile.ZipFile, folder: str, room: Room
+        self, data: bytes, allowed: Allowed, budget: MemoryBudget, archive: zipfile.ZipFile, folder: str
     ) -> None:
-        super().__init__(Lines(data, room), allowed, nbytes, room)
+        super().__init__(io.BytesIO(data), allowed, budget)
         self._archive, self._folder = archive, folder
         self._storages: dict[str, tuple[tuple[str, str, int], Any]] = {}
         names = archive.namelist()
@@ -332,33 +301,20 @@ class _ZipUnpickler(TorchUnpickler):
         return storage
 
 
-def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes: int | Room = MAX_BYTES) -> Any:
-    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU.
-
-    Args:
-        data: A zip file with ``data.pkl`` and one entry per storage.
-        allowed_classes: As for :func:`restricted_loads`.
-        max_bytes: Most bytes that the zip file may unpack to.
-
-    Returns:
-        The saved object. Tensors that shared memory still do.
-
-    Raises:
-        DecodeError: When it is not such a file, or unpacks to more than ``max_bytes``.
-        UnsafePickleError: When it holds anything else.
-    """
+def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), budget: MemoryBudget | None = None) -> Any:
+    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU."""
     try:
-        return _load_zip(data, Allowed(allowed_classes), room_of(max_bytes))
+        return _load_zip(data, Allowed(allowed_classes), budget or MemoryBudget())
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:
         raise DecodeError(f"this is no whole file of torch.save: {type(error).__name__}: {error}") from error
 
 
-def _load_zip(data: bytes, allowed: Allowed, room: Room) -> Any:
-    with open_zip(data, room) as archive:
+def _load_zip(data: bytes, allowed: Allowed, budget: MemoryBudget) -> Any:
+    with open_zip(data, budget) as archive:
         # A storage's bytes are unpacked, and then copied into it.
-        room.take(max((entry.file_size for entry in archive.infolist()), default=0))
+        budget.reserve(max((entry.file_size for entry in archive.infolist()), default=0))
         pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1:
             raise DecodeError("a zip file without the one data.pkl that torch.save writes")
         folder = pickles[0].removesuffix("data.pkl")
-        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, len(data), archive, folder, room))
+        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, budget, archive, folder))
