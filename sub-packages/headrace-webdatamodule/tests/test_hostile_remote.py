@@ -147,6 +147,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path / "site")
     write_tars([(f"s{i}", {"bin": chance.bytes(3000)}) for i in range(COUNT)], made.folder, n_shards=2)
     index_shards(made.folder)
+    (made.folder / "manifest.hrs").rename(made.folder / "kept")
     with Server(("127.0.0.1", 0), partial(Liar, site=made)) as server:
         thread = threading.Thread(target=partial(server.serve_forever, 0.01))
         thread.start()
@@ -214,6 +215,13 @@ def test_lies_about_small_files(site: Site, cache: Path | None, suffix: str, lie
     assert site.dataset(cache)[7] == IndexedShards(site.folder)[7]
 
 
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie not in ("whole file", "to here", "endless")])
+def test_lies_about_the_index_of_a_set_are_not_believed(site: Site, cache: Path | None, lie: str) -> None:
+    (site.folder / "kept").rename(site.folder / "manifest.hrs")
+    site.lie, site.suffix = lie, ".hrs"
+    assert site.dataset(cache, timeout=5.0)[7] == IndexedShards(site.folder)[7]
+
+
 SCRIPT = """
 import re, sys
 from pathlib import Path
@@ -279,6 +287,7 @@ def many(site: Site) -> list[str]:
         path.unlink()
     write_tars([(f"s{i}", {"bin": bytes(100)}) for i in range(64)], site.folder, n_shards=16)
     index_shards(site.folder)
+    (site.folder / "manifest.hrs").unlink()
     return [f"{site.url}/{path.name}" for path in sorted(site.folder.glob("*.tar"))]
 
 

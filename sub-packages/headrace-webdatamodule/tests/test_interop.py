@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexed_sets import UNLIKE, made
 
@@ -77,6 +77,7 @@ def as_energon_writes(path: Path) -> bytes:
     return np.array(offsets, "<u8").tobytes()
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(FORMATS), SAMPLES)
 def test_shards_travel_both_ways(tmp_path_factory: pytest.TempPathFactory, kind: int, samples: Given) -> None:
     path = tmp_path_factory.mktemp("tar") / "a-000000.tar"

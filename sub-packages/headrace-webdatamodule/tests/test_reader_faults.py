@@ -21,6 +21,7 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
@@ -32,6 +33,7 @@ def make(folder: Path, byte: int = 7, size: int = 700) -> list[Path]:
     samples = [(f"s{i:02d}", {"a": bytes([byte, i]) * size, "b": b"%d" % i}) for i in range(COUNT)]
     paths = write_tars(samples, folder, n_shards=2)
     index_shards(folder)
+    (folder / "manifest.hrs").unlink()  # which would stand in for the shards' own indexes
     return paths
 
 
@@ -192,6 +194,19 @@ def test_an_index_that_is_missing_is_an_error(tmp_path: Path) -> None:
     assert dataset[30]["__key__"] == "s30"
     with pytest.raises(ShardError, match="no index"):
         IndexedShards([shard])
+
+
+def test_the_index_of_a_set_stands_in_for_those_of_its_shards(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    expected = list(IndexedShards(tmp_path))
+    write_set_index(tmp_path, Manifest.load(tmp_path))
+    whole = (tmp_path / "manifest.hrs").read_bytes()
+    index_path(paths[0]).rename(tmp_path / "kept")
+    assert list(IndexedShards(tmp_path)) == expected
+    (tmp_path / "kept").rename(index_path(paths[0]))
+    for damaged in (b"", whole[:-1], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], whole[:40] + b"x" + whole[41:]):
+        (tmp_path / "manifest.hrs").write_bytes(damaged)  # then those of the shards are read
+        assert list(IndexedShards(tmp_path)) == expected
 
 
 def test_a_shard_that_is_missing_is_an_error(tmp_path: Path) -> None:

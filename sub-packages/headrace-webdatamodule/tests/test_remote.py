@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -311,9 +312,9 @@ def test_the_manifest_and_the_index_come_first(site: Site) -> None:
     site.dataset()[0]
     names = [name for name, _ in site.faults.asked]
     assert names[0] == "manifest.json"
-    assert names[1].endswith(".hri")
+    assert names[1] == "manifest.hrs"
     assert all(name.endswith("000000.tar") for name in names[2:])
-    assert all(span or name.endswith((".json", ".hri")) or i == 2 for i, (name, span) in enumerate(site.faults.asked))
+    assert all(span or name.endswith((".json", ".hrs")) for i, (name, span) in enumerate(site.faults.asked))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -328,7 +329,7 @@ def test_what_goes_wrong_for_a_while_does_no_harm(site: Site, cache: Path | None
     assert site.faults.times == 0
 
 
-@pytest.mark.parametrize("name", ["manifest.json", ".hri"])
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.hrs"])
 @pytest.mark.parametrize("fault", ["500", "cut"])
 def test_small_files_are_asked_for_again(site: Site, cache: Path | None, name: str, fault: str) -> None:
     site.faults.kind, site.faults.times, site.faults.name = fault, 3, name
@@ -428,6 +429,7 @@ def test_a_shard_of_another_size_is_stale(own_site: Site, cache: Path | None) ->
 
 def test_an_index_that_was_replaced_or_damaged(own_site: Site, cache: Path | None) -> None:
     dataset = own_site.dataset(cache)
+    (own_site.folder / "manifest.hrs").unlink()
     indexes = sorted(own_site.folder.glob("*.hri"))
     kept = indexes[0].read_bytes()
     indexes[0].write_bytes(indexes[1].read_bytes())
@@ -576,6 +578,88 @@ list(dataset)
     release.set()
     assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
     assert not list(cache.glob("*.part"))
+
+
+@pytest.mark.parametrize("of_set", [True, False])
+def test_keys_are_found_without_the_shards(own_site: Site, cache: Path | None, of_set: bool) -> None:
+    if not of_set:
+        (own_site.folder / "manifest.hrs").unlink()
+    far = own_site.dataset(cache)
+    assert (far.find(f"s{COUNT - 1:03d}"), far.key(-1), far.keys[0]) == (COUNT - 1, f"s{COUNT - 1:03d}", "s000")
+    assert not [name for name, _ in own_site.faults.asked if name.endswith(".tar")]
+    assert len(own_site.faults.asked) == (2 if of_set else 6)  # one that is not there
+
+
+@pytest.mark.parametrize("of_set", [True, False])
+def test_indexes_are_kept_beyond_the_shards_that_are_open(tmp_path: Path, of_set: bool) -> None:
+    write_tars([(f"s{i}", {"txt": b"%d" % i}) for i in range(16)], tmp_path, n_shards=8)
+    index_shards(tmp_path)
+    if not of_set:
+        (tmp_path / "manifest.hrs").unlink()
+    with served(tmp_path) as site:
+        far = IndexedShards(Remote(site.url, retry=QUICK), max_open=4)
+        for _ in range(2):
+            site.faults.asked.clear()
+            assert [sample["txt"] for sample in far.__getitems__(range(0, 16, 2))] == [str(i) for i in range(0, 16, 2)]
+        assert len(site.faults.asked) == 8
+        site.faults.asked.clear()
+        assert [far[i]["txt"] for i in range(1, 16, 2)] == [str(i) for i in range(1, 16, 2)]
+        assert len(site.faults.asked) == 8
+
+
+def test_a_file_that_rots_in_the_cache_is_fetched_once_more(own_site: Site, tmp_path: Path) -> None:
+    near, cache = list(IndexedShards(own_site.folder)), tmp_path / "cache"
+    list(own_site.dataset(cache))
+    shard = max(cache.glob("*.tar"), key=lambda path: path.stat().st_size)
+    whole = shard.read_bytes()
+    rotten = bytes(byte ^ 1 if 6000 < at < 20_000 else byte for at, byte in enumerate(whole))
+    for read in (list, lambda far: far.__getitems__(range(COUNT)), lambda far: [far[i] for i in range(COUNT)]):
+        shard.write_bytes(rotten)
+        own_site.faults.asked.clear()
+        assert read(own_site.dataset(cache)) == near
+        assert own_site.faults.ranges()
+        assert shard.read_bytes() == whole
+    for path in own_site.folder.glob("*.tar"):  # rotten where it comes from, too
+        path.write_bytes(bytes(path.stat().st_size))
+    shard.write_bytes(rotten)
+    own_site.faults.asked.clear()
+    with pytest.raises((DamagedShardError, StaleIndexError)) as caught:
+        list(own_site.dataset(cache))
+    assert str(caught.value.shard).startswith(own_site.url)
+
+
+def test_a_cache_of_another_user_can_be_read(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, cache = list(IndexedShards(site.folder)), tmp_path / "cache"
+    list(site.dataset(cache))
+
+    def refuse(*_: object, **__: object) -> None:  # tests may run as root, to whom nothing is refused
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert list(site.dataset(cache)) == near
+
+
+def test_signed_urls(site: Site, cache: Path | None) -> None:
+    near = IndexedShards(site.folder)
+    query = "?X-Amz-Signature=a.tar%2Fb&X-Amz-Expires=60"
+    tars = [f"{site.url}/{path.name}{query}" for path in sorted(site.folder.glob("*.tar"))]
+    for place in (f"{site.url}{query}", f"{site.url}/{query}", f"{site.url}/manifest.json{query}", tars, tars[0]):
+        count = COUNT // 4 if place == tars[0] else COUNT
+        far = IndexedShards(Remote(place, cache_dir=cache, retry=QUICK))
+        assert far.__getitems__(range(count)) == near.__getitems__(range(count))
+        assert far.shard_of(0) == tars[0]
+
+
+def test_numbers_in_braces_are_expanded(site: Site) -> None:
+    assert list(IndexedShards(f"{site.url}/wdshards-{{000000..000003}}.tar")) == list(IndexedShards(site.folder))
+
+
+def test_a_relative_path_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tars([("a", {"txt": b"1"})], "runs::2024/train", n_shards=1)
+    index_shards("runs::2024/train")
+    assert IndexedShards("runs::2024/train")[0]["txt"] == "1"
+    assert IndexedShards(["runs::2024/train/wdshards-000000.tar"])[0]["txt"] == "1"
 
 
 def test_secrets_are_not_shown(site: Site) -> None:

@@ -25,8 +25,7 @@ from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, checksum32, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.reading.dataset import member_sizes
-from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import write_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -277,7 +276,7 @@ def use(index: ShardIndex) -> None:
         index.locate(index.span(sample)[0])
         index.layout(sample)
     for member in index.member_keys:
-        member_sizes(index, member, missing=0)
+        index.positions(member)
     assert index.n_skipped >= 0
     assert (index.offsets + index.sizes <= index.shard_bytes).all()
 
@@ -345,8 +344,8 @@ def test_a_forged_index_is_refused_or_harmless(shard: Path) -> None:
             try:
                 index = ShardIndex.open(shard)
                 use(index)
-                read = OpenShard(index, Mapped(index), None, verify=check)
-                read.some(range(len(index)), [])
+                read = ShardReader(index, map_shard(index), None, verify=check)
+                read.read_many(range(len(index)))
                 for _ in read.between(0, len(index)):
                     pass
             except (ShardError, KeyError) as error:  # KeyError: a key that is not found
@@ -397,7 +396,7 @@ CUT = """
 import os, sys
 from headrace.webdatamodule import IndexedShards, ShardError
 folder, cut, way, check = sys.argv[1:]
-data = IndexedShards(folder, decode=None, check=check)
+data = IndexedShards(folder, decode=None, verify=check)
 data[0]
 coming = data.iterate()
 next(coming)

@@ -38,7 +38,7 @@ from headrace.webdatamodule.shards import (
     open_column,
     verify_shards,
 )
-from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.format import ustar
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.writing import executor as running
 from headrace.webdatamodule.shards.writing.executor import InProcessWarning

@@ -89,10 +89,10 @@ class _Short(reprlib.Repr):
 short = _Short().repr
 
 
-def need(holds: bool, message: str, *values: object) -> None:
+def require(holds: bool, message: str, *values: object) -> None:
     """Raise an :class:`UnsafePickleError` unless the condition holds.
 
-    >>> need(False, "{} is too large", 7)
+    >>> require(False, "{} is too large", 7)
     Traceback (most recent call last):
         ...
     headrace.webdatamodule.shards.errors.UnsafePickleError: 7 is too large
@@ -151,7 +151,7 @@ class AllowedClassError(ValueError):
 AllowedClass: TypeAlias = type | Callable[..., Any] | str
 
 
-class Allowed:
+class AllowedClasses:
     """Finds allowed names and remembers what they stood for.
 
     Args:
@@ -161,7 +161,7 @@ class Allowed:
         ValueError: When an entry is neither.
 
     >>> import fractions
-    >>> Allowed(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction
+    >>> AllowedClasses(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction
     True
     """
 
@@ -225,14 +225,14 @@ def _check_key(key: object) -> None:
     for _ in range(_MAX_KEY_DEPTH):
         level = [part for item in level if isinstance(item, tuple | frozenset) for part in item]
         parts += len(level)
-        need(parts <= _MAX_KEY_PARTS, "a key or set element has more than {} parts", _MAX_KEY_PARTS)
+        require(parts <= _MAX_KEY_PARTS, "a key or set element has more than {} parts", _MAX_KEY_PARTS)
         if not level:
             return
-    need(False, "a key or set element is nested more than {} levels deep", _MAX_KEY_DEPTH)
+    require(False, "a key or set element is nested more than {} levels deep", _MAX_KEY_DEPTH)
 
 
 def _set(items: list[Any] | tuple[Any, ...] = ()) -> set[Any]:
-    need(type(items) in (list, tuple), "set() is only called on a list or a tuple")
+    require(type(items) in (list, tuple), "set() is only called on a list or a tuple")
     check_keys(items)
     return set(items)
 
@@ -256,28 +256,28 @@ def encode(text: object, encoding: object) -> bytes:
     >>> encode("\xff", "latin1")
     b'\xff'
     """
-    need(isinstance(text, str) and encoding in ("latin1", "latin-1"), "encode() is only for text to latin1")
+    require(isinstance(text, str) and encoding in ("latin1", "latin-1"), "encode() is only for text to latin1")
     return str(text).encode("latin-1")
 
 
 def _complex(real: float, imag: float) -> complex:
-    need(type(real) is float and type(imag) is float, "complex() takes two floats")
+    require(type(real) is float and type(imag) is float, "complex() takes two floats")
     return complex(real, imag)
 
 
 def _range(*args: int) -> range:
-    need(all(type(arg) is int for arg in args), "range() takes integers")
+    require(all(type(arg) is int for arg in args), "range() takes integers")
     return range(*args)
 
 
 def _slice(*args: Any) -> slice[Any, Any, Any]:
-    need(all(type(arg) in _LEAVES for arg in args), "slice() takes numbers, text or None")
+    require(all(type(arg) in _LEAVES for arg in args), "slice() takes numbers, text or None")
     return slice(*args)
 
 
 def _pairs(pairs: list[Any] | tuple[Any, ...]) -> list[tuple[Any, Any]]:
-    need(type(pairs) in (list, tuple), "OrderedDict() is only called on a list of pairs")
-    need(all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs), "OrderedDict() takes pairs")
+    require(type(pairs) in (list, tuple), "OrderedDict() is only called on a list of pairs")
+    require(all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs), "OrderedDict() takes pairs")
     check_keys(pair[0] for pair in pairs)
     return [(key, value) for key, value in pairs]
 
@@ -287,13 +287,13 @@ def _ordered(pairs: list[Any] | tuple[Any, ...] = ()) -> collections.OrderedDict
 
 
 def _deque(items: list[Any] | tuple[Any, ...] = (), maxlen: int | None = None) -> collections.deque[Any]:
-    need(type(items) in (list, tuple), "deque() is only called on a list or a tuple")
-    need(maxlen is None or type(maxlen) is int, "deque() takes an integer length")
+    require(type(items) in (list, tuple), "deque() is only called on a list or a tuple")
+    require(maxlen is None or type(maxlen) is int, "deque() takes an integer length")
     return collections.deque(items, maxlen)
 
 
 def _counter(counts: dict[Any, int] | None = None) -> collections.Counter[Any]:
-    need(counts is None or type(counts) is dict, "Counter() is only called on a dict")
+    require(counts is None or type(counts) is dict, "Counter() is only called on a dict")
     return collections.Counter(counts or {})
 
 
@@ -319,7 +319,7 @@ def default_dict(factory: Any, trusted: bool) -> collections.defaultdict[Any, An
     defaultdict(<class 'list'>, {})
     """
     plain = factory is None or (isinstance(factory, type) and factory in FACTORIES)
-    need(
+    require(
         plain or trusted,
         "defaultdict() takes a builtin class or an allowed one as its factory, not {}",
         factory,

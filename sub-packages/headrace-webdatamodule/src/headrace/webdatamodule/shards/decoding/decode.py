@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, MemoryBudget, gunzip, open_zip, shown, text_bytes
 from headrace.webdatamodule.shards.decoding.numpy_pickle import check_empty
 from headrace.webdatamodule.shards.decoding.torch_pickle import TorchUnpickler, load_torch_zip
@@ -25,11 +25,30 @@ from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
+_Decoder = Callable[[bytes, Collection[AllowedClass], MemoryBudget], Any]
 Arrays = dict[str, npt.NDArray[Any]]
 # What an array takes beside its numbers, while safetensors or a zip file is read.
-_TENSOR, _ENTRY = 2048, 512
-_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
-_KIND = 100  # characters of a dtype that are shown
+_PER_TENSOR, _PER_ENTRY = 2048, 512
+_MAX_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
+_MAX_SHOWN = 100  # characters of a dtype that are shown
+SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
+# Formats that run other programs, such as EPS, stay out.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
+_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
+_PIXEL = {"1": 1, "L": 1, "P": 1}
+_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_MAX_SCANS = 100  # a progressive JPEG has about ten
+_STRIP = 1 << 20  # pixels
+_OWN_DECODER = "give a decoder of your own for it"
+# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+# Longer texts are no integers that Python reads.
+_MAX_DIGITS = 1 << 16
+# What the objects of a byte of JSON take at the most: "[]," makes a list of 88 bytes.
+_PER_JSON_BYTE = 64
+_MAX_REASON = 500
 
 
 def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
@@ -53,7 +72,7 @@ def _npz(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) 
     """Read several arrays by their names."""
     made: Arrays = {}
     with open_zip(data, budget) as archive:
-        budget.reserve(_ENTRY * len(archive.infolist()), "the arrays' names take")
+        budget.reserve(_PER_ENTRY * len(archive.infolist()), "the arrays' names take")
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if name in made:
@@ -84,7 +103,7 @@ def _safetensors(data: bytes, _allowed: Collection[AllowedClass], budget: Memory
         raise DecodeError(f"this member needs the library safetensors: {cure}, or decode it yourself") from error
     header = data[8 : 8 + int.from_bytes(data[:8], "little")]
     what = "the tensors and their names take"
-    budget.reserve(2 * len(data) + 8 * len(header) + _TENSOR * header.count(b"{"), what)
+    budget.reserve(2 * len(data) + 8 * len(header) + _PER_TENSOR * header.count(b"{"), what)
     try:
         made = load(data)
     except KeyError as error:
@@ -108,7 +127,7 @@ def _check_header(stream: Any, nbytes: int, budget: MemoryBudget | None = None) 
     if budget is not None:
         budget.reserve(count * dtype.itemsize, "the array has")
     if count * dtype.itemsize > nbytes:
-        kind, shape_said = str(dtype)[:_KIND], ", ".join(map(shown, shape))
+        kind, shape_said = str(dtype)[:_MAX_SHOWN], ", ".join(map(shown, shape))
         said = f"{shown(count)} items of {kind}, shape [{shape_said}]"
         raise DecodeError(f"the header says {said}: more than the {nbytes} bytes hold")
 
@@ -119,23 +138,11 @@ def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
     old = version == (1, 0)
     length = stream.read(2 if old else 4)
     stream.seek(-len(length), io.SEEK_CUR)
-    if int.from_bytes(length, "little") > _HEADER:
-        raise DecodeError(f"the header of the array has more than {_HEADER} bytes")
+    if int.from_bytes(length, "little") > _MAX_HEADER:
+        raise DecodeError(f"the header of the array has more than {_MAX_HEADER} bytes")
     read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
     return dtype, shape
-
-
-SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
-# Formats that run other programs, such as EPS, stay out.
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
-_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
-# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
-_PIXEL = {"1": 1, "L": 1, "P": 1}
-_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
-_SCANS = 100  # a progressive JPEG has about ten
-_STRIP = 1 << 20  # pixels
-_OWN = "give a decoder of your own for it"
 
 
 def _image(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[np.uint8]:
@@ -172,17 +179,17 @@ def _check_size(image: ImageFile, channels: int, budget: MemoryBudget) -> None:
 
 def _check_scans(data: bytes, kind: str | None) -> None:
     scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
-    if scans > _SCANS:  # each of them goes over all pixels
-        raise DecodeError(f"the image has {scans} scans, and may have {_SCANS}: write it again, or {_OWN}")
+    if scans > _MAX_SCANS:  # each of them goes over all pixels
+        raise DecodeError(f"the image has {scans} scans, and may have {_MAX_SCANS}: write it again, or {_OWN_DECODER}")
 
 
 def _mode(image: ImageFile) -> str:
     if getattr(image, "is_animated", False):
-        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN}")
+        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN_DECODER}")
     if image.mode == "P":
         return "RGBA" if "transparency" in image.info else "RGB"
     if image.mode not in _MODES or any(_is_deep(tile[0], tile[3]) for tile in image.tile):
-        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN}")
+        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN_DECODER}")
     return _MODES[image.mode]
 
 
@@ -192,17 +199,6 @@ def _is_deep(codec: str, arguments: Any) -> bool:
     if codec.startswith("ppm"):  # the second part is the largest value
         return any(type(part) is int and part > 255 for part in parts[1:])
     return any(isinstance(part, str) and part.endswith((";16B", ";16L", ";16N")) for part in parts)
-
-
-# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
-_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-
-_Decoder = Callable[[bytes, Collection[AllowedClass], MemoryBudget], Any]
-# Longer texts are no integers that Python reads.
-_DIGITS = 1 << 16
-# What the objects of a byte of JSON take at the most: "[]," makes a list of 88 bytes.
-_PER_JSON_BYTE = 64
-_REASON = 500
 
 
 def _text(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> str:
@@ -217,8 +213,8 @@ def _json(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget)
 
 
 def _integer(data: bytes, _allowed: Collection[AllowedClass], _budget: MemoryBudget) -> int:
-    if len(data) > _DIGITS:
-        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_DIGITS}, and Python reads 4300 digits")
+    if len(data) > _MAX_DIGITS:
+        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_MAX_DIGITS}, and Python reads 4300 digits")
     return int(data)
 
 
@@ -310,7 +306,7 @@ def decode_member(
     except AllowedClassError:
         raise
     except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
-        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_REASON]}"
+        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
         raise DecodeError(message, member=key) from error
 
 
@@ -358,7 +354,7 @@ is not on the list of safe names. If you trust whoever wrote it, pass allowed_cl
 
 def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
     file = io.BytesIO(data)
-    made = checked_load(TorchUnpickler(file, Allowed(allowed), budget))
+    made = checked_load(TorchUnpickler(file, AllowedClasses(allowed), budget))
     rest = len(data) - file.tell()
     if rest:
         raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")

@@ -22,7 +22,7 @@ from headrace.webdatamodule.shards.decoding import numpy_pickle
 from headrace.webdatamodule.shards.decoding.allowed import (
     BUILTIN_NAMES,
     CALLS,
-    Allowed,
+    AllowedClasses,
     AllowedGlobal,
     Memo,
     Placeholder,
@@ -30,7 +30,7 @@ from headrace.webdatamodule.shards.decoding.allowed import (
     check_keys,
     check_values,
     default_dict,
-    need,
+    require,
     short,
 )
 from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, text_bytes
@@ -84,10 +84,12 @@ class RestrictedUnpickler(pickle._Unpickler):
     readline: Callable[[], bytes]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: io.BytesIO, allowed: Allowed | None = None, budget: MemoryBudget | None = None) -> None:
+    def __init__(
+        self, file: io.BytesIO, allowed: AllowedClasses | None = None, budget: MemoryBudget | None = None
+    ) -> None:
         super().__init__(file)
         self.memo = Memo()
-        self._allowed = allowed or Allowed(())
+        self._allowed = allowed or AllowedClasses(())
         self._budget = budget or MemoryBudget()
         nbytes = _length(file)
         self._budget.reserve(nbytes, "the bytes and texts of this pickle take")
@@ -98,9 +100,8 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """What a name stands for: a harmless class, a stand-in for a function, or what the user allowed."""
-        need(
-            len(module) + len(name) <= _LONGEST_NAME, "the pickle has a name of {} characters", len(module) + len(name)
-        )
+        length = len(module) + len(name)
+        require(length <= _LONGEST_NAME, "the pickle has a name of {} characters", length)
         if self.proto < 3:
             module, name = _modern(module, name)
         for names in (BUILTIN_NAMES, numpy_pickle.NAMES):
@@ -117,20 +118,20 @@ class RestrictedUnpickler(pickle._Unpickler):
     def get_extension(self, code: int) -> None:
         """Look an extension code up by its name; the base class would keep a cache past the gate."""
         registry: dict[int, tuple[str, str]] = copyreg._inverted_registry  # type: ignore[attr-defined]  # not in the stub
-        need(code in registry, "the pickle has the extension code {}, which nobody registered", code)
+        require(code in registry, "the pickle has the extension code {}, which nobody registered", code)
         self.append(self.find_class(*registry[code]))
 
     def _reconstructor(self, cls: Any, base: Any, state: Any) -> Any:
-        need(self._allowed.holds(cls) and isinstance(cls, type), "the pickle makes a {}", cls)
+        require(self._allowed.holds(cls) and isinstance(cls, type), "the pickle makes a {}", cls)
         if base is object:
             return object.__new__(cls)
-        need(base in _BASES and type(state) is base and issubclass(cls, base), "{} on top of {}", cls, base)
+        require(base in _BASES and type(state) is base and issubclass(cls, base), "{} on top of {}", cls, base)
         made = base.__new__(cls, state)
         base.__init__(made, state)
         return made
 
     def _call(self, func: Any, args: Any, kwargs: Any, new: bool) -> Any:
-        need(isinstance(args, tuple | list) and isinstance(kwargs, dict), "a call without a tuple of arguments")
+        require(isinstance(args, tuple | list) and isinstance(kwargs, dict), "a call without a tuple of arguments")
         if not (isinstance(func, AllowedGlobal) and func.takes_names):
             check_values([args])
         if isinstance(func, AllowedGlobal):
@@ -143,7 +144,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         if isinstance(func, type) and func in CALLS:
             self._charge([*args, *kwargs.values()])
             return CALLS[func](*args, **kwargs)
-        need(self._allowed.holds(func), "the pickle calls {}", func)
+        require(self._allowed.holds(func), "the pickle calls {}", func)
         return func.__new__(func, *args, **kwargs) if new else func(*args, **kwargs)
 
     def _charge(self, values: Iterable[Any], more: int = 0) -> None:
@@ -162,12 +163,12 @@ class RestrictedUnpickler(pickle._Unpickler):
     def _count(self, kind: type) -> None:
         self._made[kind] += 1
         fits = self._made[kind] <= _MOST[kind]
-        need(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
+        require(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
 
     def check_finished(self) -> None:
         """Refuse a pickle that leaves a dtype or an array without its state."""
         for placeholder in self._placeholders:
-            need(placeholder.done, "the pickle leaves a {} as it is", placeholder)
+            require(placeholder.done, "the pickle leaves a {} as it is", placeholder)
 
     def _is_own(self, value: Any) -> bool:
         return self._allowed.holds(type(value))
@@ -198,10 +199,10 @@ class RestrictedUnpickler(pickle._Unpickler):
         if isinstance(made, Placeholder):
             self._finish(made, state)
         elif type(made) is collections.OrderedDict:
-            need(type(state) is dict and state.keys() <= {"_metadata"}, "an OrderedDict with attributes")
+            require(type(state) is dict and state.keys() <= {"_metadata"}, "an OrderedDict with attributes")
             made.__dict__.update(state)  # torch's state_dict() carries this one
         else:
-            need(self._is_own(made), "the pickle sets the state of a {}", type(made).__qualname__)
+            require(self._is_own(made), "the pickle sets the state of a {}", type(made).__qualname__)
             _set_state(made, state)
 
     def _finish(self, placeholder: Placeholder, state: Any) -> None:
@@ -248,7 +249,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._extend(self.stack[-1], items)
 
     def _extend(self, target: Any, items: list[Any]) -> None:
-        need(
+        require(
             type(target) in _LISTS or self._is_own(target),
             "the pickle appends to a {}",
             type(target).__qualname__,
@@ -273,7 +274,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._put(self.stack[-1], items)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        need(
+        require(
             type(target) in _DICTS or self._is_own(target),
             "the pickle sets items of a {}",
             type(target).__qualname__,
@@ -286,7 +287,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     def load_additems(self) -> None:
         """Add items to a set."""
         items, target = self.pop_mark(), self.stack[-1]
-        need(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
+        require(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
         check_values(items)
         check_keys(items)
         for item in items:
@@ -355,7 +356,7 @@ def _set_state(made: Any, state: Any) -> None:
     for part in (plain, slots):
         names = part if isinstance(part, dict) else {} if part is None else None
         fits = names is not None and all(isinstance(name, str) and name[:2] != "__" for name in names)
-        need(fits, "the state of a {} is not attributes with plain names", type(made).__qualname__)
+        require(fits, "the state of a {} is not attributes with plain names", type(made).__qualname__)
     made.__dict__.update(plain) if plain else None
     for name, value in (slots or {}).items():
         setattr(made, name, value)

@@ -17,9 +17,11 @@ from filelock import FileLock, Timeout
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 
+LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
 _NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_log = logging.getLogger(__name__)
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -160,19 +162,12 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-if sys.platform != "win32":
-    import fcntl
-
-LOCK_NAME = ".headrace.lock"
-# A link is not followed to where it leads, and a FIFO that nobody reads is not waited for.
-_LOCK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_log = logging.getLogger(__name__)
-
-
 def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
     """Lock an open file, until it is closed."""
     if sys.platform == "win32":
         return False
+    import fcntl
+
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:

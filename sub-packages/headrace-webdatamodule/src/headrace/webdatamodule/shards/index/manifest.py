@@ -65,11 +65,11 @@ class ShardEntry:
         return cls(name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
 
     def __post_init__(self) -> None:
-        _need(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
+        _require(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
         counts = (self.nbytes, self.samples, self.skipped)
         fit = all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
-        _need(fit, f"the counts of {self.name!r} are invalid")
-        _need(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
+        _require(fit, f"the counts of {self.name!r} are invalid")
+        _require(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class ColumnEntry:
     checksum: str
 
     def __post_init__(self) -> None:
-        _need(_is_text(self.name), f"the column name is {self.name!r}")
-        _need(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
-        _need(_is_text(self.dtype) and _is_hex(self.checksum), f"the column {self.name!r} is not described")
+        _require(_is_text(self.name), f"the column name is {self.name!r}")
+        _require(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
+        _require(_is_text(self.dtype) and _is_hex(self.checksum), f"the column {self.name!r} is not described")
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for what, names in (("shard", [s.name for s in self.shards]), ("column", [c.name for c in self.columns])):
-            _need(len(set(names)) == len(names), f"a {what} is listed twice")
-        _need(all(map(is_utf8, self.members)), "a member key is no text")
-        _need(len(set(self.members)) == len(self.members), "a member key is listed twice")
-        _need(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
-        _need(self.n_samples <= _LARGEST, "there are too many samples")
+            _require(len(set(names)) == len(names), f"a {what} is listed twice")
+        _require(all(map(is_utf8, self.members)), "a member key is no text")
+        _require(len(set(self.members)) == len(self.members), "a member key is listed twice")
+        _require(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
+        _require(self.n_samples <= _LARGEST, "there are too many samples")
 
     @property
     def n_samples(self) -> int:
@@ -165,13 +165,13 @@ class Manifest:
             raise
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
-        _need(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
+        _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
         is_ours = type(version) is int and version == VERSION
-        _need(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
+        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
         members = tuple(_list(table, "members"))
         made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
-        _need(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
+        _require(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
         return made
 
     @classmethod
@@ -242,7 +242,7 @@ def _is_hex(value: object) -> bool:
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
-    _need(len(table) == len(pairs), "a name occurs twice in one object")
+    _require(len(table) == len(pairs), "a name occurs twice in one object")
     return table
 
 
@@ -252,7 +252,7 @@ def _no_constant(name: str) -> Never:
 
 def _list(table: Mapping[str, Any], key: str) -> list[Any]:
     value = table.get(key)
-    _need(isinstance(value, list), f"{key!r} is no list")
+    _require(isinstance(value, list), f"{key!r} is no list")
     return value if isinstance(value, list) else []
 
 
@@ -260,11 +260,11 @@ def _entries(kind: type[_Entry], table: Mapping[str, Any], key: str) -> tuple[_E
     names = [field.name for field in fields(kind)]
     entries = _list(table, key)
     fit = all(isinstance(entry, dict) and sorted(entry) == sorted(names) for entry in entries)
-    _need(fit, f"{key!r} is no list of objects with {', '.join(names)}")
+    _require(fit, f"{key!r} is no list of objects with {', '.join(names)}")
     return tuple(kind(**entry) for entry in entries)
 
 
-def _need(holds: object, message: str) -> None:
+def _require(holds: object, message: str) -> None:
     if not holds:
         raise ManifestError(f"{message}: index the directory again")
 

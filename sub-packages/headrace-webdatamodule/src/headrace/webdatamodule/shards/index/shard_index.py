@@ -330,36 +330,36 @@ def _check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
     samples, nbytes, end, content = (description[key] for key in ("samples", "shard_bytes", "end", "content"))
     counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (content, (1 << 64) - 1)]
     counts += [(count, _LARGEST) for count in description["skipped"].values()]
-    _need(all(type(count) is int and 0 <= count <= most for count, most in counts), "invalid counts")
+    _require(all(type(count) is int and 0 <= count <= most for count, most in counts), "invalid counts")
     names = description["skipped_names"]
-    _need(isinstance(names, list) and all(map(is_utf8, names)), "invalid names of skipped members")
+    _require(isinstance(names, list) and all(map(is_utf8, names)), "invalid names of skipped members")
     return samples, nbytes, end, content
 
 
 def _check_layouts(layouts: object, n_samples: int, n_members: int) -> None:
     if not isinstance(layouts, list) or not all(isinstance(layout, list) and layout for layout in layouts):
         raise ValueError("invalid layouts")
-    _need(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
-    _need(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
+    _require(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
+    _require(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
     for layout in layouts:
         folded = {suffix.lower() for suffix in layout if is_utf8(suffix)}
-        _need(len(folded) == len(layout), "a member key that is invalid, or occurs twice")
-        _need(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
+        _require(len(folded) == len(layout), "a member key that is invalid, or occurs twice")
+        _require(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
 
 
 def _check_arrays(arrays: Mapping[str, Integers], nbytes: int, end: int) -> None:
     for name, kinds in _TYPES.items():
-        _need(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
+        _require(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
     blocks, sizes = arrays["blocks"], arrays["sizes"]
-    _need(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
-    _need(arrays["gap_checksums"].size == blocks.size // GAPS_PER_CHECKSUM + 1, "gap_checksums of another length")
+    _require(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
+    _require(arrays["gap_checksums"].size == blocks.size // GAPS_PER_CHECKSUM + 1, "gap_checksums of another length")
     if not blocks.size:
         return
-    _need(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
+    _require(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
     begins = blocks.astype(np.int64)
     ends = begins + (sizes.astype(np.int64) + (BLOCK - 1)) // BLOCK
-    _need(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that overlap")
-    _need(int(ends[-1]) * BLOCK <= end, "members behind the end of the last one")
+    _require(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that overlap")
+    _require(int(ends[-1]) * BLOCK <= end, "members behind the end of the last one")
 
 
 def _check_samples(
@@ -370,22 +370,24 @@ def _check_samples(
     starts: Integers | None,
 ) -> None:
     widths = np.array([len(layout) for layout in layouts], np.int64)
-    _need(layout_of is not None or len(layouts) <= 1, "several layouts, but not which sample has which")
-    _need(
+    _require(layout_of is not None or len(layouts) <= 1, "several layouts, but not which sample has which")
+    _require(
         starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but not where they begin"
     )
     if layout_of is not None:
-        _need(layout_of.size == n_samples, "layout_of of another length")
-        _need(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
+        _require(layout_of.size == n_samples, "layout_of of another length")
+        _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
     if starts is None:
-        _need(n_samples * int(widths[0] if widths.size else 0) == n_members, "members that are no multiple of samples")
+        _require(
+            n_samples * int(widths[0] if widths.size else 0) == n_members, "members that are no multiple of samples"
+        )
         return
     of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
     ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
-    _need(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "starts that do not fit")
-    _need(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "starts that do not fit")
+    _require(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "starts that do not fit")
+    _require(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "starts that do not fit")
 
 
-def _need(holds: object, message: str) -> None:
+def _require(holds: object, message: str) -> None:
     if not holds:
         raise ValueError(message)

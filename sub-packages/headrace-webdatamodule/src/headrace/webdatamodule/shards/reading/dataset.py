@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
@@ -103,10 +103,10 @@ class IndexedShards:
     def _begin(self) -> None:
         self._ends = list(accumulate(self._shards.samples))
         self._starts = [0, *self._ends[:-1]]
-        shards, limit = self._shards, self._max_open or default_limit()
-        few = limit if shards.indexes_hold_descriptors else len(shards.names) + 1
-        self._indexes = LruCache(partial(shards.open_index, check=self._verify != "none"), few)
-        self._readers = LruCache(self._open, limit if shards.shards_hold_descriptors else len(shards.names) + 1)
+        shards = self._shards
+        limit = self._max_open or default_limit() if shards.holds_descriptors else len(shards.names) + 1
+        self._indexes = LruCache(partial(shards.open_index, check=self._verify != "none"), limit)
+        self._readers = LruCache(self._open, limit)
         self._batches = count()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,6 +175,7 @@ class IndexedShards:
             return reader, numbers, reader.read_many(numbers)
 
         groups, places = by_shard(wanted, self._ends)
+        self._shards.set_index  # noqa: B018 - as below
         samples: list[Any] = [None] * len(wanted)
         place = iter(places)
         for reader, numbers, some in self._shards.each(read, groups):
@@ -231,8 +232,7 @@ class IndexedShards:
             ValueError: No sample has it.
         """
         (member,) = _chosen([key], self._shards.members)
-        indexes = self._shards.each(self._index, range(len(self._starts)))
-        return np.concatenate([_member_sizes(index, member, missing) for index in indexes])
+        return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
 
     @property
     def member_keys(self) -> tuple[str, ...]:
@@ -276,7 +276,7 @@ class IndexedShards:
         Raises:
             KeyError: No sample has it.
         """
-        for shard, index in enumerate(self._shards.each(self._index, range(len(self._starts)))):
+        for shard, index in enumerate(self._every_index()):
             try:
                 return self._starts[shard] + index.find(key)
             except KeyError:
@@ -328,6 +328,10 @@ class IndexedShards:
         opened = self._opened(self._readers, shard)
         opened[0].check_size()
         return opened
+
+    def _every_index(self) -> Iterator[ShardIndex]:
+        self._shards.set_index  # noqa: B018 - fetched before threads would do so, each for itself
+        return self._shards.each(self._index, range(len(self._starts)))
 
     def _index(self, shard: int) -> ShardIndex:
         return self._opened(self._indexes, shard)
@@ -458,7 +462,7 @@ def _decoders(
     if allowed_classes and not by_extension:
         message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
         raise ValueError(f"{message}: leave one out")
-    Allowed(allowed_classes)
+    AllowedClasses(allowed_classes)
     options: dict[str, Any] = {"allowed_classes": tuple(allowed_classes), "max_bytes": max_bytes}
     default: dict[str, Decoder] = {member: partial(decode_member, member, **options) for member in members}
     if decode is None or decode is decode_member:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, Union
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import expanded
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, open_column
+from headrace.webdatamodule.shards.index.set_index import SetIndex
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
@@ -49,8 +52,6 @@ class ShardSet:
 
     Attributes:
         concurrent: Whether several shards are read at the same time.
-        shards_hold_descriptors: Whether an open shard takes file descriptors.
-        indexes_hold_descriptors: Whether an open index does.
     """
 
     folder: str
@@ -63,13 +64,8 @@ class ShardSet:
     concurrent: ClassVar[bool] = False
 
     @property
-    def shards_hold_descriptors(self) -> bool:
-        """Whether an open shard takes file descriptors."""
-        return True
-
-    @property
-    def indexes_hold_descriptors(self) -> bool:
-        """Whether an open index takes file descriptors."""
+    def holds_descriptors(self) -> bool:
+        """Whether open shards and indexes take file descriptors."""
         return True
 
     def path(self, number: int) -> str:
@@ -77,7 +73,7 @@ class ShardSet:
         return os.path.join(self.folder, self.names[number])  # noqa: PTH118 - the paths are texts
 
     def open_index(self, number: int, *, check: bool) -> ShardIndex:
-        """Map the index of a shard.
+        """The index of a shard, from that of the whole set or from its own file.
 
         Args:
             number: Of the shard.
@@ -86,6 +82,12 @@ class ShardSet:
         Raises:
             ShardError: It is missing, damaged, or another one than expected.
         """
+        if self.set_index is not None:
+            with contextlib.suppress(ShardError):  # damaged
+                index = self.set_index.shard(number, self.path(number))
+                if check:
+                    index.check_self()
+                return index
         index = self.read_index(number)
         if (index.checksum, index.n_samples) != (self.checksums[number], self.samples[number]):
             message = "the index is another one than when this dataset was made, or than the manifest names"
@@ -94,8 +96,31 @@ class ShardSet:
             index.check_self()
         return index
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("manifest", "set_index")}
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest as it is now."""
+        return Manifest.load(self.folder)
+
+    @cached_property
+    def set_index(self) -> SetIndex | None:
+        """The index of the whole set, where there is one that fits."""
+        if not self.folder or len(self.names) < 2:
+            return None
+        try:
+            same = tuple(int(shard.index, 16) for shard in self.manifest.shards) == self.checksums
+            return self.open_set_index() if same else None
+        except (OSError, ShardError):  # the shards have indexes of their own
+            return None
+
+    def open_set_index(self) -> SetIndex | None:
+        """Map the index of the whole set; None when there is none."""
+        return SetIndex.open(self.folder, self.manifest)
+
     def read_index(self, number: int) -> ShardIndex:
-        """Map the index of a shard, whichever it is."""
+        """Map the index that lies beside a shard."""
         return open_index(self.path(number))
 
     def open_shard(

@@ -17,6 +17,8 @@ from filelock import FileLock, Timeout
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import publish
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader, map_file
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
@@ -265,6 +267,29 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
         return index
 
     return _kept(cache, cached_name(url, checksum, SUFFIX), put, use, url)
+
+
+def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
+    """Map the index of a whole set that is in the cache, or is fetched now.
+
+    Args:
+        cache: The cache.
+        files: Reads what is not there.
+        url: Of the index.
+        manifest: Of the set.
+        most: Bytes that it may have.
+
+    Raises:
+        ShardError: There is none, it cannot be read, or does not fit.
+    """
+    name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
+
+    def put() -> BinaryIO:
+        data = files.read(url, most)
+        SetIndex(data, manifest)
+        return cache.put(name, len(data), lambda file: file.writelines([data]))
+
+    return _kept(cache, name, put, lambda file: SetIndex(map_file(file), manifest), url)
 
 
 def beside(url: str, suffix: str) -> str:

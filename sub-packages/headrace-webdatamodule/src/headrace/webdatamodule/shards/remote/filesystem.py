@@ -389,6 +389,8 @@ async def _get(system: Any, path: str, span: Span | None, most: int, into: Binar
         answer.raise_for_status()
         _check_head(answer.status, answer.headers, span)
         came = 0
+        if span is None and (answer.content_length or 0) > most:
+            raise UnboundedBodyError(f"the file has {answer.content_length} bytes, more than {most}")
         async for chunk in answer.content.iter_any():
             came += len(chunk)
             if came > most:

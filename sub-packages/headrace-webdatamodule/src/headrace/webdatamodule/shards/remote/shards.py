@@ -20,10 +20,11 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, checksum64
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
 from headrace.webdatamodule.shards.reading.sources import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
-from headrace.webdatamodule.shards.remote.cache import Cache, beside, cached_index, cached_shard
+from headrace.webdatamodule.shards.remote.cache import Cache, beside, cached_index, cached_set_index, cached_shard
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
 
 _THREADS = 16
@@ -34,6 +35,7 @@ _COLUMN, _WIDEST = 1 << 20, 1 << 12
 # the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
 # the size of the shard is unknown, its index may have the most.
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
+_SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
@@ -112,18 +114,26 @@ class RemoteSet(ShardSet):
     concurrent: ClassVar[bool] = True
 
     @property
-    def shards_hold_descriptors(self) -> bool:
-        """As of `ShardSet`."""
-        return self.remote.cache_dir is not None
-
-    @property
-    def indexes_hold_descriptors(self) -> bool:
-        """As of `ShardSet`."""
+    def holds_descriptors(self) -> bool:
+        """As of `ShardSet`; what is read in ranges is never closed."""
         return self.remote.cache_dir is not None
 
     def path(self, number: int) -> str:
         """The URL of a shard."""
         return _inside(self.folder, self.names[number]) if self.folder else self.names[number]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """As of `ShardSet`."""
+        return _manifest(self.folder, self.remote.files)
+
+    def open_set_index(self) -> SetIndex | None:
+        """Fetch the index of the whole set, or map it in the cache; without a cache, only a small one."""
+        url, remote = _inside(self.folder, SET_INDEX_NAME), self.remote
+        most = head_bytes(len(self.names)) + sum(map(most_index_bytes, self.nbytes))
+        if remote.cache is None:
+            return SetIndex(remote.files.read(url, min(most, _SET_INDEX_MOST)), self.manifest)
+        return cached_set_index(remote.cache, remote.files, url, self.manifest, min(most, remote.cache_bytes))
 
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
@@ -178,7 +188,9 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
         manifest = _manifest(folder, remote.files)
         nbytes = tuple(shard.nbytes for shard in manifest.shards)
-        return RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
+        made = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
+        vars(made)["manifest"] = manifest  # workers fetch it again if they need it
+        return made
     heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
     return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
 

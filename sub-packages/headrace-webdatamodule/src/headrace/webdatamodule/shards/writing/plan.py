@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import read_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.format.ustar import RECORD
 from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NOTE, is_plain_name
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.format import ustar
 from headrace.webdatamodule.shards.format.files import lock, publish, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, Samples
 from headrace.webdatamodule.shards.index.build import pack_index
