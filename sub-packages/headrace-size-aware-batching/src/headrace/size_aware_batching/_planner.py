@@ -354,12 +354,12 @@ def in_strata(
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
     density = PACKED if options.strategy == "packed" else STRATIFIED
-    full = window_plans(largest, sized.limits, options, density, key)
-    short = strata.n_full < strata.n_windows and strata.depth > 1
-    plans = full, window_plans(largest[:-1], sized.limits, options, density, key) if short else full
+    short = full = window_plans(largest, sized.limits, options, density, key)
+    if strata.n_full < strata.n_windows and strata.depth > 1:
+        short = full.without_last() or window_plans(largest[:-1], sized.limits, options, density, key)
     own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
     work = batch_work(descending, sized.limits, None if own is None else own[order])
-    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, plans, work)
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, (full, short), work)
 
 
 def window_plans(
