@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchdata.nodes
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -619,6 +620,25 @@ def test_set_epoch_wins_over_a_state_of_an_older_epoch_that_is_loaded_later(batc
     expected = DistributedSizeAwareBatchSampler(SIZES, 500)
     expected.set_epoch(1)
     assert second == list(expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
+def test_nodes_of_torchdata_resume_and_go_to_the_next_epoch() -> None:
+    def make() -> Any:
+        return torchdata.nodes.Loader(torchdata.nodes.SamplerWrapper(DistributedSizeAwareBatchSampler(SIZES, 500)))
+
+    epochs = []
+    for epoch in range(2):
+        expected = DistributedSizeAwareBatchSampler(SIZES, 500)
+        expected.set_epoch(epoch)
+        epochs.append(list(expected))
+    running = make()
+    batches = iter(running)
+    begun = [next(batches) for _ in range(5)]
+    resumed = make()
+    resumed.load_state_dict(running.state_dict())
+    assert begun + list(resumed) == epochs[0]
+    assert list(resumed) == epochs[1]
 
 
 def test_a_state_of_the_epoch_that_was_set_or_a_newer_one_wins() -> None:
