@@ -157,7 +157,7 @@ def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64
 ROUNDS = 2048  # of greedy balancing, about: with more samples than that, the bulk goes by the handful
 LEVEL = 2.0**40  # the sum of a column of levels
 TURNS = 60  # of repairing at most
-PATIENCE = 8  # turns without progress before it is given up
+PATIENCE = 6  # turns without progress before it is given up
 PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
 MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
 QUICK = 3  # first turns
@@ -289,7 +289,7 @@ def repair(
         if not over.any():
             return True
         total = float(over.sum())
-        stale, least = (0, total) if total < 0.98 * least else (stale + 1, least)
+        stale, least = (0, total) if total < 0.95 * least else (stale + 1, least)
         if stale > PATIENCE:
             return False
         pairs = partners(load - capacity, over, stale)
