@@ -19,6 +19,7 @@ from headrace.size_aware_batching._random import derive, shuffle_groups
 
 FINE = 2**40  # units of a capacity at most: sums of them stay far inside 63 bits
 TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuffles
+CONFIRMING = list(range(6))  # keys that all have to fit where packing is hard, so that nearly every epoch has a plan
 SURE = 2**14  # strata from which on one packing says what others will do
 CLASSES = 400  # candidate boundaries between groups of padded batches
 PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or FEW batches
@@ -157,24 +158,25 @@ class RandomPacking:
         aim = int(np.ceil(volume / self._density.full - 1e-9))
         if self._density.full < 1:  # rounded down where rounding up would cost as much again
             aim = min(aim, max(int(np.ceil(volume)), int(volume / (2 * self._density.full - 1))))
-        count = low = min(depth, max(1, least, aim))
+        count = min(depth, max(1, least, aim))
         exact = step = max(1, count // self._density.step)
-        low -= 1
         for spread in self._density.spreads:
             self._spread = spread
             if self._fits(count, keys):
                 return count
-        while not self._fits(count, keys):
+        fitted = False
+        while not fitted:
             low, count = count, min(depth, count + step)
             step *= 2
-        worst_case = self._worst_case
+            fitted = self._fits(count, keys)
         while count - low > exact:
             middle = (low + count) // 2
             if self._fits(middle, keys):
-                count, worst_case = middle, self._worst_case
+                count = middle
             else:
                 low = middle
-        self._worst_case = worst_case
+        while not self._fits(count, keys if self._once else CONFIRMING):
+            count = min(depth, count + exact)
         return count
 
 
