@@ -208,7 +208,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class NaturalOrder:
-    """The samples as they stand: 0, 1, 2, ... or the ones that were kept."""
+    """The samples in the order of the dataset: 0, 1, 2, ... or those that were kept."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -254,12 +254,12 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """An order that somebody else gives: a function from two positions to the samples between them."""
+    """The order of a user's sampler, as a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
 
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the giver's affair
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the sampler knows its epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
 
