@@ -217,6 +217,7 @@ class WindowPlanner:
     n_windows: int
     form: Callable[[NDArray[Any], int], Chunk]
     _counts: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    _latest: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
@@ -235,9 +236,12 @@ class WindowPlanner:
         return window
 
     def window(self, epoch_key: int, window: int) -> Chunk:
-        """Return the batches of one window."""
-        samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
-        return self.form(samples, int(derive(epoch_key, window)[0]))
+        """Return the batches of one window; those of the last one are kept."""
+        if (epoch_key, window) not in self._latest:
+            samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
+            self._latest.clear()
+            self._latest[epoch_key, window] = self.form(samples, int(derive(epoch_key, window)[0]))
+        return self._latest[epoch_key, window]
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
