@@ -118,11 +118,11 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
     return end
 
 
-def cut_descending(falling: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
-    """Cut sizes that fall into batches; the first of a batch is its largest and sets how many it holds.
+def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
+    """Cut sizes in descending order into batches; the first of a batch is its largest and sets how many it holds.
 
     Args:
-        falling: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
+        descending: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
         limits: The budgets.
 
     Returns:
@@ -133,10 +133,10 @@ def cut_descending(falling: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
     [0, 2, 5]
     """
     if limits.capacity is None:
-        return next_fit(falling, limits)
-    counts = limits.capacity(falling)
+        return next_fit(descending, limits)
+    counts = limits.capacity(descending)
     if len(counts) and counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=falling[int(counts.argmin())]))
+        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
     return cut_by_counts(counts, limits)
 
 

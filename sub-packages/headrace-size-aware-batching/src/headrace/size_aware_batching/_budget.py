@@ -171,8 +171,8 @@ class AtLeastOne:
         return np.maximum(self.capacity(sizes), 1)
 
 
-def refuse_falling(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
-    """Refuse a cost function that falls somewhere on a few probes.
+def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
+    """Refuse a cost function that decreases somewhere on a few probes.
 
     Raises:
         ValueError: If a batch gets cheaper by a further sample or by a larger one.
@@ -327,7 +327,9 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
                 round_up(end, options.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0))
             )
             one = sizes.ndim == 1
-            refuse_falling(options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most)
+            refuse_decreasing(
+                options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most
+            )
         capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple)
     else:
         limits = budgets_of(budget, sizes)

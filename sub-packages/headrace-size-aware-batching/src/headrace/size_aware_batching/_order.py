@@ -30,8 +30,8 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
     Small integers come back in two bytes each.
 
-    >>> order, falling = sorted_by_size(np.array([3, 7, 3, 9]))
-    >>> order.tolist(), falling.tolist(), falling.dtype
+    >>> order, descending = sorted_by_size(np.array([3, 7, 3, 9]))
+    >>> order.tolist(), descending.tolist(), descending.dtype
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
     order = descending_order(sizes)
