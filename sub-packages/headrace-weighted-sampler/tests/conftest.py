@@ -4,8 +4,8 @@ import pytest
 from hypothesis import settings
 
 # No deadline: a shared or busy machine makes single examples slow; that is no fault of the code. And the same examples
-# each time, so that a change is judged by what it changes. The nightly run draws new ones.
-settings.register_profile("headrace", deadline=None, derandomize=True)
+# each time, so that a change is judged by what it changes. The nightly run draws new ones, and more.
+settings.register_profile("headrace", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)  # where all of them ran before
 settings.register_profile("nightly", deadline=None)
 settings.load_profile("headrace")
