@@ -556,6 +556,30 @@ def test_a_second_iterator_in_the_middle_of_a_fit(
         assert resumed.seen == model.seen[step:]
 
 
+@pytest.mark.parametrize(
+    "hook", ["on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start"]
+)
+def test_an_iterator_between_those_of_the_trainer(
+    shards: Path, tmp_path: Path, whole: list[list[int]], saved: Path, hook: str
+) -> None:
+    class Looks(Callback):
+        pass
+
+    def look(self: Looks, trainer: lightning.Trainer, *_: Any) -> None:
+        loader: Any = trainer.train_dataloader
+        next(iter(loader))
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    setattr(Looks, hook, look)
+    model = Model()
+    fit(model, module(shards), saved / "step7.ckpt", Looks(), limit_val_batches=1.0)
+    assert model.seen == whole[7:]
+    for path in tmp_path.glob("*.ckpt"):
+        resumed = Model()
+        fit(resumed, module(shards), path, limit_val_batches=1.0)
+        assert resumed.seen == whole[int(path.stem) :]
+
+
 @pytest.mark.parametrize("stage", ["test", "validate", "predict"])
 def test_another_stage_with_an_older_checkpoint(
     shards: Path, tmp_path: Path, whole: list[list[int]], saved: Path, stage: str
