@@ -25,11 +25,11 @@ from headrace.size_aware_batching._windowplan import (
     padded_cuts,
 )
 
-FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
+FIRST, MOST = 2**14, 2**18  # samples that are cut at a time: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
-SHORT = 32  # batches of a window that is cut as it stands
+SHORT = 32  # batches of a window in which samples do not change places
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9e-5  # wasted share that is small enough
@@ -59,7 +59,7 @@ class StrataPlanner:
 
     Args:
         order: Samples by size, stratum by stratum, shape ``[n]``.
-        strata: How the samples are dealt to windows.
+        strata: Which sample belongs to which window.
         plans: For a window with a sample of every stratum, and for one without a sample of the last.
         work: ``work(places, offsets)`` gives the cost of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
