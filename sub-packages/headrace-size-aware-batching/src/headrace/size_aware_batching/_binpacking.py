@@ -161,6 +161,7 @@ PATIENCE = 6  # turns without progress before it is given up
 PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
 MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
 QUICK = 3  # first turns
+MIXED = 12  # rounds of random swaps
 CANDIDATES = 2**18  # swaps that are looked at together
 
 
@@ -405,6 +406,48 @@ def best_swaps(
     total = (after / unit).sum(axis=1)
     total[gives == none] = np.inf
     return total, (gives, takes), slot
+
+
+def mix(
+    sizes: NDArray[np.int64], capacity: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
+) -> None:
+    """Swap samples of random pairs of batches at random, as far as both stay inside the capacity.
+
+    A random walk over the packings that fit, in `MIXED` rounds of all batches at once: what greedy balancing of large
+    samples always puts together comes apart.
+
+    Args:
+        sizes: Shape ``[n, k]``.
+        capacity: Shape ``[k]``; no batch is over it.
+        batches: The batch of each sample, shape ``[n]``; changed in place.
+        n_batches: Number of batches.
+        key: Key of the random choices.
+    """
+    table = members(batches, n_batches, 0)[:, :-1]
+    room = capacity - np.stack([np.bincount(batches, column, minlength=n_batches) for column in sizes.T], axis=1)
+    room = room.astype(np.int64)
+    half = n_batches // 2
+    for turn in range(MIXED if half else 0):
+        words = random_words(int(derive(key, turn, 1)[0]), n_batches + table.shape[1] + FEW**2)
+        pair = np.argsort(words[:n_batches], kind="stable")[: 2 * half].reshape(2, half)
+        slots = np.argsort(words[n_batches : -(FEW**2)], kind="stable")[:FEW]
+        wish = words[-(FEW**2) :].reshape(FEW, FEW)[: len(slots), : len(slots)] >> np.uint64(1)
+        one, other = table[pair[0]][:, slots], table[pair[1]][:, slots]
+        there = (one < len(sizes))[:, :, None] & (other < len(sizes))[:, None, :]
+        one_sizes, other_sizes = sizes[np.minimum(one, len(sizes) - 1)], sizes[np.minimum(other, len(sizes) - 1)]
+        change = other_sizes[:, None, :, :] - one_sizes[:, :, None, :]
+        fits = there & (change <= room[pair[0]][:, None, None, :]).all(axis=3)
+        fits &= (-change <= room[pair[1]][:, None, None, :]).all(axis=3)
+        score = np.where(fits, wish, np.iinfo(np.uint64).max).reshape(half, -1)
+        best = score.argmin(axis=1)
+        rows = np.flatnonzero(fits.reshape(half, -1)[np.arange(half), best])
+        a, b = best[rows] // len(slots), best[rows] % len(slots)
+        first, second = one[rows, a], other[rows, b]
+        moved = sizes[second] - sizes[first]
+        room[pair[0][rows]] -= moved
+        room[pair[1][rows]] += moved
+        batches[first], batches[second] = pair[1][rows], pair[0][rows]
+        table[pair[0][rows], slots[a]], table[pair[1][rows], slots[b]] = second, first
 
 
 def pack(

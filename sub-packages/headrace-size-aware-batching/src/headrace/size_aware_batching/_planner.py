@@ -322,7 +322,12 @@ def window_length(sized: PreparedSizes, options: Options) -> int:
     if options.strategy == "packed":
         return PACKED_WINDOW
     share = (sized.sizes.mean(axis=0, dtype=np.float64) / np.maximum(sized.limits.budgets[: sized.columns], 1)).max()
-    return int(np.clip(BATCHES / max(share, 1e-9), 2**10, 2**17))
+    return int(np.clip(batches_of_window(sized.columns) / max(share, 1e-9), 2**10, 2**17))
+
+
+def batches_of_window(columns: int) -> int:
+    """Return how many batches make a window: more where strata of several columns are less alike."""
+    return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
 
 
 def in_strata(
@@ -348,7 +353,9 @@ def in_strata(
     elif options.strategy == "packed":
         n_windows = n_windows or packed_windows(descending, sized.limits)
     else:
-        n_windows = n_windows or max(1, min(round(fewest_batches(sizes, sized.limits) / BATCHES), len(sizes)))
+        n_windows = n_windows or max(
+            1, min(round(fewest_batches(sizes, sized.limits) / batches_of_window(sized.columns)), len(sizes))
+        )
     strata = Strata(len(sizes), n_windows)
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]
