@@ -262,7 +262,7 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """An order that somebody else gives: a function from two positions to the samples between them."""
+    """The order of a user's sampler, as a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]

@@ -106,8 +106,8 @@ def deal_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterat
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
-    for more, cuts in chunks:
-        indices = np.concatenate([indices, more]) if len(indices) else more
+    for part, cuts in chunks:
+        indices = np.concatenate([indices, part]) if len(indices) else part
         offsets = np.concatenate([offsets, offsets[-1] + cuts[1:]])
         sure = sure_batches(offsets, num_replicas, tail)
         if sure:

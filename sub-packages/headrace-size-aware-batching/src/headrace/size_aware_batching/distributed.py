@@ -14,7 +14,7 @@ from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks
-from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
@@ -199,7 +199,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._position = position
         self._iteration = this = object()
         hashes = []
-        for steps in deal_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
+        for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
                 warn(_repetition(steps, replicas))
