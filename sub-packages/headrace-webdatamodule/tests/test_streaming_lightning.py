@@ -531,8 +531,16 @@ class Looking(Callback):
         trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
-@pytest.mark.parametrize("persistent", [None, False, True])
-@pytest.mark.parametrize("where", ["trainer", "module"])
+@pytest.mark.parametrize(
+    ("where", "persistent"),
+    [
+        ("trainer", None),
+        ("module", None),
+        ("trainer", True),
+        *(pytest.param(where, False, marks=pytest.mark.nightly) for where in ("trainer", "module")),
+        pytest.param("module", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_second_iterator_in_the_middle_of_a_fit(
     shards: Path, tmp_path: Path, whole: list[list[int]], where: str, persistent: bool | None
 ) -> None:

@@ -118,11 +118,11 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
     return end
 
 
-def cut_descending(falling: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
-    """Cut sizes that fall into batches; the first of a batch is its largest and sets how many it holds.
+def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
+    """Cut sizes in descending order into batches; the first of a batch is its largest and sets how many it holds.
 
     Args:
-        falling: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
+        descending: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
         limits: The budgets.
 
     Returns:
@@ -133,10 +133,10 @@ def cut_descending(falling: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
     [0, 2, 5]
     """
     if limits.capacity is None:
-        return next_fit(falling, limits)
-    counts = limits.capacity(falling)
+        return next_fit(descending, limits)
+    counts = limits.capacity(descending)
     if len(counts) and counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=falling[int(counts.argmin())]))
+        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
     return cut_by_counts(counts, limits)
 
 
@@ -157,8 +157,8 @@ def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64
 ROUNDS = 2048  # of greedy balancing, about: with more samples than that, the bulk goes by the handful
 LEVEL = 2.0**40  # the sum of a column of levels
 TURNS = 60  # of repairing at most
-PATIENCE = 8  # turns without progress before it is given up
-PARTNERS = 16  # batches that a batch over a budget may choose from
+PATIENCE = 6  # turns without progress before it is given up
+PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
 MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
 QUICK = 3  # first turns
 CANDIDATES = 2**18  # swaps that are looked at together
@@ -289,10 +289,10 @@ def repair(
         if not over.any():
             return True
         total = float(over.sum())
-        stale, least = (0, total) if total < 0.98 * least else (stale + 1, least)
+        stale, least = (0, total) if total < 0.95 * least else (stale + 1, least)
         if stale > PATIENCE:
             return False
-        pairs = partners(load - capacity, over, turn)
+        pairs = partners(load - capacity, over, stale)
         if not len(pairs[0]):
             return False
         if table is None or stale:
@@ -317,9 +317,12 @@ def repair(
 
 
 def partners(
-    excess: NDArray[np.int64], over: NDArray[np.float64], turn: int
+    excess: NDArray[np.int64], over: NDArray[np.float64], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pair batches that are over with batches that have room in the same column, each of these with one of those."""
+    """Pair batches that are over, the worst first, with those with most room in the same column.
+
+    Each of these is paired with one of those only, so that all can swap at once; a shift begins with others.
+    """
     givers = np.flatnonzero(over)
     givers = givers[np.argsort(-over[givers], kind="stable")]
     tightest = excess[givers].argmax(axis=1)
@@ -331,12 +334,12 @@ def partners(
         room = room[np.argsort(excess[room, column], kind="stable")]
         if not len(mine) or not len(room):
             continue
-        each = min(max(len(room) // len(givers), 1), PARTNERS)
-        room = np.roll(room, -(turn % 7 * len(mine) % max(1, len(room) // 2)))  # each turn begins with others
+        each = min(max(len(room) // len(givers), 1), max(1, min(PARTNERS, SWAPPED // len(givers))))
+        room = np.roll(room, -(shift * len(mine) % max(1, len(room) // 2)))
         mine = mine[: len(room)]
-        partners = room[: len(mine) * each].reshape(each, len(mine))
-        pairs.append((np.tile(mine, each), partners.ravel()))
-        free[partners] = False
+        takers = room[: len(mine) * each]
+        pairs.append((np.tile(mine, each), takers))
+        free[takers] = False
     if not pairs:
         return givers[:0], givers[:0]
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])

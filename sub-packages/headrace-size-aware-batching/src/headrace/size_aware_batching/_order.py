@@ -30,8 +30,8 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
     Small integers come back in two bytes each.
 
-    >>> order, falling = sorted_by_size(np.array([3, 7, 3, 9]))
-    >>> order.tolist(), falling.tolist(), falling.dtype
+    >>> order, descending = sorted_by_size(np.array([3, 7, 3, 9]))
+    >>> order.tolist(), descending.tolist(), descending.dtype
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
     order = descending_order(sizes)
@@ -208,7 +208,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class NaturalOrder:
-    """The samples as they stand: 0, 1, 2, ... or the ones that were kept."""
+    """The samples in the order of the dataset: 0, 1, 2, ... or those that were kept."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -254,12 +254,12 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """An order that somebody else gives: a function from two positions to the samples between them."""
+    """The order of a user's sampler, as a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
 
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the giver's affair
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the sampler knows its epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
 
@@ -302,6 +302,7 @@ class SamplerOrder:
         self.kept = kept
         self.n_samples = n_samples
         self._positions: NDArray[Any] | None = None
+        self._order: SliceOrder | None = None  # over these positions
 
     @property
     def fingerprint(self) -> str:
@@ -387,7 +388,8 @@ class SamplerOrder:
                 f"epoch must be {current} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
                 "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
             )
-        positions, self._positions = self._positions, None
+        read = self._positions, self._order
+        self.finished()
         set_epoch = getattr(self.sampler, "set_epoch", None)
         restored = getattr(self.sampler, "epoch", current)
         try:
@@ -397,20 +399,23 @@ class SamplerOrder:
         finally:
             if set_epoch is not None:
                 set_epoch(restored)
-            self._positions = positions
+            self._positions, self._order = read
 
     def order(self) -> SliceOrder:
-        """Return the order of the current epoch."""
+        """Return the order of the current epoch; the same object until the sampler is read again."""
         if self.kept is None and hasattr(self.sampler, "take"):
             return SliceOrder(self._length(), self._take)
-        if self._positions is None:
-            self._positions = self._read()
-        positions = self._positions
-        return SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+        if self._order is None:
+            positions = self._positions = self._read() if self._positions is None else self._positions
+            self._order = SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+        return self._order
 
     def finished(self) -> None:
         """Forget the order: the next iteration reads the sampler again."""
-        self._positions = None
+        self._positions = self._order = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_order": None}
 
     def set_epoch(self, epoch: int, changed: bool) -> None:
         """Pass the epoch on to a sampler that has ``set_epoch``; any other is read anew when the epoch changes."""
@@ -418,7 +423,7 @@ class SamplerOrder:
             self.sampler.set_epoch(epoch)
             changed = True
         if changed:
-            self._positions = None
+            self.finished()
 
     def _length(self) -> int:
         for name in ("epoch_length", "total_size"):

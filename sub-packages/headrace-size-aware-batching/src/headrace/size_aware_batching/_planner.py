@@ -217,6 +217,7 @@ class WindowPlanner:
     n_windows: int
     form: Callable[[NDArray[Any], int], Chunk]
     _counts: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    _latest: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
@@ -235,9 +236,12 @@ class WindowPlanner:
         return window
 
     def window(self, epoch_key: int, window: int) -> Chunk:
-        """Return the batches of one window."""
-        samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
-        return self.form(samples, int(derive(epoch_key, window)[0]))
+        """Return the batches of one window; those of the last one are kept."""
+        if (epoch_key, window) not in self._latest:
+            samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
+            self._latest.clear()
+            self._latest[epoch_key, window] = self.form(samples, int(derive(epoch_key, window)[0]))
+        return self._latest[epoch_key, window]
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
@@ -354,12 +358,12 @@ def in_strata(
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
     density = PACKED if options.strategy == "packed" else STRATIFIED
-    full = window_plans(largest, sized.limits, options, density, key)
-    short = strata.n_full < strata.n_windows and strata.depth > 1
-    plans = full, window_plans(largest[:-1], sized.limits, options, density, key) if short else full
+    short = full = window_plans(largest, sized.limits, options, density, key)
+    if strata.n_full < strata.n_windows and strata.depth > 1:
+        short = full.without_last() or window_plans(largest[:-1], sized.limits, options, density, key)
     own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
     work = batch_work(descending, sized.limits, None if own is None else own[order])
-    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, plans, work)
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, (full, short), work)
 
 
 def window_plans(

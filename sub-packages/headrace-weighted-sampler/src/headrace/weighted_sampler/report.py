@@ -158,16 +158,7 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 def mixture_report(
     spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
-    """Count what one epoch delivers, in closed form.
-
-    Args:
-        spec: Sources and shares.
-        order: Of the spec.
-        padded: Positions, ascending, that are delivered once more.
-        dropped: Positions at the epoch's end that are not delivered.
-        epoch: Its number.
-        num_replicas: Number of ranks.
-    """
+    """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
     begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
     before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
     extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import read_plain, write_whole
+from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, map_file
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -75,7 +75,7 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
     text = "".join(f"{line}\n" for line in (f"{VERSION} {len(samples)}", *lines))
-    write_whole(path, text.encode("utf-8", "surrogateescape"))
+    atomic_write(path, text.encode("utf-8", "surrogateescape"))
     return path
 
 
@@ -119,15 +119,6 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
 def parse_dali(text: str) -> list[list[Component]]:
     r"""Read an index of DALI's.
 
-    Args:
-        text: Of the whole file.
-
-    Returns:
-        The samples, and the members of each.
-
-    Raises:
-        DamagedIndexError: The text has another form or version, or is cut.
-
     >>> parse_dali("v1.2 1\ntxt 512 3 a.txt cls 1536 1 a.cls\n")[0][1]
     Component(key='cls', offset=1536, size=1, name='a.cls')
     """
@@ -142,14 +133,7 @@ def parse_dali(text: str) -> list[list[Component]]:
 
 
 def indexed_components(index: ShardIndex) -> Iterator[list[Component]]:
-    """The samples of an index, as DALI describes them.
-
-    Args:
-        index: The index of a shard.
-
-    Yields:
-        The members of each sample.
-    """
+    """The samples of an index, as DALI describes them."""
     offsets, sizes, layouts = index.offsets.tolist(), index.sizes.tolist(), index.layout_numbers.tolist()
     at = 0
     for key, layout in zip(index.keys, layouts, strict=True):
@@ -227,16 +211,6 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
 def parse_energon(data: bytes, *, name: str = "") -> npt.NDArray[np.int64]:
     """Read an index of Energon's.
 
-    Args:
-        data: The bytes of the file.
-        name: Path of the file, named in errors.
-
-    Returns:
-        Where each sample's first header begins, and where the last sample's blocks end; shape [n_samples + 1].
-
-    Raises:
-        DamagedIndexError: The bytes are cut, or the numbers do not increase in steps of blocks.
-
     >>> parse_energon(np.array([0, 1024, 2048], "<u8").tobytes()).tolist()
     [0, 1024, 2048]
     """
@@ -250,12 +224,6 @@ def parse_energon(data: bytes, *, name: str = "") -> npt.NDArray[np.int64]:
 
 def sample_offsets(members: Iterable[Member]) -> list[int]:
     """Where samples begin by Energon's rule, and where the last member ends.
-
-    Args:
-        members: As of `walk`.
-
-    Returns:
-        `n_samples + 1` offsets in bytes.
 
     >>> sample_offsets([Member("a.x", 512, 1, 0, "file"), Member("b.x", 1536, 0, 1024, "file")])
     [0, 1024, 1536]
@@ -274,12 +242,6 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
 
 def sample_key(name: str) -> str | None:
     r"""The sample that a member belongs to by Energon's rule, `((?:.*/|)[^.]+)[.]([^/]*)$`, in linear time.
-
-    Args:
-        name: Path of the member.
-
-    Returns:
-        What stands before the dot; None when the rule does not fit.
 
     >>> [sample_key(name) for name in ("a.d/b.x.y", "a/.x", "a.d/.x", "a/b")]
     ['a.d/b', 'a/', None, None]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 from headrace.webdatamodule.shards.errors import UnsafePickleError
 
 
-class Token:
+class AllowedGlobal:
     """Stands for a name in a pickle; only the unpickler can call it, through ``make``.
 
     The real functions (``numpy.ndarray``, ``torch.storage._load_from_bytes``) can be abused, so a pickle
@@ -24,7 +24,7 @@ class Token:
         name: The name, for messages.
         make: Called in place of the real thing.
         cost: Bytes that a call copies, of its arguments; None counts the arguments themselves.
-        takes_names: Whether tokens may be among the arguments.
+        takes_names: Whether globals may be among the arguments.
     """
 
     __slots__ = ("cost", "make", "name", "takes_names")
@@ -50,7 +50,7 @@ class Token:
         raise UnsafePickleError(f"{self.name} came out of a pickle as a value and cannot be called")
 
 
-class Seed:
+class Placeholder:
     """An object that its pickle describes in two steps: a call, then a state."""
 
     __slots__ = ("done", "finish", "name", "places")
@@ -66,16 +66,16 @@ class Seed:
 
 
 class Arguments(tuple[Any, ...]):
-    """A tuple with tokens in it: good as the arguments of a call, never as a value."""
+    """A tuple with globals in it: good as the arguments of a call, never as a value."""
 
     __slots__ = ()
 
 
 class Memo(dict[int, Any]):
-    """A pickle's memo that remembers where its seeds lie, to replace them once they are finished."""
+    """A pickle's memo that remembers where its placeholders lie, to replace them once they are finished."""
 
     def __setitem__(self, place: int, value: Any) -> None:
-        if type(value) is Seed:
+        if type(value) is Placeholder:
             value.places.append(place)
         super().__setitem__(place, value)
 
@@ -83,21 +83,16 @@ class Memo(dict[int, Any]):
 class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002  # reprlib passes it
         # A hostile value's full repr may be longer than the memory.
-        return repr(x) if isinstance(x, Token | Seed | type | FunctionType) else f"<{type(x).__name__}>"
+        return repr(x) if isinstance(x, AllowedGlobal | Placeholder | type | FunctionType) else f"<{type(x).__name__}>"
 
 
 short = _Short().repr
 
 
-def need(holds: bool, message: str, *values: object) -> None:
+def require(holds: bool, message: str, *values: object) -> None:
     """Raise an :class:`UnsafePickleError` unless the condition holds.
 
-    Args:
-        holds: The condition.
-        message: What is wrong, with ``{}`` where the values go.
-        values: Shown in short, and only when needed.
-
-    >>> need(False, "{} is too large", 7)
+    >>> require(False, "{} is too large", 7)
     Traceback (most recent call last):
         ...
     headrace.webdatamodule.shards.errors.UnsafePickleError: 7 is too large
@@ -106,7 +101,7 @@ def need(holds: bool, message: str, *values: object) -> None:
         raise UnsafePickleError(message.format(*(v if isinstance(v, str) else short(v) for v in values)))
 
 
-_STAND_INS = {Token, Seed, Arguments}
+_STAND_INS = {AllowedGlobal, Placeholder, Arguments}
 
 
 def check_values(values: Iterable[Any]) -> None:
@@ -118,23 +113,25 @@ def check_values(values: Iterable[Any]) -> None:
         _refuse(next(value for value in values if type(value) in _STAND_INS))
 
 
-def _refuse(value: Token | Seed | Arguments) -> NoReturn:
-    if isinstance(value, Seed):
+def _refuse(value: AllowedGlobal | Placeholder | Arguments) -> NoReturn:
+    if isinstance(value, Placeholder):
         raise UnsafePickleError(f"the pickle has {value!r} as a value: an array cannot hold itself")
-    name = value if isinstance(value, Token) else next(item for item in value if isinstance(item, Token))
+    name = (
+        value if isinstance(value, AllowedGlobal) else next(item for item in value if isinstance(item, AllowedGlobal))
+    )
     raise UnsafePickleError(f"the pickle has {name.name} itself as a value, which is not data: store its name as text")
 
 
 def as_tuple(items: Iterable[Any]) -> tuple[Any, ...]:
-    """A plain tuple of values, or :class:`Arguments` when tokens are among them.
+    """A plain tuple of values, or :class:`Arguments` when globals are among them.
 
-    >>> type(as_tuple([1, 2])), type(as_tuple([Token("f", len)]))
+    >>> type(as_tuple([1, 2])), type(as_tuple([AllowedGlobal("f", len)]))
     (<class 'tuple'>, <class 'headrace.webdatamodule.shards.decoding.allowed.Arguments'>)
     """
     made = tuple(items)
     if _STAND_INS.isdisjoint(map(type, made)):
         return made
-    check_values([item for item in made if type(item) is not Token])
+    check_values([item for item in made if type(item) is not AllowedGlobal])
     return Arguments(made)
 
 
@@ -154,7 +151,7 @@ class AllowedClassError(ValueError):
 AllowedClass: TypeAlias = type | Callable[..., Any] | str
 
 
-class Allowed:
+class AllowedClasses:
     """Finds allowed names and remembers what they stood for.
 
     Args:
@@ -164,7 +161,7 @@ class Allowed:
         ValueError: When an entry is neither.
 
     >>> import fractions
-    >>> Allowed(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction
+    >>> AllowedClasses(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction
     True
     """
 
@@ -228,14 +225,14 @@ def _check_key(key: object) -> None:
     for _ in range(_MAX_KEY_DEPTH):
         level = [part for item in level if isinstance(item, tuple | frozenset) for part in item]
         parts += len(level)
-        need(parts <= _MAX_KEY_PARTS, "a key or set element has more than {} parts", _MAX_KEY_PARTS)
+        require(parts <= _MAX_KEY_PARTS, "a key or set element has more than {} parts", _MAX_KEY_PARTS)
         if not level:
             return
-    need(False, "a key or set element is nested more than {} levels deep", _MAX_KEY_DEPTH)
+    require(False, "a key or set element is nested more than {} levels deep", _MAX_KEY_DEPTH)
 
 
 def _set(items: list[Any] | tuple[Any, ...] = ()) -> set[Any]:
-    need(type(items) in (list, tuple), "set() is only called on a list or a tuple")
+    require(type(items) in (list, tuple), "set() is only called on a list or a tuple")
     check_keys(items)
     return set(items)
 
@@ -259,28 +256,28 @@ def encode(text: object, encoding: object) -> bytes:
     >>> encode("\xff", "latin1")
     b'\xff'
     """
-    need(isinstance(text, str) and encoding in ("latin1", "latin-1"), "encode() is only for text to latin1")
+    require(isinstance(text, str) and encoding in ("latin1", "latin-1"), "encode() is only for text to latin1")
     return str(text).encode("latin-1")
 
 
 def _complex(real: float, imag: float) -> complex:
-    need(type(real) is float and type(imag) is float, "complex() takes two floats")
+    require(type(real) is float and type(imag) is float, "complex() takes two floats")
     return complex(real, imag)
 
 
 def _range(*args: int) -> range:
-    need(all(type(arg) is int for arg in args), "range() takes integers")
+    require(all(type(arg) is int for arg in args), "range() takes integers")
     return range(*args)
 
 
 def _slice(*args: Any) -> slice[Any, Any, Any]:
-    need(all(type(arg) in _LEAVES for arg in args), "slice() takes numbers, text or None")
+    require(all(type(arg) in _LEAVES for arg in args), "slice() takes numbers, text or None")
     return slice(*args)
 
 
 def _pairs(pairs: list[Any] | tuple[Any, ...]) -> list[tuple[Any, Any]]:
-    need(type(pairs) in (list, tuple), "OrderedDict() is only called on a list of pairs")
-    need(all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs), "OrderedDict() takes pairs")
+    require(type(pairs) in (list, tuple), "OrderedDict() is only called on a list of pairs")
+    require(all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs), "OrderedDict() takes pairs")
     check_keys(pair[0] for pair in pairs)
     return [(key, value) for key, value in pairs]
 
@@ -290,13 +287,13 @@ def _ordered(pairs: list[Any] | tuple[Any, ...] = ()) -> collections.OrderedDict
 
 
 def _deque(items: list[Any] | tuple[Any, ...] = (), maxlen: int | None = None) -> collections.deque[Any]:
-    need(type(items) in (list, tuple), "deque() is only called on a list or a tuple")
-    need(maxlen is None or type(maxlen) is int, "deque() takes an integer length")
+    require(type(items) in (list, tuple), "deque() is only called on a list or a tuple")
+    require(maxlen is None or type(maxlen) is int, "deque() takes an integer length")
     return collections.deque(items, maxlen)
 
 
 def _counter(counts: dict[Any, int] | None = None) -> collections.Counter[Any]:
-    need(counts is None or type(counts) is dict, "Counter() is only called on a dict")
+    require(counts is None or type(counts) is dict, "Counter() is only called on a dict")
     return collections.Counter(counts or {})
 
 
@@ -322,7 +319,7 @@ def default_dict(factory: Any, trusted: bool) -> collections.defaultdict[Any, An
     defaultdict(<class 'list'>, {})
     """
     plain = factory is None or (isinstance(factory, type) and factory in FACTORIES)
-    need(
+    require(
         plain or trusted,
         "defaultdict() takes a builtin class or an allowed one as its factory, not {}",
         factory,
@@ -338,5 +335,5 @@ BUILTIN_NAMES: dict[tuple[str, str], Any] = {
     **{("collections", cls.__name__): cls for cls in (collections.OrderedDict, collections.deque)},
     ("collections", "defaultdict"): collections.defaultdict,
     ("collections", "Counter"): collections.Counter,
-    ("_codecs", "encode"): Token("_codecs.encode", encode),
+    ("_codecs", "encode"): AllowedGlobal("_codecs.encode", encode),
 }

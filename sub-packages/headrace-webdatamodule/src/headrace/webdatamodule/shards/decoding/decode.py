@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, AllowedClass, AllowedClassError
-from headrace.webdatamodule.shards.decoding.json_memory import json_bytes
-from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, Room, gunzip, open_zip, room_of, shown, text_bytes
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, MemoryBudget, gunzip, open_zip, shown, text_bytes
 from headrace.webdatamodule.shards.decoding.numpy_pickle import check_empty
-from headrace.webdatamodule.shards.decoding.pickle_memory import Lines
 from headrace.webdatamodule.shards.decoding.torch_pickle import TorchUnpickler, load_torch_zip
 from headrace.webdatamodule.shards.decoding.unpickler import checked_load
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
@@ -27,14 +25,33 @@ from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
+_Decoder = Callable[[bytes, Collection[AllowedClass], MemoryBudget], Any]
 Arrays = dict[str, npt.NDArray[Any]]
 # What an array takes beside its numbers, while safetensors or a zip file is read.
-_TENSOR, _ENTRY = 2048, 512
-_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
-_KIND = 100  # characters of a dtype that are shown
+_PER_TENSOR, _PER_ENTRY = 2048, 512
+_MAX_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
+_MAX_SHOWN = 100  # characters of a dtype that are shown
+SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
+# Formats that run other programs, such as EPS, stay out.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
+_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
+_PIXEL = {"1": 1, "L": 1, "P": 1}
+_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_MAX_SCANS = 100  # a progressive JPEG has about ten
+_STRIP = 1 << 20  # pixels
+_OWN_DECODER = "give a decoder of your own for it"
+# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+# Longer texts are no integers that Python reads.
+_MAX_DIGITS = 1 << 16
+# What the objects of a byte of JSON take at the most: "[]," makes a list of 88 bytes.
+_PER_JSON_BYTE = 64
+_MAX_REASON = 500
 
 
-def load_npy(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[Any]:
+def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
     """Read an array.
 
     Args:
@@ -48,41 +65,26 @@ def load_npy(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[Any]
         DecodeError: The array is larger, or than the file has bytes.
         ValueError: The bytes are no such file.
     """
-    _check_header(io.BytesIO(data), len(data), room_of(max_bytes))
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return array
+    return _npy(data, (), MemoryBudget(max_bytes))
 
 
-def load_npz(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
-    """Read several arrays.
-
-    Args:
-        data: A `.npz` file, compressed or not.
-        max_bytes: Most bytes that all of it may unpack to.
-
-    Returns:
-        The arrays by their names.
-
-    Raises:
-        DecodeError: They are larger, or two have one name.
-        ValueError: The bytes are no such file.
-    """
-    room = room_of(max_bytes)
+def _npz(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Arrays:
+    """Read several arrays by their names."""
     made: Arrays = {}
-    with open_zip(data, room) as archive:
-        room.take(_ENTRY * len(archive.infolist()), "the arrays' names take")
+    with open_zip(data, budget) as archive:
+        budget.reserve(_PER_ENTRY * len(archive.infolist()), "the arrays' names take")
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if name in made:
                 raise DecodeError(f"two arrays have the name {name[:200]!r}")
-            made[name] = _entry(archive, entry, room)
+            made[name] = _entry(archive, entry, budget)
     return made
 
 
-def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: Room) -> Any:
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: MemoryBudget) -> Any:
     with archive.open(entry) as stream:
         if stream.read(6) != np.lib.format.MAGIC_PREFIX:
-            room.take(entry.file_size, "an entry that is no array takes")
+            budget.reserve(entry.file_size, "an entry that is no array takes")
             stream.seek(0)
             return stream.read()  # as numpy does
         stream.seek(0)
@@ -91,19 +93,8 @@ def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: Room) -> Any:
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-def load_safetensors(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
-    """Read a file of safetensors.
-
-    Args:
-        data: The file; it is not compressed, and the arrays have no more bytes than it.
-        max_bytes: Most bytes that all that is made of it may take.
-
-    Returns:
-        The arrays by their names.
-
-    Raises:
-        DecodeError: There are too many; safetensors is not installed, or numpy has no such numbers as the file holds.
-    """
+def _safetensors(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Arrays:
+    """Read tensors as arrays by their names."""
     try:
         from safetensors import SafetensorError
         from safetensors.numpy import load
@@ -112,7 +103,7 @@ def load_safetensors(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
         raise DecodeError(f"this member needs the library safetensors: {cure}, or decode it yourself") from error
     header = data[8 : 8 + int.from_bytes(data[:8], "little")]
     what = "the tensors and their names take"
-    room_of(max_bytes).take(2 * len(data) + 8 * len(header) + _TENSOR * header.count(b"{"), what)
+    budget.reserve(2 * len(data) + 8 * len(header) + _PER_TENSOR * header.count(b"{"), what)
     try:
         made = load(data)
     except KeyError as error:
@@ -125,7 +116,7 @@ def load_safetensors(data: bytes, max_bytes: int | Room = MAX_BYTES) -> Arrays:
     return made
 
 
-def _check_header(stream: Any, nbytes: int, room: Room | None = None) -> None:
+def _check_header(stream: Any, nbytes: int, budget: MemoryBudget | None = None) -> None:
     dtype, shape = _header(stream)
     if min(shape, default=0) < 0 or max(shape, default=0) >= 1 << 62:
         raise DecodeError(f"the header says shape [{', '.join(map(shown, shape))}]: no array has such a dimension")
@@ -133,10 +124,10 @@ def _check_header(stream: Any, nbytes: int, room: Room | None = None) -> None:
     check_empty(dtype, count)
     if dtype.hasobject:
         return  # numpy says what is wrong
-    if room is not None:
-        room.take(count * dtype.itemsize, "the array has")
+    if budget is not None:
+        budget.reserve(count * dtype.itemsize, "the array has")
     if count * dtype.itemsize > nbytes:
-        kind, shape_said = str(dtype)[:_KIND], ", ".join(map(shown, shape))
+        kind, shape_said = str(dtype)[:_MAX_SHOWN], ", ".join(map(shown, shape))
         said = f"{shown(count)} items of {kind}, shape [{shape_said}]"
         raise DecodeError(f"the header says {said}: more than the {nbytes} bytes hold")
 
@@ -147,42 +138,17 @@ def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
     old = version == (1, 0)
     length = stream.read(2 if old else 4)
     stream.seek(-len(length), io.SEEK_CUR)
-    if int.from_bytes(length, "little") > _HEADER:
-        raise DecodeError(f"the header of the array has more than {_HEADER} bytes")
+    if int.from_bytes(length, "little") > _MAX_HEADER:
+        raise DecodeError(f"the header of the array has more than {_MAX_HEADER} bytes")
     read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
     return dtype, shape
 
 
-SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
-# Formats that run other programs, such as EPS, stay out.
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
-_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
-# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
-_PIXEL = {"1": 1, "L": 1, "P": 1}
-_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
-_SCANS = 100  # a progressive JPEG has about ten
-_STRIP = 1 << 20  # pixels
-_OWN = "give a decoder of your own for it"
+def _image(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[np.uint8]:
+    """The pixels as they are stored (EXIF orientation is ignored), shape [height, width, channels].
 
-
-def load_image(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[np.uint8]:
-    """Decode an image.
-
-    Args:
-        data: An image in one of the formats PNG, JPEG, WebP, BMP or PPM, whatever its name says.
-        max_bytes: Most bytes that the array and Pillow's own pixels may take together; checked before anything is
-            decoded.
-
-    Returns:
-        The pixels as they are stored (a camera's "turn me" is not followed), shape [height, width, channels]:
-        1 channel for grey, 2 with transparency, 3 for red, green and blue, 4 with transparency. Palettes, CMYK and
-        YCbCr become red, green and blue.
-
-    Raises:
-        DecodeError: Pillow is not installed; the image is too large, has more than 8 bits a channel, several frames
-            or more than 100 scans.
-        Exception: Whatever Pillow raises for bytes that are no image.
+    Grey has 1 channel, with transparency 2; colours have 3, with transparency 4; palettes and CMYK become colours.
     """
     try:
         from PIL import Image
@@ -191,7 +157,7 @@ def load_image(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[np
         raise DecodeError(f"this member needs the library Pillow: {cure}, or decode it yourself") from error
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         mode = _mode(image)
-        _check_size(image, len(mode), room_of(max_bytes))
+        _check_size(image, len(mode), budget)
         _check_scans(data, image.format)
         image.load()
         pixels: npt.NDArray[np.uint8] = np.empty((image.height, image.width, len(mode)), np.uint8)
@@ -203,105 +169,74 @@ def load_image(data: bytes, max_bytes: int | Room = MAX_BYTES) -> npt.NDArray[np
     return pixels
 
 
-def _check_size(image: ImageFile, channels: int, room: Room) -> None:
+def _check_size(image: ImageFile, channels: int, budget: MemoryBudget) -> None:
     count = image.width * image.height
-    room.take(count * channels, "the image has")
+    budget.reserve(count * channels, "the image has")
     # A run in a BMP file may lead 255 rows past the end.
     stored = count + (256 * image.width if image.format == "BMP" else 0)
-    room.take(stored * (_PIXEL.get(image.mode, 4) + _CODEC[str(image.format)]), "to decode the image takes")
+    budget.reserve(stored * (_PIXEL.get(image.mode, 4) + _CODEC[str(image.format)]), "to decode the image takes")
 
 
 def _check_scans(data: bytes, kind: str | None) -> None:
     scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
-    if scans > _SCANS:  # each of them goes over all pixels
-        raise DecodeError(f"the image has {scans} scans, and may have {_SCANS}: write it again, or {_OWN}")
+    if scans > _MAX_SCANS:  # each of them goes over all pixels
+        raise DecodeError(f"the image has {scans} scans, and may have {_MAX_SCANS}: write it again, or {_OWN_DECODER}")
 
 
 def _mode(image: ImageFile) -> str:
     if getattr(image, "is_animated", False):
-        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN}")
+        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN_DECODER}")
     if image.mode == "P":
         return "RGBA" if "transparency" in image.info else "RGB"
     if image.mode not in _MODES or any(_is_deep(tile[0], tile[3]) for tile in image.tile):
-        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN}")
+        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN_DECODER}")
     return _MODES[image.mode]
 
 
 def _is_deep(codec: str, arguments: Any) -> bool:
-    # Pillow leaves half of 16 bits away without a word where the mode has no room for them.
+    # Pillow leaves half of 16 bits away without a word where the mode has no budget for them.
     parts = arguments if isinstance(arguments, tuple) else (arguments,)
     if codec.startswith("ppm"):  # the second part is the largest value
         return any(type(part) is int and part > 255 for part in parts[1:])
     return any(isinstance(part, str) and part.endswith((";16B", ";16L", ";16N")) for part in parts)
 
 
-# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
-_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-
-_Decoder = Callable[[bytes, Collection[AllowedClass], Room], Any]
-# Longer texts are no integers that Python reads.
-_DIGITS = 1 << 16
-# Shorter JSON is not counted, as its objects take no more than this for each byte.
-_MOST_JSON = 64
-_REASON = 500
-
-
-def _text(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> str:
-    if 5 * len(data) > room.left:
-        room.take(text_bytes(data), "the text takes")
+def _text(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> str:
+    if 5 * len(data) > budget.left:
+        budget.reserve(text_bytes(data), "the text takes")
     return data.decode("utf-8")
 
 
-def _json(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Any:
-    if _MOST_JSON * len(data) > room.left:
-        room.take(_json_bytes(data, room), "the objects of this JSON take")
+def _json(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    budget.reserve(_PER_JSON_BYTE * len(data), f"the objects of {len(data)} bytes of JSON may take")
     return json.loads(data)
 
 
-def _json_bytes(data: bytes, room: Room) -> int:
-    encoding = json.detect_encoding(data)
-    if encoding in ("utf-8", "utf-8-sig"):
-        return json_bytes(data)
-    wide = 6 * len(data)  # the text in memory, and in UTF-8
-    Room(room.left).take(wide, "this JSON takes")
-    return wide + json_bytes(data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass"))
-
-
-def _integer(data: bytes, _allowed: Collection[AllowedClass], _room: Room) -> int:
-    if len(data) > _DIGITS:
-        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_DIGITS}, and Python reads 4300 digits")
+def _integer(data: bytes, _allowed: Collection[AllowedClass], _budget: MemoryBudget) -> int:
+    if len(data) > _MAX_DIGITS:
+        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_MAX_DIGITS}, and Python reads 4300 digits")
     return int(data)
 
 
-def _pickle(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
-    return restricted_loads(data, allowed, room)
+def _pickle(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    return _unpickled(data, allowed, budget)
 
 
-def _torch(data: bytes, allowed: Collection[AllowedClass], room: Room) -> Any:
+def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
     if data[:4] == b"PK\x03\x04":
-        return load_torch_zip(data, allowed, room)
+        return load_torch_zip(data, allowed, budget)
     if data.startswith(_LEGACY_TORCH):
         raise DecodeError(
             "torch.save wrote this in its old format, which is not read; load it with torch where you trust "
             "it and save it again with torch.save of version 1.6 or later"
         )
-    return restricted_loads(data, allowed, room)
+    return _unpickled(data, allowed, budget)
 
 
-def _npy(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
-    return load_npy(data, room)
-
-
-def _npz(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
-    return load_npz(data, room)
-
-
-def _safetensors(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> Arrays:
-    return load_safetensors(data, room)
-
-
-def _image(data: bytes, _allowed: Collection[AllowedClass], room: Room) -> np.ndarray[Any, Any]:
-    return load_image(data, room)
+def _npy(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[Any]:
+    _check_header(io.BytesIO(data), len(data), budget)
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
 _DECODERS: dict[str, _Decoder] = {
@@ -362,22 +297,20 @@ def decode_member(
     if decoder is None:
         return data
     try:
-        room = Room(max_bytes)
-        room.take(len(data), "the member has")
-        return decoder(gunzip(data, room) if last == "gz" else data, allowed_classes, room)
+        budget = MemoryBudget(max_bytes)
+        budget.reserve(len(data), "the member has")
+        return decoder(gunzip(data, budget) if last == "gz" else data, allowed_classes, budget)
     except ShardError as error:
         error.member = key
         raise
     except AllowedClassError:
         raise
     except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
-        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_REASON]}"
+        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
         raise DecodeError(message, member=key) from error
 
 
-def restricted_loads(
-    data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int | Room = MAX_BYTES
-) -> Any:
+def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES) -> Any:
     """Unpickle data without running code that the pickle chooses.
 
     Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
@@ -416,9 +349,12 @@ is not on the list of safe names. If you trust whoever wrote it, pass allowed_cl
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, got {type(data).__name__}")
-    room = room_of(max_bytes)
-    file = Lines(data, room)
-    made = checked_load(TorchUnpickler(file, Allowed(allowed_classes), room=room))
+    return _unpickled(bytes(data), allowed_classes, MemoryBudget(max_bytes))
+
+
+def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    file = io.BytesIO(data)
+    made = checked_load(TorchUnpickler(file, AllowedClasses(allowed), budget))
     rest = len(data) - file.tell()
     if rest:
         raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")

@@ -18,23 +18,23 @@ _MOST_PER_BYTE = 1032
 _PER_DIRECTORY_BYTE, _SMALL_DIRECTORY = 40, 1 << 20
 
 
-class Room:
-    """What one member may still take.
+class MemoryBudget:
+    """How many bytes decoding one member may still take.
 
     Args:
         max_bytes: The most bytes for all that is held at once.
 
     Attributes:
         max_bytes: The same.
-        used: What is taken.
+        used: Bytes that are reserved.
 
-    >>> room = Room(10)
-    >>> room.take(8, "the member has")
-    >>> room.left
+    >>> budget = MemoryBudget(10)
+    >>> budget.reserve(8, "the member has")
+    >>> budget.left
     2
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes, self.used = max_bytes, 0
 
     @property
@@ -42,30 +42,13 @@ class Room:
         """Bytes that are free."""
         return self.max_bytes - self.used
 
-    def take(self, nbytes: int, what: str = "the member unpacks to") -> None:
-        """Count bytes that are about to be allocated.
-
-        Args:
-            nbytes: How many.
-            what: Begin of the error's sentence.
-
-        Raises:
-            DecodeError: They are more than are left; it names the numbers.
-        """
+    def reserve(self, nbytes: int, what: str = "the member unpacks to") -> None:
+        """Count bytes that are about to be allocated."""
         if nbytes > self.left:
             beside = f" (beside {self.used} that are in use)" if self.used else ""
             message = f"{what} {shown(nbytes)} bytes or more{beside}, which is more than max_bytes={self.max_bytes}"
-            raise DecodeError(f"{message}; raise max_bytes if that is meant to be")
+            raise DecodeError(f"{message}; raise max_bytes if the member is right")
         self.used += nbytes
-
-
-def room_of(max_bytes: int | Room) -> Room:
-    """Make a room of a number of bytes, or leave it as it is.
-
-    Args:
-        max_bytes: The number, or the room.
-    """
-    return max_bytes if isinstance(max_bytes, Room) else Room(max_bytes)
 
 
 def shown(number: int) -> str:
@@ -77,25 +60,13 @@ def shown(number: int) -> str:
     return str(number) if number.bit_length() < 100 else f"2**{number.bit_length() - 1}"
 
 
-def open_zip(data: bytes, room: Room) -> zipfile.ZipFile:
-    """Open a zip file, unless it unpacks to too much, or its packing says nothing about how much that is.
-
-    Args:
-        data: The zip file.
-        room: For all that is in it.
-
-    Returns:
-        The zip file, opened.
-
-    Raises:
-        DecodeError: It is larger, its directory is, or it is packed by another method than deflate: the unpacker of
-            those does not stop at the size that the file promises.
-    """
-    file = _Guarded(data, max(_SMALL_DIRECTORY, room.left // _PER_DIRECTORY_BYTE))
+def open_zip(data: bytes, budget: MemoryBudget) -> zipfile.ZipFile:
+    """Open a zip file, unless it unpacks to too much, or its packing says nothing about how much that is."""
+    file = _Guarded(data, max(_SMALL_DIRECTORY, budget.left // _PER_DIRECTORY_BYTE))
     archive = zipfile.ZipFile(file)
     file.most = -1
     entries = archive.infolist()
-    room.take(sum(entry.file_size for entry in entries))
+    budget.reserve(sum(entry.file_size for entry in entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             name = entry.filename[:200]
@@ -117,37 +88,23 @@ class _Guarded(io.BytesIO):
         return super().read(size)
 
 
-def gunzip(data: bytes, max_bytes: int | Room = MAX_BYTES) -> bytes:
+def gunzip(data: bytes, budget: MemoryBudget) -> bytes:
     """Decompress, but not without end.
 
-    Args:
-        data: Bytes in gzip format.
-        max_bytes: Most bytes that may come out.
-
-    Returns:
-        The decompressed bytes.
-
-    Raises:
-        DecodeError: When more than `max_bytes` would come out.
-
-    >>> gunzip(gzip.compress(b"abc"))
+    >>> gunzip(gzip.compress(b"abc"), MemoryBudget(10))
     b'abc'
     """
-    room = room_of(max_bytes)
     # The reader allocates what it is asked for, however little comes.
-    most = min(room.left, len(data) * _MOST_PER_BYTE)
+    most = min(budget.left, len(data) * _MOST_PER_BYTE)
     stream: BinaryIO = io.BytesIO(data)
     with gzip.GzipFile(fileobj=stream) as file:
         plain = file.read(most + 1)
-    room.take(len(plain))
+    budget.reserve(len(plain))
     return plain
 
 
 def text_bytes(data: bytes) -> int:
     r"""Bytes that are allocated to make text of UTF-8, at the most: each character takes what the widest one does.
-
-    Args:
-        data: The text in UTF-8.
 
     >>> text_bytes(b"abcd"), text_bytes("abc\N{GRINNING FACE}".encode())
     (4, 23)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.webdatamodule.shards.decoding.allowed import Allowed, Token, is_ints, need
-from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, Room, open_zip, room_of
-from headrace.webdatamodule.shards.decoding.pickle_memory import Lines
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClasses, AllowedGlobal, is_ints, require
+from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, open_zip
 from headrace.webdatamodule.shards.decoding.unpickler import RestrictedUnpickler, checked_load
 from headrace.webdatamodule.shards.errors import DecodeError
 
 if TYPE_CHECKING:
     import torch
 
+# The dtype that each class of storages holds, "" for bytes without one.
 STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -39,32 +39,18 @@ STORAGES = {
     "ComplexFloatStorage": "complex64",
     "UntypedStorage": "",
 }
+_HEAD_BYTES = 1 << 14  # the five pickles have some 200 bytes
+MAGIC = 0x1950A86A20F9469CFC6C
+ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "": 1}
+ITEM_BYTES |= {"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
-def storage_type(name: str) -> str | None:
-    """Name of the dtype that a storage class holds, "" for bytes without one.
-
-    >>> storage_type("HalfStorage")
-    'float16'
-    """
-    return STORAGES.get(name)
-
-
 def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little") -> Any:
-    """Make a storage that owns a copy of the bytes.
-
-    Args:
-        data: The storage's bytes.
-        dtype: Name of a torch dtype, "" for a storage without one.
-        byteorder: "little" or "big"; only that of this machine is read.
-
-    Returns:
-        ``torch.TypedStorage``, or ``torch.UntypedStorage`` for dtype "".
-    """
+    """Make a storage that owns a copy of the bytes."""
     import torch
 
-    need(byteorder == sys.byteorder, "a tensor saved on a {}-endian machine", byteorder)
+    require(byteorder == sys.byteorder, "a tensor saved on a {}-endian machine", byteorder)
     owner = torch.empty(len(data), dtype=torch.uint8)
     if data:
         owner.numpy()[:] = np.frombuffer(data, np.uint8)
@@ -78,24 +64,14 @@ def make_storage(data: bytes | memoryview, dtype: str, byteorder: str = "little"
 def check_extent(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any) -> None:
     """Refuse a view that reaches outside its storage.
 
-    Args:
-        nbytes: Size of the storage in bytes.
-        itemsize: Bytes per element.
-        offset: First element.
-        size: Elements per dimension.
-        stride: Step per dimension, in elements.
-
-    Raises:
-        UnsafePickleError: When an element would lie outside.
-
     >>> check_extent(24, 4, 0, (2, 3), (3, 1))
     """
     size, stride = (tuple(item) if isinstance(item, tuple) else item for item in (size, stride))
     fits = type(offset) is int and offset >= 0 and is_ints(size) and is_ints(stride) and len(size) == len(stride)
-    need(fits, "a tensor of size {}, stride {} and offset {}", size, stride, offset)
+    require(fits, "a tensor of size {}, stride {} and offset {}", size, stride, offset)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else offset - 1
     inside = (last + 1) * itemsize <= nbytes
-    need(
+    require(
         inside,
         "a tensor of size {}, stride {} and offset {} reaches past its {} bytes",
         size,
@@ -109,7 +85,7 @@ def _view(storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any)
     import torch
 
     untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
-    need(untyped.device.type == "cpu", "a tensor's storage is not in memory")
+    require(untyped.device.type == "cpu", "a tensor's storage is not in memory")
     check_extent(untyped.nbytes(), dtype.itemsize, offset, size, stride)
     return torch.empty(0, dtype=dtype).set_(untyped, offset, size, stride)
 
@@ -118,12 +94,12 @@ def _finish(tensor: torch.Tensor, grad: Any, hooks: Any, metadata: Any) -> torch
     from torch import _utils
 
     utils: Any = _utils  # carries no type information
-    need(type(grad) is bool, "requires_grad {}", grad)
-    need(isinstance(hooks, dict) and not hooks, "a tensor with hooks")
+    require(type(grad) is bool, "requires_grad {}", grad)
+    require(isinstance(hooks, dict) and not hooks, "a tensor with hooks")
     if metadata is not None:
         fits = type(metadata) is dict and metadata.keys() <= {"conj", "neg"}
-        need(fits and all(type(value) is bool for value in metadata.values()), "tensor metadata {}", metadata)
-        need(tensor.is_complex() or not metadata.get("conj"), "a conjugate view of real numbers")
+        require(fits and all(type(value) is bool for value in metadata.values()), "tensor metadata {}", metadata)
+        require(tensor.is_complex() or not metadata.get("conj"), "a conjugate view of real numbers")
         utils.set_tensor_metadata(tensor, metadata)
     return tensor.requires_grad_(grad)
 
@@ -131,7 +107,7 @@ def _finish(tensor: torch.Tensor, grad: Any, hooks: Any, metadata: Any) -> torch
 def _tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:
     import torch
 
-    need(isinstance(storage, torch.TypedStorage), "a tensor without a storage")
+    require(isinstance(storage, torch.TypedStorage), "a tensor without a storage")
     return _finish(_view(storage, storage.dtype, offset, size, stride), grad, hooks, metadata)
 
 
@@ -140,7 +116,7 @@ def _tensor_v3(
 ) -> Any:
     import torch
 
-    need(
+    require(
         isinstance(storage, torch.UntypedStorage) and isinstance(dtype, torch.dtype),
         "a tensor without a storage",
     )
@@ -150,8 +126,8 @@ def _tensor_v3(
 def _parameter(data: Any, grad: Any, hooks: Any) -> Any:
     import torch
 
-    need(isinstance(data, torch.Tensor) and type(grad) is bool, "a parameter without a tensor")
-    need(isinstance(hooks, dict) and not hooks, "a parameter with hooks")
+    require(isinstance(data, torch.Tensor) and type(grad) is bool, "a parameter without a tensor")
+    require(isinstance(hooks, dict) and not hooks, "a parameter with hooks")
     return torch.nn.Parameter(data, grad)
 
 
@@ -160,7 +136,7 @@ def _sparse(layout: Any, data: Any) -> Any:
 
     fits = layout in _LAYOUTS and isinstance(data, tuple)
     fits = fits and all(isinstance(part, torch.Tensor | tuple | list | bool) for part in data)
-    need(fits, "a sparse tensor of layout {}", layout)
+    require(fits, "a sparse tensor of layout {}", layout)
     # Without the check, indices outside the tensor are memory outside it.
     if layout == "sparse_coo":
         indices, values, size, *coalesced = data
@@ -182,21 +158,21 @@ def _sparse_cost(args: Any) -> int:
 def _layout(name: object) -> str:
     # Not str(name) of anything: the text of a hostile value may be longer than the memory.
     text = name.removeprefix("torch.") if isinstance(name, str) else ""
-    need(text in _LAYOUTS, "tensor layout {}", name)
+    require(text in _LAYOUTS, "tensor layout {}", name)
     return text
 
 
 def _size(dims: Any = ()) -> Any:
     import torch
 
-    need(is_ints(tuple(dims) if type(dims) in (tuple, list) else None), "torch.Size of {}", dims)
+    require(is_ints(tuple(dims) if type(dims) in (tuple, list) else None), "torch.Size of {}", dims)
     return torch.Size(dims)
 
 
 def _device(kind: Any, index: Any = None) -> Any:
     import torch
 
-    need(
+    require(
         isinstance(kind, str) and (index is None or type(index) is int),
         "torch.device of {}, {}",
         kind,
@@ -206,25 +182,25 @@ def _device(kind: Any, index: Any = None) -> Any:
 
 
 def _storage_bytes(data: object) -> Any:
-    need(type(data) is bytes, "a storage without bytes")
+    require(type(data) is bytes, "a storage without bytes")
     return storage_from_bytes(data)  # type: ignore[arg-type]  # the line above
 
 
 NAMES: dict[tuple[str, str], Any] = {
-    ("torch.storage", "_load_from_bytes"): Token("torch.storage._load_from_bytes", _storage_bytes),
-    ("torch._utils", "_rebuild_tensor_v2"): Token("torch._utils._rebuild_tensor_v2", _tensor_v2),
-    ("torch._utils", "_rebuild_tensor_v3"): Token("torch._utils._rebuild_tensor_v3", _tensor_v3),
-    ("torch._utils", "_rebuild_parameter"): Token("torch._utils._rebuild_parameter", _parameter),
-    ("torch._utils", "_rebuild_sparse_tensor"): Token(
+    ("torch.storage", "_load_from_bytes"): AllowedGlobal("torch.storage._load_from_bytes", _storage_bytes),
+    ("torch._utils", "_rebuild_tensor_v2"): AllowedGlobal("torch._utils._rebuild_tensor_v2", _tensor_v2),
+    ("torch._utils", "_rebuild_tensor_v3"): AllowedGlobal("torch._utils._rebuild_tensor_v3", _tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): AllowedGlobal("torch._utils._rebuild_parameter", _parameter),
+    ("torch._utils", "_rebuild_sparse_tensor"): AllowedGlobal(
         "torch._utils._rebuild_sparse_tensor", _sparse, cost=_sparse_cost
     ),
-    ("torch.serialization", "_get_layout"): Token("torch.serialization._get_layout", _layout),
-    ("torch", "Size"): Token("torch.Size", _size),
-    ("torch", "device"): Token("torch.device", _device),
+    ("torch.serialization", "_get_layout"): AllowedGlobal("torch.serialization._get_layout", _layout),
+    ("torch", "Size"): AllowedGlobal("torch.Size", _size),
+    ("torch", "device"): AllowedGlobal("torch.device", _device),
 }
 for _name in STORAGES:
     for _module in ("torch", "torch.storage"):
-        NAMES[_module, _name] = Token(_name, lambda *_: need(False, "a storage is not called from a pickle"))
+        NAMES[_module, _name] = AllowedGlobal(_name, lambda *_: require(False, "a storage is not called from a pickle"))
 
 
 def find(module: str, name: str) -> Any:
@@ -243,23 +219,17 @@ def find(module: str, name: str) -> Any:
     return value if isinstance(value, torch.dtype) else None
 
 
-_HEAD = 1 << 14  # the five pickles have some 200 bytes
-MAGIC = 0x1950A86A20F9469CFC6C
-ITEM = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "": 1}
-ITEM |= {"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
-
-
 def parse_id(pid: Any) -> tuple[str, str, int]:
     """Take (dtype name, key, bytes) out of a storage's persistent id."""
-    fits = isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], Token)
-    need(fits, "persistent id {} is not that of a tensor's storage", pid)
+    fits = isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], AllowedGlobal)
+    require(fits, "persistent id {} is not that of a tensor's storage", pid)
     _, kind, key, _location, numel, *view = pid
-    dtype = storage_type(kind.name)
-    need(isinstance(key, str) and type(numel) is int and numel >= 0, "storage {} of {} elements", key, numel)
-    need(not any(view), "a storage that is a view of another")
+    dtype = STORAGES.get(kind.name)
+    require(isinstance(key, str) and type(numel) is int and numel >= 0, "storage {} of {} elements", key, numel)
+    require(not any(view), "a storage that is a view of another")
     if dtype is None:
         raise DecodeError(f"storage {key!r} has no known type")
-    return dtype, key, numel * ITEM[dtype]
+    return dtype, key, numel * ITEM_BYTES[dtype]
 
 
 class TorchUnpickler(RestrictedUnpickler):
@@ -274,8 +244,8 @@ class TorchUnpickler(RestrictedUnpickler):
 class _StorageUnpickler(TorchUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         # A storage in the head of a storage, and so on, could take time exponential in the length.
-        known = module in ("torch", "torch.storage") and storage_type(name) is not None
-        need(known, "a tensor's bytes ask for {}.{}, which is no storage", module, name)
+        known = module in ("torch", "torch.storage") and name in STORAGES
+        require(known, "a tensor's bytes ask for {}.{}, which is no storage", module, name)
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -283,39 +253,28 @@ class _StorageUnpickler(TorchUnpickler):
 
 
 def storage_from_bytes(data: bytes) -> Any:
-    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files).
-
-    Args:
-        data: Five pickles (magic number, version, machine, the storage's id, its key), the number of elements
-            as a little-endian int64, the bytes.
-
-    Returns:
-        The storage, in main memory wherever it was saved from.
-
-    Raises:
-        UnsafePickleError: When the bytes are anything but one storage.
-    """
-    file = io.BytesIO(data[:_HEAD])
+    """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files)."""
+    file = io.BytesIO(data[:_HEAD_BYTES])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
-    need(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
+    require(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
     found = _StorageUnpickler(file).load()
     keys = _StorageUnpickler(file).load()
-    need(
+    require(
         isinstance(found, tuple) and len(found) == 3 and keys == [found[1]],
         "a tensor's bytes hold no storage",
     )
     dtype, _, nbytes = found
     begin = file.tell() + 8
     numel, rest = int.from_bytes(data[begin - 8 : begin], "little"), memoryview(data)[begin:]
-    need(numel * ITEM[dtype] == nbytes == len(rest), "a storage of {} bytes that holds {}", nbytes, len(rest))
+    require(numel * ITEM_BYTES[dtype] == nbytes == len(rest), "a storage of {} bytes that holds {}", nbytes, len(rest))
     return make_storage(rest, dtype, "little" if machine.get("little_endian", True) else "big")
 
 
 class _ZipUnpickler(TorchUnpickler):
     def __init__(
-        self, data: bytes, allowed: Allowed, nbytes: int, archive: zipfile.ZipFile, folder: str, room: Room
+        self, data: bytes, allowed: AllowedClasses, budget: MemoryBudget, archive: zipfile.ZipFile, folder: str
     ) -> None:
-        super().__init__(Lines(data, room), allowed, nbytes, room)
+        super().__init__(io.BytesIO(data), allowed, budget)
         self._archive, self._folder = archive, folder
         self._storages: dict[str, tuple[tuple[str, str, int], Any]] = {}
         names = archive.namelist()
@@ -325,40 +284,27 @@ class _ZipUnpickler(TorchUnpickler):
         asked = dtype, key, nbytes = parse_id(pid)
         if key not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
-            need(len(data) == nbytes, "storage {} of {} bytes holds {}", key, nbytes, len(data))
+            require(len(data) == nbytes, "storage {} of {} bytes holds {}", key, nbytes, len(data))
             self._storages[key] = asked, make_storage(data, dtype, self._order)
         known, storage = self._storages[key]
-        need(known == asked, "storage {} is asked for in two ways", key)
+        require(known == asked, "storage {} is asked for in two ways", key)
         return storage
 
 
-def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), max_bytes: int | Room = MAX_BYTES) -> Any:
-    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU.
-
-    Args:
-        data: A zip file with ``data.pkl`` and one entry per storage.
-        allowed_classes: As for :func:`restricted_loads`.
-        max_bytes: Most bytes that the zip file may unpack to.
-
-    Returns:
-        The saved object. Tensors that shared memory still do.
-
-    Raises:
-        DecodeError: When it is not such a file, or unpacks to more than ``max_bytes``.
-        UnsafePickleError: When it holds anything else.
-    """
+def load_torch_zip(data: bytes, allowed_classes: Collection[Any] = (), budget: MemoryBudget | None = None) -> Any:
+    """Read what ``torch.save`` wrote: tensors and builtin containers, on the CPU."""
     try:
-        return _load_zip(data, Allowed(allowed_classes), room_of(max_bytes))
+        return _load_zip(data, AllowedClasses(allowed_classes), budget or MemoryBudget())
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:
         raise DecodeError(f"this is no whole file of torch.save: {type(error).__name__}: {error}") from error
 
 
-def _load_zip(data: bytes, allowed: Allowed, room: Room) -> Any:
-    with open_zip(data, room) as archive:
+def _load_zip(data: bytes, allowed: AllowedClasses, budget: MemoryBudget) -> Any:
+    with open_zip(data, budget) as archive:
         # A storage's bytes are unpacked, and then copied into it.
-        room.take(max((entry.file_size for entry in archive.infolist()), default=0))
+        budget.reserve(max((entry.file_size for entry in archive.infolist()), default=0))
         pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1:
             raise DecodeError("a zip file without the one data.pkl that torch.save writes")
         folder = pickles[0].removesuffix("data.pkl")
-        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, len(data), archive, folder, room))
+        return checked_load(_ZipUnpickler(archive.read(pickles[0]), allowed, budget, archive, folder))

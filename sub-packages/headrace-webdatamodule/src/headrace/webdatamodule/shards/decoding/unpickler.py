@@ -13,7 +13,7 @@ import collections
 import copyreg
 import io
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,20 +22,18 @@ from headrace.webdatamodule.shards.decoding import numpy_pickle
 from headrace.webdatamodule.shards.decoding.allowed import (
     BUILTIN_NAMES,
     CALLS,
-    Allowed,
+    AllowedClasses,
+    AllowedGlobal,
     Memo,
-    Seed,
-    Token,
+    Placeholder,
     as_tuple,
     check_keys,
     check_values,
     default_dict,
-    need,
+    require,
     short,
 )
-from headrace.webdatamodule.shards.decoding.copies import Budget, copied
-from headrace.webdatamodule.shards.decoding.limits import Room
-from headrace.webdatamodule.shards.decoding.pickle_memory import call_cost, counted, is_tight
+from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, text_bytes
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
 
 # Freeing one of these inside another recurses in C without a guard, and enough levels end the process. Numbers
@@ -43,17 +41,37 @@ from headrace.webdatamodule.shards.errors import DecodeError, ShardError, Unsafe
 _MOST = {np.ndarray: 1_000, collections.defaultdict: 10_000}
 _LISTS = (list, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+# What an instruction makes at the most, with its places on the stack and in a container: an empty set has 216 bytes,
+# the three instructions of a deque 760. And an item of a container that a call copies, or that is added to a set.
+_PER_INSTRUCTION, _PER_ITEM = 256, 128
+_SIZED = (list, tuple, dict, set, frozenset)
+_LONGEST_NAME = 1000
+_OBJECTS = "the objects of this pickle take"
 _BASES = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes)
+
+
+class _ChargedDispatch(dict[int, Callable[..., None]]):
+    """The handlers of instructions; each look-up is paid for."""
+
+    def __init__(self, handlers: Mapping[int, Callable[..., None]], budget: MemoryBudget) -> None:
+        super().__init__(handlers)
+        self._budget = budget
+
+    def __getitem__(self, code: int) -> Callable[..., None]:
+        self._budget.reserve(_PER_INSTRUCTION, _OBJECTS)
+        return super().__getitem__(code)
 
 
 class RestrictedUnpickler(pickle._Unpickler):
     """Pickle's machine with a gate at every instruction that calls or changes an object.
 
+    A byte of a pickle may make hundreds in memory, so each instruction and each argument of a call has a price. Pickles
+    so short that they fit whatever they hold are not charged for instructions, which would take a fifth longer.
+
     Args:
         file: Where the pickle is read from.
         allowed: The classes and functions that the user trusts.
-        nbytes: Length of the data, of which a multiple may be copied; None for that of the file.
-        room: For all that is made; without end when None.
+        budget: For all that is made.
     """
 
     # The base class sets these; its stub does not name them.
@@ -63,36 +81,34 @@ class RestrictedUnpickler(pickle._Unpickler):
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
     read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        allowed: Allowed | None = None,
-        nbytes: int | None = None,
-        room: Room | None = None,
+        self, file: io.BytesIO, allowed: AllowedClasses | None = None, budget: MemoryBudget | None = None
     ) -> None:
         super().__init__(file)
         self.memo = Memo()
-        self._room: Room | None = None
-        if room is not None and is_tight(_length(file), room):
-            self._room = room
-            room.take(_length(file), "the bytes and texts of this pickle take")
-            vars(self)["dispatch"] = counted(type(self).dispatch, room)
-        self._allowed = allowed or Allowed(())
-        self._budget = Budget(_length(file) if nbytes is None else nbytes)
-        self._seeds: list[Seed] = []
+        self._allowed = allowed or AllowedClasses(())
+        self._budget = budget or MemoryBudget()
+        nbytes = _length(file)
+        self._budget.reserve(nbytes, "the bytes and texts of this pickle take")
+        if _PER_INSTRUCTION * nbytes > self._budget.left:
+            vars(self)["dispatch"] = _ChargedDispatch(type(self).dispatch, self._budget)
+        self._placeholders: list[Placeholder] = []
         self._made = dict.fromkeys(_MOST, 0)
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for: a harmless class, a token, or what the user allowed."""
+        """What a name stands for: a harmless class, a stand-in for a function, or what the user allowed."""
+        length = len(module) + len(name)
+        require(length <= _LONGEST_NAME, "the pickle has a name of {} characters", length)
         if self.proto < 3:
             module, name = _modern(module, name)
         for names in (BUILTIN_NAMES, numpy_pickle.NAMES):
             if (module, name) in names:
                 return names[module, name]
         if (module, name) == ("copyreg", "_reconstructor"):
-            return Token("copyreg._reconstructor", self._reconstructor)
+            return AllowedGlobal("copyreg._reconstructor", self._reconstructor)
         return self._allowed.find(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -102,54 +118,57 @@ class RestrictedUnpickler(pickle._Unpickler):
     def get_extension(self, code: int) -> None:
         """Look an extension code up by its name; the base class would keep a cache past the gate."""
         registry: dict[int, tuple[str, str]] = copyreg._inverted_registry  # type: ignore[attr-defined]  # not in the stub
-        need(code in registry, "the pickle has the extension code {}, which nobody registered", code)
+        require(code in registry, "the pickle has the extension code {}, which nobody registered", code)
         self.append(self.find_class(*registry[code]))
 
     def _reconstructor(self, cls: Any, base: Any, state: Any) -> Any:
-        need(self._allowed.holds(cls) and isinstance(cls, type), "the pickle makes a {}", cls)
+        require(self._allowed.holds(cls) and isinstance(cls, type), "the pickle makes a {}", cls)
         if base is object:
             return object.__new__(cls)
-        need(base in _BASES and type(state) is base and issubclass(cls, base), "{} on top of {}", cls, base)
+        require(base in _BASES and type(state) is base and issubclass(cls, base), "{} on top of {}", cls, base)
         made = base.__new__(cls, state)
         base.__init__(made, state)
         return made
 
     def _call(self, func: Any, args: Any, kwargs: Any, new: bool) -> Any:
-        need(isinstance(args, tuple | list) and isinstance(kwargs, dict), "a call without a tuple of arguments")
-        self._take([*args, *kwargs.values()])
-        if not (isinstance(func, Token) and func.takes_names):
+        require(isinstance(args, tuple | list) and isinstance(kwargs, dict), "a call without a tuple of arguments")
+        if not (isinstance(func, AllowedGlobal) and func.takes_names):
             check_values([args])
-        if isinstance(func, Token):
-            self._budget.take(func.cost(args) if func.cost else copied([*args, *kwargs.values()]))
+        if isinstance(func, AllowedGlobal):
+            self._charge([*args, *kwargs.values()], func.cost(args) if func.cost else 0)
             return self._kept(func.make(*args, **kwargs))
         if func is collections.defaultdict:
             factory = args[0] if args else None
             self._count(collections.defaultdict)
             return default_dict(factory, self._allowed.holds(factory))
         if isinstance(func, type) and func in CALLS:
-            self._budget.take(copied([*args, *kwargs.values()]))
+            self._charge([*args, *kwargs.values()])
             return CALLS[func](*args, **kwargs)
-        need(self._allowed.holds(func), "the pickle calls {}", func)
+        require(self._allowed.holds(func), "the pickle calls {}", func)
         return func.__new__(func, *args, **kwargs) if new else func(*args, **kwargs)
 
-    def _take(self, values: Iterable[Any]) -> None:
-        if self._room is not None:
-            self._room.take(call_cost(values), "what the calls of this pickle make takes")
+    def _charge(self, values: Iterable[Any], more: int = 0) -> None:
+        for value in values:
+            if isinstance(value, _SIZED):
+                more += _PER_ITEM * len(value)
+            elif isinstance(value, bytes | bytearray | str):
+                more += len(value)
+        self._budget.reserve(more, "what the calls of this pickle make takes")
 
     def _kept(self, made: Any) -> Any:
-        if isinstance(made, Seed):
-            self._seeds.append(made)
+        if isinstance(made, Placeholder):
+            self._placeholders.append(made)
         return made
 
     def _count(self, kind: type) -> None:
         self._made[kind] += 1
         fits = self._made[kind] <= _MOST[kind]
-        need(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
+        require(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
 
     def check_finished(self) -> None:
         """Refuse a pickle that leaves a dtype or an array without its state."""
-        for seed in self._seeds:
-            need(seed.done, "the pickle leaves a {} as it is", seed)
+        for placeholder in self._placeholders:
+            require(placeholder.done, "the pickle leaves a {} as it is", placeholder)
 
     def _is_own(self, value: Any) -> bool:
         return self._allowed.holds(type(value))
@@ -177,24 +196,23 @@ class RestrictedUnpickler(pickle._Unpickler):
         """Give an object its state: only dtypes, arrays, and objects of classes that the user allowed."""
         state, made = self.stack.pop(), self.stack[-1]
         check_values([state])
-        if isinstance(made, Seed):
+        if isinstance(made, Placeholder):
             self._finish(made, state)
         elif type(made) is collections.OrderedDict:
-            need(type(state) is dict and state.keys() <= {"_metadata"}, "an OrderedDict with attributes")
+            require(type(state) is dict and state.keys() <= {"_metadata"}, "an OrderedDict with attributes")
             made.__dict__.update(state)  # torch's state_dict() carries this one
         else:
-            need(self._is_own(made), "the pickle sets the state of a {}", type(made).__qualname__)
+            require(self._is_own(made), "the pickle sets the state of a {}", type(made).__qualname__)
             _set_state(made, state)
 
-    def _finish(self, seed: Seed, state: Any) -> None:
-        self._budget.take(copied(state) if isinstance(state, tuple) else 0)
-        self._take(state if isinstance(state, tuple) else ())
-        self.stack[-1] = made = seed.finish(state)
-        seed.done = True
+    def _finish(self, placeholder: Placeholder, state: Any) -> None:
+        self._charge(state if isinstance(state, tuple) else ())
+        self.stack[-1] = made = placeholder.finish(state)
+        placeholder.done = True
         if isinstance(made, np.ndarray) and made.dtype.hasobject:
             self._count(np.ndarray)
-        for place in seed.places:
-            if self.memo[place] is seed:
+        for place in placeholder.places:
+            if self.memo[place] is placeholder:
                 self.memo[place] = made
 
     def load_list(self) -> None:
@@ -231,7 +249,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._extend(self.stack[-1], items)
 
     def _extend(self, target: Any, items: list[Any]) -> None:
-        need(
+        require(
             type(target) in _LISTS or self._is_own(target),
             "the pickle appends to a {}",
             type(target).__qualname__,
@@ -256,7 +274,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._put(self.stack[-1], items)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        need(
+        require(
             type(target) in _DICTS or self._is_own(target),
             "the pickle sets items of a {}",
             type(target).__qualname__,
@@ -269,7 +287,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     def load_additems(self) -> None:
         """Add items to a set."""
         items, target = self.pop_mark(), self.stack[-1]
-        need(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
+        require(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
         check_values(items)
         check_keys(items)
         for item in items:
@@ -285,9 +303,30 @@ class RestrictedUnpickler(pickle._Unpickler):
     def load_bytearray8(self) -> None:
         """Make a bytearray; the base class would allocate the promised size before it reads."""
         nbytes = int.from_bytes(self.read(8), "little")
-        if self._room is not None:
-            self._room.take(nbytes, "a bytearray of this pickle takes")
         self.append(bytearray(self.read(nbytes)))
+
+    def load_short_binunicode(self) -> None:
+        """Make a text of up to 255 bytes."""
+        self._text(1)
+
+    def load_binunicode(self) -> None:
+        """Make a text."""
+        self._text(4)
+
+    def load_binunicode8(self) -> None:
+        """Make a text of any length."""
+        self._text(8)
+
+    def _text(self, width: int) -> None:
+        data = self.read(int.from_bytes(self.read(width), "little"))
+        self._budget.reserve(text_bytes(data), _OBJECTS)  # up to 4 bytes a character
+        self.append(str(data, "utf-8", "surrogatepass"))
+
+    def load_unicode(self) -> None:
+        """Make a text of protocol 0."""
+        line = self.readline()[:-1]
+        self._budget.reserve(4 * len(line), _OBJECTS)
+        self.append(str(line, "raw-unicode-escape"))
 
     def load_buffer(self) -> None:
         """Refuse: buffers beside the pickle are never given."""
@@ -317,7 +356,7 @@ def _set_state(made: Any, state: Any) -> None:
     for part in (plain, slots):
         names = part if isinstance(part, dict) else {} if part is None else None
         fits = names is not None and all(isinstance(name, str) and name[:2] != "__" for name in names)
-        need(fits, "the state of a {} is not attributes with plain names", type(made).__qualname__)
+        require(fits, "the state of a {} is not attributes with plain names", type(made).__qualname__)
     made.__dict__.update(plain) if plain else None
     for name, value in (slots or {}).items():
         setattr(made, name, value)
@@ -341,6 +380,10 @@ for _code, _load in (
     (pickle.ADDITEMS, RestrictedUnpickler.load_additems),
     (pickle.FROZENSET, RestrictedUnpickler.load_frozenset),
     (pickle.BYTEARRAY8, RestrictedUnpickler.load_bytearray8),
+    (pickle.SHORT_BINUNICODE, RestrictedUnpickler.load_short_binunicode),
+    (pickle.BINUNICODE, RestrictedUnpickler.load_binunicode),
+    (pickle.BINUNICODE8, RestrictedUnpickler.load_binunicode8),
+    (pickle.UNICODE, RestrictedUnpickler.load_unicode),
     (pickle.NEXT_BUFFER, RestrictedUnpickler.load_buffer),
     (pickle.READONLY_BUFFER, RestrictedUnpickler.load_buffer),
 ):

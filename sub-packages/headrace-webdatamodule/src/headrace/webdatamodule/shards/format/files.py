@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from filelock import FileLock, Timeout
+
 from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 
+LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
 _NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_log = logging.getLogger(__name__)
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -83,19 +87,7 @@ Bytes: TypeAlias = bytes | mmap.mmap | memoryview | FileBytes
 
 
 def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) -> int:
-    """Open a file to read it; never wait for a FIFO, and never take a device for a file.
-
-    Args:
-        path: The file.
-        error: What to raise when it is something else.
-
-    Returns:
-        A file descriptor.
-
-    Raises:
-        ShardError: Of the type `error`: it is a directory, a FIFO, a socket or a device.
-        OSError: It cannot be opened.
-    """
+    """Open a file to read it; never wait for a FIFO, and never take a device for a file."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as problem:
@@ -110,17 +102,7 @@ def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) ->
 
 
 def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes:
-    """Read all of a small file.
-
-    Args:
-        path: The file.
-        error: What to raise when it is something else, or too long.
-        most: Bytes that it may have.
-
-    Raises:
-        ShardError: Of the type `error`: it is no file, or longer.
-        OSError: It cannot be opened or read.
-    """
+    """Read all of a small file."""
     with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -132,11 +114,7 @@ def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes
 
 
 def expanded(place: str | os.PathLike[str]) -> Path:
-    """A path whose begin "~" stands for the home of a user; it stays where there is no such user.
-
-    Args:
-        place: The path.
-    """
+    """A path whose begin "~" stands for the home of a user; it stays where there is no such user."""
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
 
 
@@ -146,17 +124,13 @@ def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
         raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file to the disk: under its name is either what was there before, or all of it.
-
-    Args:
-        path: Its final name; the directory exists.
-        data: Its bytes.
-    """
+@contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all of it is on the disk; after an error there is what was there before."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         publish({path: temporary})
@@ -164,12 +138,14 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def publish(staged: Mapping[Path, Path]) -> None:
-    """Give files that are on the disk already their final names.
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a small file to the disk: under its name is either what was there before, or all of it."""
+    with staged_file(path) as stream:
+        stream.write(data)
 
-    Args:
-        staged: {final name: temporary name}, all in one directory.
-    """
+
+def publish(staged: Mapping[Path, Path]) -> None:
+    """Give files that are on the disk already their final names."""
     for path, temporary in staged.items():
         temporary.replace(path)
     for directory in {path.parent for path in staged}:
@@ -177,11 +153,7 @@ def publish(staged: Mapping[Path, Path]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names of a directory's files to the disk.
-
-    Args:
-        directory: Where files were renamed.
-    """
+    """Bring the names of a directory's files to the disk."""
     if os.name == "posix":  # elsewhere a directory cannot be opened
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -190,27 +162,12 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-if sys.platform != "win32":
-    import fcntl
-
-LOCK_NAME = ".headrace.lock"
-# A link is not followed to where it leads, and a FIFO that nobody reads is not waited for.
-_LOCK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_log = logging.getLogger(__name__)
-
-
 def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
-    """Lock an open file, until it is closed.
-
-    Args:
-        stream: The file, open for writing.
-        wait: Whether to wait for another one who holds it.
-
-    Returns:
-        Whether it is locked now: not where another one holds it, nor where there are no locks.
-    """
+    """Lock an open file, until it is closed."""
     if sys.platform == "win32":
         return False
+    import fcntl
+
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -219,38 +176,25 @@ def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path) -> Iterator[None]:
     """Wait until nobody else writes to a directory, and keep others waiting.
 
     Several processes that want to write the same set, such as one a node, so write it once. Where files cannot be
     locked or made, nobody waits.
-
-    Args:
-        directory: Where to write; it exists.
-
-    Yields:
-        When it is ours.
     """
-    stream = _held(directory)
+    lock = FileLock(directory / LOCK_NAME, mode=0o666, fallback_to_soft=False)
+    try:
+        directory.stat()  # or the lock would make it
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process is writing to %s: waiting for it", directory)
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:  # a read-only directory, or a file system without locks
+        _log.debug("%s is not locked: %s", directory, error)
     try:
         yield
     finally:
-        if stream is not None:
-            (directory / LOCK_NAME).unlink(missing_ok=True)
-            stream.close()
-
-
-def _held(directory: Path) -> BinaryIO | None:
-    while True:
-        try:
-            stream = os.fdopen(os.open(directory / LOCK_NAME, _LOCK_FLAGS, 0o666), "ab")
-        except OSError:  # what cannot be written to says so when it is
-            return None
-        if not lock(stream):
-            _log.warning("another process may be writing to %s: waiting for it", directory)
-            if not lock(stream, wait=True):
-                stream.close()
-                return None
-        if os.fstat(stream.fileno()).st_nlink:
-            return stream
-        stream.close()  # removed by who held it before us
+        if lock.is_locked:
+            (directory / LOCK_NAME).unlink(missing_ok=True)  # who waits for it sees that, and makes another one
+            lock.release()

@@ -48,14 +48,7 @@ class Keys(Sequence[str]):
 
     @abstractmethod
     def find(self, key: str) -> int:
-        """The position of a key.
-
-        Args:
-            key: A sample's key.
-
-        Raises:
-            KeyError: No sample has it.
-        """
+        """The position of a key."""
 
 
 class NumberedKeys(Keys):
@@ -160,30 +153,12 @@ class ListedKeys(Keys):
 
 
 def describe_keys(keys: Sequence[str]) -> Described:
-    """What an index has to store so that `read_keys` gives the keys again.
-
-    Args:
-        keys: The keys, in order, without repetition.
-
-    Returns:
-        A description for JSON, and arrays.
-    """
+    """What an index has to store so that `read_keys` gives the keys again."""
     return _numbered(keys) or _listed(keys)
 
 
 def read_keys(count: int, described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Keys:
-    """The keys that were given to `describe_keys`.
-
-    Args:
-        count: Number of samples.
-        described: As `describe_keys` gave it.
-        arrays: These, and maybe others.
-
-    Raises:
-        KeyError: Something is missing.
-        TypeError: Something has another form.
-        ValueError: A number, a text or an array cannot be.
-    """
+    """The keys that were given to `describe_keys`."""
     if "first" in described:
         _check_numbered(**described)
         return NumberedKeys(count, **described)
@@ -265,12 +240,6 @@ Namer = Callable[[Sequence[int]], Iterable[str]]
 
 def namer(keys: Keys) -> Namer:
     """How to make the keys of some samples.
-
-    Args:
-        keys: The keys of a shard.
-
-    Returns:
-        A function from numbers of samples, which have to exist, to their keys.
 
     >>> list(namer(NumberedKeys(9, "100%", 5, 2, 3, "x"))([0, 3]))
     ['100%005x', '100%011x']

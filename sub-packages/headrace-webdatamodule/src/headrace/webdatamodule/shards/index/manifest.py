@@ -21,69 +21,22 @@ import xxhash
 
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import alone, expanded, open_plain, read_plain, write_whole
+from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, open_plain, read_plain
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.keys import is_utf8
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
-NOTE = ".plan.json"
-_MOST_BYTES = 1 << 20
-
-
-def stopped_write(directory: Path) -> str | None:
-    """What to say of a directory where shards of a plan are missing.
-
-    Args:
-        directory: Where the shards lie; need not exist.
-
-    Returns:
-        What happened and the cure; None when all shards of all plans are there, or nothing was planned.
-    """
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    for note in sorted(name for name in names if name.endswith(NOTE) and not name.startswith(".")):
-        prefix, planned = note.removesuffix(NOTE), _planned(directory / note)
-        if planned is None:
-            continue
-        found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]{{6,}})\.tar", name, re.ASCII) for name in names)
-        there = sum(1 for one in found if one and int(one[1]) < planned)
-        if there < planned:
-            cure = f"run it again, or remove {note} to keep what is there"
-            return f"a write was stopped at {there} of {planned} shards in {str(directory)!r}: {cure}"
-    return None
-
-
-def refuse_stopped(directory: Path) -> None:
-    """Refuse to take a part of a set for all of it.
-
-    Args:
-        directory: Where the shards lie.
-
-    Raises:
-        ManifestError: Shards of a plan are missing.
-    """
-    stopped = stopped_write(directory)
-    if stopped:
-        raise ManifestError(stopped)
-
-
-def _planned(note: Path) -> int | None:
-    # Other programs may call their files so too: what is no plan of ours says nothing.
-    try:
-        table = json.loads(read_plain(note, ManifestError, most=_MOST_BYTES))
-    except (OSError, RecursionError, ShardError, ValueError):
-        return None
-    if not isinstance(table, dict) or table.get("format") != "headrace-plan":
-        return None
-    shards = table.get("shards")
-    return shards if type(shards) is int and shards > 0 else None
-
-
 NAME = "manifest.json"
+NOTE = ".plan.json"
 VERSION = 1
 MOST_BYTES = 1 << 26  # some 400,000 shards
+# Columns of such names hold what a function says of each sample: they are made anew when they are missing.
+DERIVED = "sizes-"
+_MAX_NOTE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # larger columns are mapped
+_MAX_NAME_BYTES = 255  # on all usual file systems
 _LARGEST = (1 << 63) - 1
-_LONGEST = 255  # bytes of a name, on all usual file systems
 _Entry = TypeVar("_Entry", "ShardEntry", "ColumnEntry")
 
 
@@ -107,20 +60,16 @@ class ShardEntry:
 
     @classmethod
     def of(cls, index: ShardIndex) -> ShardEntry:
-        """The entry of a shard that was indexed.
-
-        Args:
-            index: The shard's index, which knows the shard's path.
-        """
+        """The entry of a shard that was indexed."""
         name, checksum = Path(index.shard).name, f"{index.checksum:016x}"
         return cls(name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
 
     def __post_init__(self) -> None:
-        _need(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
+        _require(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
         counts = (self.nbytes, self.samples, self.skipped)
         fit = all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
-        _need(fit, f"the counts of {self.name!r} are none")
-        _need(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
+        _require(fit, f"the counts of {self.name!r} are invalid")
+        _require(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
 
 
 @dataclass(frozen=True)
@@ -140,9 +89,9 @@ class ColumnEntry:
     checksum: str
 
     def __post_init__(self) -> None:
-        _need(_is_text(self.name), f"the column name is {self.name!r}")
-        _need(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
-        _need(_is_text(self.dtype) and _is_hex(self.checksum), f"the column {self.name!r} is not described")
+        _require(_is_text(self.name), f"the column name is {self.name!r}")
+        _require(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
+        _require(_is_text(self.dtype) and _is_hex(self.checksum), f"the column {self.name!r} is not described")
 
 
 @dataclass(frozen=True)
@@ -168,11 +117,11 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for what, names in (("shard", [s.name for s in self.shards]), ("column", [c.name for c in self.columns])):
-            _need(len(set(names)) == len(names), f"a {what} is listed twice")
-        _need(all(map(is_utf8, self.members)), "a member key is no text")
-        _need(len(set(self.members)) == len(self.members), "a member key is listed twice")
-        _need(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
-        _need(self.n_samples <= _LARGEST, "there are too many samples")
+            _require(len(set(names)) == len(names), f"a {what} is listed twice")
+        _require(all(map(is_utf8, self.members)), "a member key is no text")
+        _require(len(set(self.members)) == len(self.members), "a member key is listed twice")
+        _require(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
+        _require(self.n_samples <= _LARGEST, "there are too many samples")
 
     @property
     def n_samples(self) -> int:
@@ -216,13 +165,13 @@ class Manifest:
             raise
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
-        _need(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
+        _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
         is_ours = type(version) is int and version == VERSION
-        _need(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
+        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
         members = tuple(_list(table, "members"))
         made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
-        _need(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
+        _require(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
         return made
 
     @classmethod
@@ -247,24 +196,18 @@ class Manifest:
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest of a directory, to the disk, whole or not at all.
+        """Write the manifest of a directory, to the disk, whole or not at all; nothing when it is there already.
 
         Args:
             directory: Where the shards lie.
         """
-        write_whole(Path(directory) / NAME, self.to_json().encode())
+        path, data = Path(directory) / NAME, self.to_json().encode()
+        if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+            atomic_write(path, data)
 
 
 def read_manifest(directory: str | Path) -> bytes:
-    """The bytes of a directory's manifest.
-
-    Args:
-        directory: Where the shards lie.
-
-    Raises:
-        ManifestError: It is no plain file, or too large for a manifest.
-        OSError: It cannot be read.
-    """
+    """The bytes of a directory's manifest."""
     return read_plain(Path(directory) / NAME, ManifestError, most=MOST_BYTES)
 
 
@@ -274,15 +217,15 @@ def is_plain_name(name: object) -> bool:
     >>> [is_plain_name(name) for name in ("a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3)]
     [True, False, False, False, False, False, False, False]
     """
-    if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _LONGEST:
+    if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME_BYTES:
         return False
     return bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
 
 
 def _missing(folder: Path) -> str:
-    stopped = stopped_write(folder)
-    if stopped:
-        return f"there is no {NAME}: {stopped}"
+    unfinished = unfinished_write(folder)
+    if unfinished:
+        return f"there is no {NAME}: {unfinished}"
     if folder.is_dir() and not any(folder.glob("*.tar")):
         cure = "give a directory of shards, or write some with write_shards"
         return f"there are no .tar files in {str(folder)!r}, and so there is no {NAME}: {cure}"
@@ -299,7 +242,7 @@ def _is_hex(value: object) -> bool:
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
-    _need(len(table) == len(pairs), "a name occurs twice in one object")
+    _require(len(table) == len(pairs), "a name occurs twice in one object")
     return table
 
 
@@ -309,7 +252,7 @@ def _no_constant(name: str) -> Never:
 
 def _list(table: Mapping[str, Any], key: str) -> list[Any]:
     value = table.get(key)
-    _need(isinstance(value, list), f"{key!r} is no list")
+    _require(isinstance(value, list), f"{key!r} is no list")
     return value if isinstance(value, list) else []
 
 
@@ -317,19 +260,13 @@ def _entries(kind: type[_Entry], table: Mapping[str, Any], key: str) -> tuple[_E
     names = [field.name for field in fields(kind)]
     entries = _list(table, key)
     fit = all(isinstance(entry, dict) and sorted(entry) == sorted(names) for entry in entries)
-    _need(fit, f"{key!r} is no list of objects with {', '.join(names)}")
+    _require(fit, f"{key!r} is no list of objects with {', '.join(names)}")
     return tuple(kind(**entry) for entry in entries)
 
 
-def _need(holds: object, message: str) -> None:
+def _require(holds: object, message: str) -> None:
     if not holds:
         raise ManifestError(f"{message}: index the directory again")
-
-
-_READ = 1 << 20  # bytes; more are mapped
-
-# Columns of such names hold what a function says of each sample: they are made anew when they are missing.
-DERIVED = "sizes-"
 
 
 def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
@@ -348,7 +285,7 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
         ValueError: The name or the array is not allowed.
     """
     folder = expanded(directory)
-    with alone(folder):  # others may add columns to the manifest at the same time
+    with directory_lock(folder):  # others may add columns to the manifest at the same time
         manifest = Manifest.load(folder)
         array = check_column(name, values, manifest.n_samples, what=f"column {name!r}: values")
         made = manifest.with_column(store_column(folder, name, array))
@@ -362,20 +299,7 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
 
 
 def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str) -> npt.NDArray[Any]:
-    """Refuse a column that cannot be kept.
-
-    Args:
-        name: Its name.
-        values: What is to be its array.
-        n_samples: Rows that it has to have.
-        what: What the caller calls the values, for errors.
-
-    Returns:
-        The array, shape [n_samples, ...].
-
-    Raises:
-        ValueError: The name or the values are not allowed.
-    """
+    """Refuse a column that cannot be kept."""
     if not is_plain_name(name) or name.startswith("."):
         raise ValueError(f"a column's name must be a part of a file name, got {name!r}")
     allowed = f"{what} must be plain numbers or texts of shape [{n_samples}, ...], one row for each sample"
@@ -391,43 +315,20 @@ def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str)
 
 
 def store_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnEntry:
-    """Write the file of a column; no manifest names it yet.
-
-    Args:
-        directory: Where the shards lie.
-        name: Of the column.
-        array: As of `check_column`.
-
-    Returns:
-        The entry for the manifest.
-    """
+    """Write the file of a column; no manifest names it yet."""
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
     checksum = f"{checksum64(stream.getbuffer()):016x}"
     # The checksum in the name keeps the old file whole until the new manifest names the new one.
     column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
-    write_whole(directory / column.file, stream.getvalue())
+    atomic_write(directory / column.file, stream.getvalue())
     return column
 
 
-def columns_that_stay(
+def kept_columns(
     directory: Path, manifest: Manifest, *, replaced: Container[str] = (), drop: bool = False, cure: str
 ) -> tuple[ColumnEntry, ...]:
-    """The columns of an earlier manifest that go into the next one.
-
-    Args:
-        directory: Where the shards lie.
-        manifest: The next one.
-        replaced: Names of columns that are made anew.
-        drop: Whether all may be lost.
-        cure: What to do so that they may.
-
-    Returns:
-        All, when the shards are the same; none otherwise.
-
-    Raises:
-        ManifestError: Columns that somebody added would be lost.
-    """
+    """The columns of an earlier manifest that go into the next one."""
     try:
         before = Manifest.load(directory)
     except ManifestError:
@@ -442,17 +343,13 @@ def columns_that_stay(
 
 
 def added(manifest: Manifest) -> list[str]:
-    """Names of the columns that somebody added, and nobody makes anew.
-
-    Args:
-        manifest: Which has them.
-    """
+    """Names of the columns that somebody added, and nobody makes anew."""
     return [column.name for column in manifest.columns if not column.name.startswith(DERIVED)]
 
 
 def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:
     with os.fdopen(open_plain(path, ManifestError), "rb") as file:
-        if os.fstat(file.fileno()).st_size > _READ:
+        if os.fstat(file.fileno()).st_size > _READ_BYTES:
             _compare(np.memmap(path, np.uint8, "r").data, checksum)
             return np.lib.format.open_memmap(path, mode="r")
         data = file.read()
@@ -494,3 +391,37 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         found = f"{array.dtype.str} of shape {list(array.shape)}"
         raise ManifestError(f"the column {name!r} is {found}, not {entry.dtype} of [{manifest.n_samples}, ...]")
     return array
+
+
+def unfinished_write(directory: Path) -> str | None:
+    """What to say of a directory where shards of a plan are missing."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    for note in sorted(name for name in names if name.endswith(NOTE) and not name.startswith(".")):
+        prefix, planned = note.removesuffix(NOTE), _planned(directory / note)
+        if planned is None:
+            continue
+        found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]{{6,}})\.tar", name, re.ASCII) for name in names)
+        there = sum(1 for one in found if one and int(one[1]) < planned)
+        if there < planned:
+            cure = f"run it again, or remove {note} to keep what is there"
+            return f"a write was stopped at {there} of {planned} shards in {str(directory)!r}: {cure}"
+    return None
+
+
+def refuse_unfinished_write(directory: Path) -> None:
+    """Refuse to take a part of a set for all of it."""
+    unfinished = unfinished_write(directory)
+    if unfinished:
+        raise ManifestError(unfinished)
+
+
+def _planned(note: Path) -> int | None:
+    # Other programs may call their files so too: what is no plan of ours says nothing.
+    try:
+        table = json.loads(read_plain(note, ManifestError, most=_MAX_NOTE_BYTES))
+    except (OSError, RecursionError, ShardError, ValueError):
+        return None
+    if not isinstance(table, dict) or table.get("format") != "headrace-plan":
+        return None
+    shards = table.get("shards")
+    return shards if type(shards) is int and shards > 0 else None

@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any
 
@@ -16,124 +16,21 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED
-from headrace.webdatamodule.shards.index.container import FRAME_GAPS, checksum64, spot_ranges, spots, unpack
+from headrace.webdatamodule.shards.index.container import (
+    GAPS_PER_CHECKSUM,
+    checksum64,
+    content_fingerprint,
+    fingerprint_ranges,
+    unpack,
+)
 from headrace.webdatamodule.shards.index.keys import Keys, is_utf8, read_keys
 
 Integers = npt.NDArray[Any]
-Layouts = Sequence[Sequence[str]]
-_LARGEST = (1 << 63) - 1
-_TYPES = {"checksums": ("<u4",), "frames": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
-
-
-def check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Look at the numbers of an index's description.
-
-    Args:
-        description: Of the index.
-
-    Returns:
-        Samples, bytes of the shard, end of its last member, checksum of three pieces.
-
-    Raises:
-        KeyError: One of them is missing.
-        TypeError: Something has another form.
-        ValueError: One of them cannot be.
-    """
-    samples, nbytes, end, spots = (description[key] for key in ("samples", "shard_bytes", "end", "spots"))
-    counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (spots, (1 << 64) - 1)]
-    skipped = description["skipped"]
-    counts += [(count, _LARGEST) for count in skipped.values()]
-    _need(all(type(count) is int and 0 <= count <= most for count, most in counts), "counts that are none")
-    names = description["skipped_names"]
-    _need(isinstance(names, list) and all(map(is_utf8, names)), "names of skipped members that are none")
-    return samples, nbytes, end, spots
-
-
-def check_layouts(layouts: object, n_samples: int, n_members: int) -> None:
-    """Look at the tuples of member keys.
-
-    Args:
-        layouts: Of the index's description.
-        n_samples: Number of samples, each with one of the layouts.
-        n_members: Number of members in all samples.
-
-    Raises:
-        ValueError: They are something else, or cannot be those of so many samples and members.
-    """
-    if not isinstance(layouts, list) or not all(isinstance(one, list) and one for one in layouts):
-        raise ValueError("layouts that are none")
-    _need(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
-    _need(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
-    for layout in layouts:
-        folded = {suffix.lower() for suffix in layout if is_utf8(suffix)}
-        _need(len(folded) == len(layout), "a member key that is none, or occurs twice")
-        _need(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
-
-
-def check_arrays(arrays: Mapping[str, Integers], nbytes: int, end: int) -> None:
-    """Look at the arrays that say where members lie: one behind the other, and inside the shard.
-
-    Args:
-        arrays: Of the index.
-        nbytes: Bytes of the shard.
-        end: Where its last member's blocks end.
-
-    Raises:
-        KeyError: One is missing.
-        ValueError: They have other types or lengths, or lead outside of the shard or into one another.
-    """
-    for name, kinds in _TYPES.items():
-        _need(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
-    blocks, sizes = arrays["blocks"], arrays["sizes"]
-    _need(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
-    _need(arrays["frames"].size == blocks.size // FRAME_GAPS + 1, "another number of frames than of members")
-    if not blocks.size:
-        return
-    _need(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
-    begins = blocks.astype(np.int64)
-    ends = begins + (sizes.astype(np.int64) + (BLOCK - 1)) // BLOCK
-    _need(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that lie in one another")
-    _need(int(ends[-1]) * BLOCK <= end, "members behind the last one's end")
-
-
-def check_samples(
-    n_samples: int, n_members: int, layouts: Layouts, layout_of: Integers | None, starts: Integers | None
-) -> None:
-    """Look at the arrays that say which members are of which sample.
-
-    Args:
-        n_samples: Number of samples.
-        n_members: Number of members in all samples.
-        layouts: The different tuples of member keys, none empty.
-        layout_of: The number of each sample's layout, shape [n_samples]; None when there is one layout.
-        starts: Where each sample's members begin, shape [n_samples]; None when all have equally many.
-
-    Raises:
-        ValueError: They have other lengths, or do not fit one another.
-    """
-    widths = np.array([len(layout) for layout in layouts], np.int64)
-    _need(layout_of is not None or len(layouts) <= 1, "several layouts, but none for each sample")
-    _need(starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but no begins")
-    if layout_of is not None:
-        _need(layout_of.size == n_samples, "another number of layouts than of samples")
-        _need(not n_samples or int(layout_of.max()) < len(layouts), "a layout that there is not")
-    if starts is None:
-        _need(n_samples * int(widths[0] if widths.size else 0) == n_members, "no multiple of the samples")
-        return
-    of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
-    ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
-    _need(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "begins of samples that do not fit")
-    _need(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "begins of samples that do not fit")
-
-
-def _need(holds: object, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
-
-
 SUFFIX = ".hri"
 # To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
-_READ = 1 << 18
+READ_BYTES = 1 << 18
+_LARGEST = (1 << 63) - 1
+_TYPES = {"checksums": ("<u4",), "gap_checksums": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
 
 
 def index_path(shard: str | Path) -> Path:
@@ -155,9 +52,11 @@ class ShardIndex:
     Args:
         data: The bytes of an index file, or a memory map of them.
         shard: Path or URL of the tar file, named in errors.
+        end: Where the index ends in the file that is mapped, when that holds others too.
 
     Attributes:
-        shard: The same.
+        data: The bytes.
+        shard: The path or URL.
         n_samples: Number of samples.
         n_members: Number of members in all samples.
         shard_bytes: Bytes of the tar file.
@@ -167,20 +66,21 @@ class ShardIndex:
         blocks: Where each member's data begin, in blocks of 512 bytes, shape [n_members].
         sizes: Bytes of data of each member, shape [n_members].
         checksums: `checksum32` of the data of each member, shape [n_members].
-        frames: Checksums over all other bytes of the shard; see `headrace.webdatamodule.shards.index.container.frames`.
-        skipped: How many entries of the tar file are no part of a sample, by reason; see `skip_reason` in `grouping`.
+        gap_checksums: Checksums over all other bytes of the shard, one for 64 of the `gaps` between members.
+        skipped: How many entries of the tar file are no part of a sample, by reason; see `skip_reason`.
         skipped_names: Names of the first of them, directories and volume labels aside.
-        keys: The keys of the samples; see `headrace.webdatamodule.shards.index.keys.Keys`.
+        keys: The keys of the samples; a `Keys`.
 
     Raises:
         DamagedIndexError: The bytes are no index, or were cut or changed.
     """
 
-    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "") -> None:
+    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
         self.shard = shard
-        self._data, self._from_file = memoryview(data), False
+        self.data, self._from_file = memoryview(data), False
+        self._mapped_bytes = len(self.data) if end is None else end
         try:
-            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self._data)
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
             self._read(description, arrays)
         except ShardError as error:
             error.shard = shard
@@ -203,7 +103,7 @@ class ShardIndex:
         """
         with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if mapped and size > _READ:
+            if mapped and size > READ_BYTES:
                 data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             else:
                 data = file.readall()
@@ -212,19 +112,19 @@ class ShardIndex:
         return made
 
     def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
-        self.n_samples, self.shard_bytes, self._end, self._spots = check_counts(description)
-        check_arrays(arrays, self.shard_bytes, self._end)
-        check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
+        self.n_samples, self.shard_bytes, self._end, self._content = _check_counts(description)
+        _check_arrays(arrays, self.shard_bytes, self._end)
+        _check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
         self.skipped: dict[str, int] = description["skipped"]
         self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
         self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
         self.layouts = tuple(tuple(suffix.lower() for suffix in suffixes) for suffixes in self.suffixes)
         self.blocks, self.sizes = arrays["blocks"], arrays["sizes"]
-        self.checksums, self.frames = arrays["checksums"], arrays["frames"]
+        self.checksums, self.gap_checksums = arrays["checksums"], arrays["gap_checksums"]
         self.n_members: int = self.blocks.size
         self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
         self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
-        check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
+        _check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
         self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
         if self.keys.common_bytes * self.n_samples > self.shard_bytes:
             raise ValueError("keys that are longer than the shard")
@@ -233,7 +133,7 @@ class ShardIndex:
         return self.n_samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = b"" if self._from_file else bytes(self._data)
+        data = b"" if self._from_file else bytes(self.data)
         return _again, (type(self), data, self.shard, self.checksum)
 
     @property
@@ -370,9 +270,9 @@ class ShardIndex:
         suffixes = self.suffixes[0 if self._layout_of is None else int(self._layout_of[sample])]
         return sample, f"{self.key(sample)}.{suffixes[position - self.span(sample)[0]]}"
 
-    def spot_ranges(self) -> list[tuple[int, int]]:
+    def fingerprint_ranges(self) -> list[tuple[int, int]]:
         """Which bytes of the shard `check_shard` looks at: pairs of begin and end."""
-        return spot_ranges(self.shard_bytes, self._end)
+        return fingerprint_ranges(self.shard_bytes, self._end)
 
     def check_shard(self, shard_bytes: int, read: Callable[[int, int], bytes | memoryview]) -> None:
         """See by its size and three short pieces whether a shard is the one that was indexed.
@@ -386,7 +286,7 @@ class ShardIndex:
         """
         if shard_bytes != self.shard_bytes:
             message = f"the shard has {shard_bytes} bytes, but {self.shard_bytes} when it was indexed"
-        elif spots(shard_bytes, [read(begin, end) for begin, end in self.spot_ranges()]) != self._spots:
+        elif content_fingerprint(shard_bytes, starmap(read, self.fingerprint_ranges())) != self._content:
             message = "the shard has the size that it had when it was indexed, but other content"
         else:
             return
@@ -403,9 +303,9 @@ class ShardIndex:
         Raises:
             DamagedIndexError: It was.
         """
-        data = self._data.obj
-        if isinstance(data, mmap.mmap) and data.size() < len(self._data):
-            message = f"the index had {len(self._data)} bytes when it was opened, and has {data.size()} now"
+        data = self.data.obj
+        if isinstance(data, mmap.mmap) and data.size() < self._mapped_bytes:
+            message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {data.size()} now"
             raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
 
     def check_self(self) -> None:
@@ -424,3 +324,70 @@ def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> Sh
     if made.checksum != checksum:
         raise StaleIndexError("the index was replaced while a process was being started", shard=shard)
     return made
+
+
+def _check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    samples, nbytes, end, content = (description[key] for key in ("samples", "shard_bytes", "end", "content"))
+    counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (content, (1 << 64) - 1)]
+    counts += [(count, _LARGEST) for count in description["skipped"].values()]
+    _require(all(type(count) is int and 0 <= count <= most for count, most in counts), "invalid counts")
+    names = description["skipped_names"]
+    _require(isinstance(names, list) and all(map(is_utf8, names)), "invalid names of skipped members")
+    return samples, nbytes, end, content
+
+
+def _check_layouts(layouts: object, n_samples: int, n_members: int) -> None:
+    if not isinstance(layouts, list) or not all(isinstance(layout, list) and layout for layout in layouts):
+        raise ValueError("invalid layouts")
+    _require(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
+    _require(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
+    for layout in layouts:
+        folded = {suffix.lower() for suffix in layout if is_utf8(suffix)}
+        _require(len(folded) == len(layout), "a member key that is invalid, or occurs twice")
+        _require(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
+
+
+def _check_arrays(arrays: Mapping[str, Integers], nbytes: int, end: int) -> None:
+    for name, kinds in _TYPES.items():
+        _require(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
+    blocks, sizes = arrays["blocks"], arrays["sizes"]
+    _require(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
+    _require(arrays["gap_checksums"].size == blocks.size // GAPS_PER_CHECKSUM + 1, "gap_checksums of another length")
+    if not blocks.size:
+        return
+    _require(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
+    begins = blocks.astype(np.int64)
+    ends = begins + (sizes.astype(np.int64) + (BLOCK - 1)) // BLOCK
+    _require(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that overlap")
+    _require(int(ends[-1]) * BLOCK <= end, "members behind the end of the last one")
+
+
+def _check_samples(
+    n_samples: int,
+    n_members: int,
+    layouts: Sequence[Sequence[str]],
+    layout_of: Integers | None,
+    starts: Integers | None,
+) -> None:
+    widths = np.array([len(layout) for layout in layouts], np.int64)
+    _require(layout_of is not None or len(layouts) <= 1, "several layouts, but not which sample has which")
+    _require(
+        starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but not where they begin"
+    )
+    if layout_of is not None:
+        _require(layout_of.size == n_samples, "layout_of of another length")
+        _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
+    if starts is None:
+        _require(
+            n_samples * int(widths[0] if widths.size else 0) == n_members, "members that are no multiple of samples"
+        )
+        return
+    of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
+    ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
+    _require(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "starts that do not fit")
+    _require(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "starts that do not fit")
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise ValueError(message)

@@ -22,135 +22,23 @@ from headrace.webdatamodule.shards.errors import (
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
 from headrace.webdatamodule.shards.index.build import build_index, map_file, spread
-from headrace.webdatamodule.shards.index.container import FRAME_GAPS, checksum_between, checksum_spans, gaps
+from headrace.webdatamodule.shards.index.container import (
+    GAPS_PER_CHECKSUM,
+    checksum_between,
+    checksum_spans,
+    gaps,
+    shard_checksums,
+)
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
     ShardEntry,
     open_column,
     read_manifest,
-    stopped_write,
+    unfinished_write,
 )
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-
-
-def differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
-    """Compare each byte of a shard with its index.
-
-    Args:
-        view: The bytes of the tar file.
-        index: Its index, whose own bytes were checked.
-
-    Yields:
-        Each difference, with its place.
-    """
-    if len(view) != index.shard_bytes:
-        message = f"the shard has {len(view)} bytes, but {index.shard_bytes} when it was indexed"
-        yield DamagedShardError(message, shard=index.shard, offset=min(len(view), index.shard_bytes))
-    structure = structure_fault(view, index)
-    if structure is not None:
-        yield structure
-    yield from _data_faults(view, index)
-    yield from _frame_faults(view, index, known=structure.offset if structure else None)
-
-
-def place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
-    """Which sample and which member a byte of a shard belongs to: by its data, the padding behind, or its headers.
-
-    Args:
-        index: The index of the shard.
-        offset: The byte.
-
-    Returns:
-        The sample's key and the member's name; None and None behind the last member.
-    """
-    position = int(np.searchsorted(index.ends, offset, "right"))
-    if position == index.n_members:
-        return None, None
-    sample, member = index.locate(position)
-    return index.key(sample), member
-
-
-def structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
-    """The first fault of a tar file's structure, or the first member that is another one than in the index.
-
-    Args:
-        view: The bytes of the tar file.
-        index: Its index.
-
-    Returns:
-        The fault; None when all members are where the index says.
-    """
-    try:
-        samples = group(walk(view, shard=index.shard), shard=index.shard)
-    except ShardError as error:
-        if error.sample is None and error.offset is not None:
-            error.sample, member = place(index, error.offset)
-            error.member = error.member or member
-        return error
-    pairs = enumerate(zip_longest(_members(index), _of_samples(samples)))
-    position = next((position for position, (told, found) in pairs if told != found), None)
-    if position is None:
-        return None
-    message = "the shard has another member here than its index says"
-    if position < index.n_members:
-        return _at(index, position, message)
-    return DamagedShardError(message, shard=index.shard, offset=samples.offsets[position] - BLOCK)
-
-
-def _members(index: ShardIndex) -> Iterator[tuple[str, int, int]]:
-    layouts = index.layout_numbers.tolist()
-    names = [f"{key}.{suffix}" for key, one in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[one]]
-    return zip(names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
-
-
-def _of_samples(samples: Samples) -> Iterator[tuple[str, int, int]]:
-    layouts = list(samples.layouts)
-    keyed = zip(samples.keys, samples.layout_of, strict=True)
-    names = [f"{key}.{suffix}" for key, one in keyed for suffix in layouts[one]]
-    return zip(names, samples.offsets, samples.sizes, strict=True)
-
-
-def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
-    offsets, sizes, checksums = index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist()
-    for position, (offset, size, checksum) in enumerate(zip(offsets, sizes, checksums, strict=True)):
-        if offset + size > len(view):
-            message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
-            yield _at(index, position, message)
-            return
-        if checksum_between(view, offset, offset + size) & 0xFFFFFFFF != checksum:
-            yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
-
-
-def _at(index: ShardIndex, position: int, message: str) -> ShardError:
-    sample, member = index.locate(position)
-    offset = int(index.blocks[position] - 1) * BLOCK
-    return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=offset)
-
-
-def _frame_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:
-    between = gaps(index.offsets.tolist(), index.sizes.tolist(), index.shard_bytes)
-    for number, checksum in enumerate(index.frames.tolist()):
-        parts = between[number * FRAME_GAPS : (number + 1) * FRAME_GAPS]
-        begin, end = parts[0][0], parts[-1][1]
-        if end > len(view) or checksum_spans(view, parts) == checksum:
-            continue
-        padding = [fault for part in parts for fault in _padding_faults(view, index, *part)]
-        yield from padding
-        if not padding and not (known is not None and begin <= known < end):
-            sample, member = place(index, begin)
-            message = f"a header, padding or a skipped member between bytes {begin} and {end} was changed"
-            yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=begin)
-
-
-def _padding_faults(view: Bytes, index: ShardIndex, begin: int, end: int) -> Iterator[ShardError]:
-    # Writers fill up with zeros; what is not zero there is the damage itself.
-    padding = bytes(view[begin : min(begin + -begin % BLOCK, end)])
-    if padding.strip(b"\0"):
-        offset = begin + len(padding) - len(padding.lstrip(b"\0"))
-        sample, member = place(index, offset)
-        message = "the padding behind the data was changed"
-        yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=offset)
 
 
 @dataclass(frozen=True)
@@ -173,11 +61,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: ShardError) -> Fault:
-        """The fault that an error tells of.
-
-        Args:
-            error: Any error about shards.
-        """
+        """The fault that an error describes."""
         return cls(error.message, error.shard, error.sample, error.member, error.offset)
 
     def __str__(self) -> str:
@@ -208,39 +92,25 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     except ManifestError as error:
         faults, entries = [Fault.of(error)], dict.fromkeys(sorted(tars))
     else:
-        stopped = stopped_write(folder)
-        faults = [Fault(f"{folder / NAME}: {stopped}")] if stopped else []
-        faults += [*_manifest_faults(folder, manifest), *_strangers(folder, manifest, tars)]
+        unfinished = unfinished_write(folder)
+        faults = [Fault(f"{folder / NAME}: {unfinished}")] if unfinished else []
+        faults += [*_manifest_faults(folder, manifest), *_set_index_faults(folder, manifest)]
+        faults += _unlisted_files(folder, manifest, tars)
         entries = {entry.name: entry for entry in manifest.shards}
     paths = [folder / name for name in entries]
-    found = spread(partial(verify_shard, entries=entries), paths, executor, what="verifying")
+    found = spread(partial(_verify_shard, entries=entries), paths, executor, what="verifying")
     if manifest is not None:
         faults += _member_faults(folder, manifest, found)
-    return faults + [fault for one in found for fault in one.faults]
+    return faults + [fault for verified in found for fault in verified.faults]
 
 
-class Verified(NamedTuple):
-    """What came of verifying one shard.
-
-    Args:
-        faults: All that is wrong.
-        members: The member keys that occur; None when that cannot be told.
-    """
-
+class _Verified(NamedTuple):
     faults: list[Fault]
-    members: tuple[str, ...] | None
+    members: tuple[str, ...] | None  # the member keys that occur; None when that cannot be known
 
 
-def verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> Verified:
-    """Compare each byte of a shard with its index, and the index with the manifest.
-
-    Args:
-        path: The tar file.
-        entries: What the manifest says, by the names of the shards.
-
-    Returns:
-        The faults, and the member keys.
-    """
+def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Verified:
+    """Compare each byte of a shard with its index, and the index with the manifest."""
     faults, members = list[Fault](), None
     try:
         for found in _shard_errors(path, entries[path.name]):
@@ -252,7 +122,7 @@ def verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> Verifi
         faults.append(Fault.of(error))
     except OSError as error:
         faults.append(Fault(f"the shard or its index cannot be read: {error}", str(path)))
-    return Verified(faults, members)
+    return _Verified(faults, members)
 
 
 def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
@@ -275,33 +145,15 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         if entry is not None and not _is_of(index, entry):
             message = "the index is another one than the manifest's: index the directory again"
             yield StaleIndexError(message, shard=str(path))
-        if not _same(view, index):
+        if not _is_intact(view, index):
             yield from _differences(view, index)
         yield index
         return
-    yield from _unindexed(view, path, entry)
+    yield from _without_index(view, path, entry)
 
 
-def _differences(view: FileBytes, index: ShardIndex) -> Iterator[ShardError]:
-    found = False
-    for error in differences(view, index):
-        found = True
-        yield error
-    if not found:
-        message = "the index is another one than indexing gives, though all members are where it says: index the shard"
-        yield StaleIndexError(f"{message} again", shard=index.shard)
-
-
-def _same(view: FileBytes, index: ShardIndex) -> bool:
-    # The quick way through a whole shard: its index is a function of its bytes.
-    try:
-        return ShardIndex(build_index(view)).checksum == index.checksum
-    except ShardError:
-        return False
-
-
-def _unindexed(view: FileBytes, path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
-    # Without an index, the manifest still tells whether the shard is the one that was indexed.
+def _without_index(view: FileBytes, path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
+    # The manifest still says whether the shard is the one that was indexed.
     try:
         again = ShardIndex(build_index(view, shard=str(path)))
     except ShardError as error:
@@ -317,6 +169,109 @@ def _is_of(index: ShardIndex, entry: ShardEntry) -> bool:
     return found == (entry.nbytes, entry.samples, entry.index, entry.skipped)
 
 
+def _is_intact(view: FileBytes, index: ShardIndex) -> bool:
+    # The quick way through a whole shard: when all checksums fit, the headers need not be parsed.
+    if len(view) != index.shard_bytes:
+        return False
+    checksums, gap_checksums = shard_checksums(view, index.offsets.tolist(), index.sizes.tolist())
+    return checksums == index.checksums.tolist() and np.array_equal(gap_checksums, index.gap_checksums)
+
+
+def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
+    """Each difference between a shard and its index, whose own bytes were checked, with its place."""
+    if len(view) != index.shard_bytes:
+        message = f"the shard has {len(view)} bytes, but {index.shard_bytes} when it was indexed"
+        yield DamagedShardError(message, shard=index.shard, offset=min(len(view), index.shard_bytes))
+    structure = _structure_fault(view, index)
+    if structure is not None:
+        yield structure
+    yield from _data_faults(view, index)
+    yield from _gap_faults(view, index, known=structure.offset if structure else None)
+
+
+def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
+    """The first fault of the tar file's structure, or the first member that is another one than in the index."""
+    try:
+        samples = group(walk(view, shard=index.shard), shard=index.shard)
+    except ShardError as error:
+        if error.sample is None and error.offset is not None:
+            error.sample, member = _place(index, error.offset)
+            error.member = error.member or member
+        return error
+    pairs = enumerate(zip_longest(_indexed_members(index), _found_members(samples)))
+    position = next((position for position, (indexed, found) in pairs if indexed != found), None)
+    if position is None:
+        return None
+    message = "the shard has another member here than its index says"
+    if position < index.n_members:
+        return _at(index, position, message)
+    return DamagedShardError(message, shard=index.shard, offset=samples.offsets[position] - BLOCK)
+
+
+def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
+    """Which sample and member a byte belongs to: by its data, the padding behind, or its headers; or to none."""
+    position = int(np.searchsorted(index.ends, offset, "right"))
+    if position == index.n_members:
+        return None, None
+    sample, member = index.locate(position)
+    return index.key(sample), member
+
+
+def _indexed_members(index: ShardIndex) -> Iterator[tuple[str, int, int]]:
+    layouts = index.layout_numbers.tolist()
+    names = [f"{key}.{suffix}" for key, one in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[one]]
+    return zip(names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
+
+
+def _found_members(samples: Samples) -> Iterator[tuple[str, int, int]]:
+    layouts = list(samples.layouts)
+    keyed = zip(samples.keys, samples.layout_of, strict=True)
+    names = [f"{key}.{suffix}" for key, one in keyed for suffix in layouts[one]]
+    return zip(names, samples.offsets, samples.sizes, strict=True)
+
+
+def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
+    offsets, sizes, checksums = index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist()
+    for position, (offset, size, checksum) in enumerate(zip(offsets, sizes, checksums, strict=True)):
+        if offset + size > len(view):
+            message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
+            yield _at(index, position, message)
+            return
+        if checksum_between(view, offset, offset + size) & 0xFFFFFFFF != checksum:
+            yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
+
+
+def _at(index: ShardIndex, position: int, message: str) -> ShardError:
+    sample, member = index.locate(position)
+    offset = int(index.blocks[position] - 1) * BLOCK
+    return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=offset)
+
+
+def _gap_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:
+    between = gaps(index.offsets.tolist(), index.sizes.tolist(), index.shard_bytes)
+    for number, checksum in enumerate(index.gap_checksums.tolist()):
+        parts = between[number * GAPS_PER_CHECKSUM : (number + 1) * GAPS_PER_CHECKSUM]
+        begin, end = parts[0][0], parts[-1][1]
+        if end > len(view) or checksum_spans(view, parts) == checksum:
+            continue
+        padding = [fault for part in parts for fault in _padding_faults(view, index, *part)]
+        yield from padding
+        if not padding and not (known is not None and begin <= known < end):
+            sample, member = _place(index, begin)
+            message = f"a header, padding or a skipped member between bytes {begin} and {end} was changed"
+            yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=begin)
+
+
+def _padding_faults(view: Bytes, index: ShardIndex, begin: int, end: int) -> Iterator[ShardError]:
+    # Writers fill up with zeros; what is not zero there is the damage itself.
+    padding = bytes(view[begin : min(begin + -begin % BLOCK, end)])
+    if padding.strip(b"\0"):
+        offset = begin + len(padding) - len(padding.lstrip(b"\0"))
+        sample, member = _place(index, offset)
+        message = "the padding behind the data was changed"
+        yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=offset)
+
+
 def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
     if read_manifest(folder) != manifest.to_json().encode():
         yield Fault(f"{folder / NAME}: the text was changed, though not what it says")
@@ -330,6 +285,20 @@ def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
             yield from _column_faults(folder, manifest, column.name)
 
 
+def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    path = folder / SET_INDEX_NAME
+    try:
+        found = SetIndex.open(folder, manifest)
+        if found is not None:
+            for number, entry in enumerate(manifest.shards):
+                found.shard(number, str(folder / entry.name)).check_self()
+        elif path.exists() and len(manifest.shards) > 1:
+            yield Fault(f"{path}: the index of the set belongs to another manifest: index the directory again")
+    except ShardError as error:
+        cure = "index the directory again with force=True"
+        yield Fault(f"{path}: {error.message.removeprefix(f'{path}: ')}; {cure}", error.shard)
+
+
 def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Fault]:
     try:
         open_column(folder, manifest, name)
@@ -337,7 +306,7 @@ def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Faul
         yield Fault(f"{folder / NAME}: {error.message}")
 
 
-def _member_faults(folder: Path, manifest: Manifest, found: Sequence[Verified]) -> Iterator[Fault]:
+def _member_faults(folder: Path, manifest: Manifest, found: Sequence[_Verified]) -> Iterator[Fault]:
     # A shard of unknown members may have any: then only those are wrong that the manifest lacks.
     known = [one.members for one in found if one.members is not None]
     real, told = sorted(set().union(*known)), sorted(manifest.members)
@@ -350,7 +319,7 @@ def _checksum(path: Path) -> int:
     return checksum_between(data, 0, len(data))
 
 
-def _strangers(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fault]:
+def _unlisted_files(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fault]:
     known = {entry.name for entry in manifest.shards}
     for name in sorted(tars - known):
         message = "the shard is not in the manifest, and no reader reads it: index the directory again"

@@ -1,406 +1,225 @@
-"""One shard, mapped: samples by their numbers, undecoded."""
+"""One shard and its index: samples by their numbers, undecoded."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import Bytes, open_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, parse_header
+from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import checksum_between
-from headrace.webdatamodule.shards.index.keys import Namer, namer
+from headrace.webdatamodule.shards.index.keys import NumberedKeys, namer
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
+Sample: TypeAlias = dict[str, Any]
+Read: TypeAlias = Callable[[int], Sample]
+Members = tuple[tuple[str, int], ...]
+MASK = 0xFFFFFFFF
+# What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
+_BYTES, _SAMPLES = 1 << 18, 1 << 10
+_FEW = 64
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_Thing = TypeVar("_Thing")
 
-class Mapped:
-    """A memory map of a shard; it stays what it is when the file is replaced under its name.
+
+class ShardBytes(Protocol):
+    """Where the bytes of a shard come from; see `MappedShard`."""
+
+    data: Any
+
+    def check_size(self) -> None:
+        """Refuse a file that was cut since it was opened."""
+
+    def fetch_again(self, begin: int, end: int, /) -> bytes | None:
+        """Some bytes once more from where the shard comes from; None where there is no such place."""
+
+    def diagnose(self) -> None:
+        """Raise a StaleIndexError when it is another shard."""
+
+
+class MappedShard:
+    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name.
 
     Args:
-        index: Of the shard; it names the file.
-        verified: Whether the checksum of each member is compared when it is read: then damage of a few samples is
-            left to those reads, and the others stay readable.
+        index: Of the shard.
+        file: The open file.
+        verified: Whether the checksum of each member is compared when it is read. Then damage is found by those reads,
+            and the samples without damage stay readable.
 
     Attributes:
         data: The bytes; a slice of them is a copy.
+        stale: What is wrong with the shard as a whole, when reads are to find that.
 
     Raises:
-        OSError: The file cannot be opened.
-        DamagedShardError: It is a directory, a FIFO or a device.
-        StaleIndexError: It is another one than was indexed.
+        StaleIndexError: It is another shard than was indexed.
     """
 
-    def __init__(self, index: ShardIndex, *, verified: bool = False) -> None:
-        self.path, self.nbytes = index.shard, index.shard_bytes
-        self.data: bytes | mmap.mmap = b""
-        with os.fdopen(open_plain(self.path), "rb", buffering=0) as file:
-            if file.seek(0, 2):  # an empty file cannot be mapped
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        check_belongs(index, self.data, verified=verified)
+    def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
+        self.index = index
+        self.stale: StaleIndexError | None = None
+        self.data: Any = map_file(file)
+        try:
+            index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+        except StaleIndexError as error:
+            if not verified or len(self.data) != index.shard_bytes:
+                raise
+            self.stale = error
 
     def check_size(self) -> None:
-        """See whether the file was cut since: to read behind its end would kill the process.
+        """Refuse a file that was cut since: to read behind its end would kill the process.
 
         This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
         who writes into the file itself, as replacing it under its name leaves the map as it was.
 
         Raises:
-            StaleIndexError: It was.
+            StaleIndexError: It was cut.
         """
-        if isinstance(self.data, mmap.mmap) and self.data.size() != self.nbytes:
-            message = f"the shard had {self.nbytes} bytes when it was opened, and has {self.data.size()} now"
-            raise StaleIndexError(f"{message}: restore it, and make the dataset again", shard=self.path)
+        if isinstance(self.data, mmap.mmap) and self.data.size() != self.index.shard_bytes:
+            message = f"the shard had {self.index.shard_bytes} bytes when it was opened, and has {self.data.size()} now"
+            raise StaleIndexError(f"{message}: restore it, and make the dataset again", shard=self.index.shard)
 
-
-_LOOKED_AT = 9
-
-_NAME = 99  # bytes of a longer name may stand in a header before that of the member
-
-
-def check_belongs(index: ShardIndex, data: Bytes, *, verified: bool) -> None:
-    """See whether a shard is the one that was indexed; what is damaged in it is left to who reads that member.
-
-    Args:
-        index: Of the shard.
-        data: The bytes of the shard.
-        verified: Whether the checksum of each member is compared when it is read. Only then may damage pass here.
-
-    Raises:
-        StaleIndexError: It is another shard, or one that is damaged more than here and there.
-    """
-    try:
-        index.check_shard(len(data), lambda begin, end: _piece(data, begin, end))
-    except StaleIndexError:
-        if not (verified and len(data) == index.shard_bytes and _is_the_same(index, data)):
-            raise
-
-
-def _is_the_same(index: ShardIndex, data: Bytes) -> bool:
-    """Whether the first, the last and some samples between are where the index says, and most of them unharmed.
-
-    Another set of the same shape has the same names and sizes, but other data in all samples.
-    """
-    last = index.n_samples - 1
-    some = sorted({last * part // (_LOOKED_AT - 1) for part in range(_LOOKED_AT)}) if last >= 0 else []
-    ends = {*some[:1], *some[len(some) // 2 :][:1], *some[-1:]}
-    if not all(_is_named(index, data, index.span(sample)[0]) for sample in ends):
-        return False
-    return 2 * sum(_is_whole(index, data, sample) for sample in some) > len(some)
-
-
-def _is_named(index: ShardIndex, data: Bytes, position: int) -> bool:
-    begin = int(index.blocks[position] - 1) * BLOCK
-    try:
-        header = parse_header(_piece(data, begin, begin + BLOCK))
-    except DamagedShardError:
-        return False
-    _, name = index.locate(position)
-    cut = len(header.name.encode("utf-8", "surrogateescape")) >= _NAME and name.startswith(header.name)
-    return (header.name == name or cut) and header.size == int(index.sizes[position])
-
-
-def _is_whole(index: ShardIndex, data: Bytes, sample: int) -> bool:
-    for position in range(*index.span(sample)):
-        begin = int(index.blocks[position]) * BLOCK
-        end = begin + int(index.sizes[position])
-        if checksum_between(data, begin, end) & 0xFFFFFFFF != int(index.checksums[position]):
-            return False
-    return True
-
-
-def _piece(data: Bytes, begin: int, end: int) -> bytes:
-    return bytes(data[begin:end])
-
-
-Sample = dict[str, Any]
-
-Plan = tuple[tuple[str, int], ...]
-
-MASK = 0xFFFFFFFF
-# What is made at once stays in the processor's cache, and the memory that a consumer let go of is used again.
-_BYTES, _SAMPLES = 1 << 18, 1 << 10
-
-
-class Rows:
-    """Reads such samples, column by column.
-
-    Args:
-        index: Of a shard whose samples all have the same members.
-        members: Which of them to take; not empty.
-        names: Makes the keys of samples.
-        verify: Whether to check checksums.
-    """
-
-    def __init__(self, index: ShardIndex, members: Plan, names: Namer, *, verify: bool) -> None:
-        self._index, self._names, self._verify = index, names, verify
-        self._members = [name for name, _ in members]
-        self._width, self._columns = len(index.layouts[0]), [column for _, column in members]
-        # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
-        self._pointers = index.blocks.data, index.sizes.data, index.checksums.data
-        self._empty = dict.fromkeys(("__key__", *self._members))
-
-    def some(self, data: bytes | mmap.mmap, samples: Sequence[int]) -> list[Sample]:
-        """Read some samples, in any order.
-
-        Args:
-            data: The shard's bytes.
-            samples: Their numbers.
-
-        Returns:
-            For each one its key under "__key__", and its members' bytes under their keys.
-        """
-        blocks, sizes, checksums = self._pointers
-        width, verify = self._width, self._verify
-        made: list[Sample] = [{"__key__": key} for key in self._names(samples)]
-        starts = [width * sample for sample in samples]
-        # Loops without calls, because each call costs as much as reading a member.
-        for name, column in zip(self._members, self._columns, strict=True):
-            for sample, start in zip(made, starts, strict=True):
-                at = start + column
-                begin = blocks[at] * BLOCK
-                sample[name] = read = data[begin : begin + sizes[at]]
-                if verify and xxh3_64_intdigest(read) & MASK != checksums[at]:
-                    refuse(self._index, at)
-        return made
-
-    def read(self, mapped: Mapped, start: int, stop: int) -> Iterator[list[Sample]]:
-        """Read samples that stand in a row, faster than `some`.
-
-        Args:
-            mapped: The shard's bytes.
-            start: The first sample.
-            stop: The one after the last.
-
-        Yields:
-            A few samples at once; when there is an error, those that come before it first.
-        """
-        for begin in range(start, stop, _SAMPLES):
-            self._index.check_size()
-            where = self._where(begin, min(begin + _SAMPLES, stop))
-            begins = self._index.blocks[where].astype(np.int64) * BLOCK
-            ends = begins + self._index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
-            step = self._step(begins, ends)
-            bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
-            for first in range(0, len(bounds), step):
-                mapped.check_size()
-                data = mapped.data
-                read = [data[a:b] for a, b in bounds[first : first + step]]
-                yield from self._made(read, begin + first // len(self._columns), where[first : first + step])
-
-    def _where(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        where: npt.NDArray[np.int64] = np.arange(start, stop)[:, None] * self._width + np.array(self._columns)
-        return where.ravel()
-
-    def _step(self, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-        samples = begins.size // len(self._columns)
-        most = _BYTES * samples // max(1, int((ends - begins).sum()))
-        return max(1, most) * len(self._columns)
-
-    def _made(self, read: list[bytes], start: int, where: npt.NDArray[np.int64]) -> Iterator[list[Sample]]:
-        width = len(self._columns)
-        samples = self._dicts(read, start, len(read) // width)
-        wrong = self._first_wrong(read, where) if self._verify else len(read)
-        if wrong < len(read):
-            yield samples[: wrong // width]
-            refuse(self._index, int(where[wrong]))
-        yield samples
-
-    def _first_wrong(self, read: list[bytes], where: npt.NDArray[np.int64]) -> int:
-        wrong = checksums32(read) != self._index.checksums[where]
-        return int(wrong.argmax()) if wrong.any() else len(read)
-
-    def _dicts(self, read: list[bytes], start: int, count: int) -> list[Sample]:
-        samples: list[Sample] = list(map(dict.copy, repeat(self._empty, count)))
-        for sample, key in zip(samples, self._names(range(start, start + count)), strict=True):
-            sample["__key__"] = key
-        for column, name in enumerate(self._members):
-            for sample, data in zip(samples, read[column :: len(self._members)], strict=True):
-                sample[name] = data
-        return samples
-
-
-def plan(layout: Sequence[str], keys: Sequence[str] | None) -> Plan | None:
-    """Which members to take from samples of a layout: pairs of a key and its column.
-
-    Args:
-        layout: The member keys of the samples.
-        keys: Which of them to take; all when None.
-
-    Returns:
-        The pairs; None when the samples lack one.
-
-    >>> plan(["txt", "cls"], ["cls"]), plan(["txt"], ["cls"])
-    ((('cls', 1),), None)
-    """
-    wanted = layout if keys is None else keys
-    if not set(wanted) <= set(layout):
+    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
+        """Some bytes once more from where the shard comes from; None where there is no such place."""
         return None
-    columns = {key: column for column, key in enumerate(layout)}  # not layout.index, for layouts of many members
-    return tuple((key, columns[key]) for key in wanted)
+
+    def diagnose(self) -> None:
+        """Raise a StaleIndexError when it is another shard."""
+        if self.stale is not None:
+            raise StaleIndexError(self.stale.message, shard=self.stale.shard)
 
 
-def checksums32(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
-    """`checksum32` of many pieces at once.
-
-    Args:
-        pieces: Bytes.
-
-    Returns:
-        The checksums, shape [number of pieces].
-
-    >>> from headrace.webdatamodule.shards.index.container import checksum32
-    >>> checksums32([b"abc", b""]).tolist() == [checksum32(b"abc"), checksum32(b"")]
-    True
-    """
-    digests = np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u4")
-    return digests[1::2].astype(np.uint32)
-
-
-def place(index: ShardIndex, at: int) -> dict[str, Any]:
-    """Where a member stands, in the words of a ShardError.
-
-    Args:
-        index: Of the shard.
-        at: The member's position in the index's arrays.
-    """
-    sample, member = index.locate(at)
-    offset = int(index.blocks[at]) * BLOCK - BLOCK
-    return {"shard": index.shard, "sample": index.key(sample), "member": member, "offset": offset}
-
-
-def refuse(index: ShardIndex, at: int) -> NoReturn:
-    """Raise the error of a member whose checksum does not fit.
-
-    Args:
-        index: Of the shard.
-        at: The member's position in the index's arrays.
+def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
+    """Map the file that an index names.
 
     Raises:
-        DamagedShardError: Always.
+        OSError: The file cannot be opened.
+        DamagedShardError: It is a directory, a FIFO or a device.
+        StaleIndexError: It is another shard than was indexed.
     """
-    message = "the member's bytes are not those that were indexed: restore the shard, or write it again"
-    raise DamagedShardError(message, **place(index, at))
+    with os.fdopen(open_plain(index.shard), "rb", buffering=0) as file:
+        return MappedShard(index, file, verified=verified)
 
 
-def oversized(index: ShardIndex, keys: Sequence[str] | None, max_bytes: int) -> dict[int, int]:
-    """Find the samples that have too large a member.
+def map_file(file: BinaryIO) -> bytes | mmap.mmap:
+    """Map an open file."""
+    empty = file.seek(0, 2) == 0  # an empty file cannot be mapped
+    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class ShardReader:
+    """Reads samples of one shard.
 
     Args:
         index: Of the shard.
-        keys: Which members count, in lower case; all when None.
-        max_bytes: The most bytes that a member may have.
-
-    Returns:
-        Numbers of samples, ascending, and the position of the first such member of each in the index's arrays.
-    """
-    if not index.sizes.size or int(index.sizes.max()) <= max_bytes:
-        return {}
-    wanted = None if keys is None else frozenset(keys)
-    found: dict[int, int] = {}
-    for at in np.flatnonzero(index.sizes > max_bytes).tolist():
-        sample, _ = index.locate(at)
-        if wanted is None or index.layout(sample)[at - index.span(sample)[0]] in wanted:
-            found.setdefault(sample, at)
-    return found
-
-
-def refuse_size(index: ShardIndex, at: int, max_bytes: int) -> NoReturn:
-    """Raise the error of a member that is too large.
-
-    Args:
-        index: Of the shard.
-        at: The member's position in the index's arrays.
-        max_bytes: The most bytes that a member may have.
-
-    Raises:
-        DecodeError: Always.
-    """
-    message = f"the member has {int(index.sizes[at])} bytes, which is more than max_bytes={max_bytes}"
-    raise DecodeError(f"{message}: raise max_bytes if that is meant to be, or leave it out of keys", **place(index, at))
-
-
-_FEW = 64
-
-_PIECE = 16 << 20  # of a large member whose checksum alone is wanted
-
-
-class OpenShard:
-    """A shard and its index.
-
-    Args:
-        index: Of the shard.
-        mapped: The shard's bytes.
+        source: The shard's bytes.
         keys: Which members to read, in lower case; all when None.
         verify: Whether to check the checksum of each member that is read.
         max_bytes: Most bytes that a member may have; a larger one is refused before it is read.
+
+    Attributes:
+        batch: For whoever reads batches: the number of the last one that needed this shard.
     """
 
     def __init__(
         self,
         index: ShardIndex,
-        mapped: Mapped,
+        source: ShardBytes,
         keys: Sequence[str] | None,
         *,
         verify: bool,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self.index, self._max_bytes = index, max_bytes
-        self._too_large = oversized(index, keys, max_bytes)
-        self._mapped, self._verify = mapped, verify
-        self._plans = [plan(layout, keys) for layout in index.layouts]
-        self._names = namer(index.keys)
-        # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
-        self._blocks, self._sizes = index.blocks.data, index.sizes.data
-        self._checksums = index.checksums.data
-        members = self._plans[0] if len(self._plans) == 1 else None
-        self._rows = None if members is None else Rows(index, members, self._names, verify=verify)
+        self.index, self.source, self.batch = index, source, -1
+        self._verify, self._max_bytes = verify, max_bytes
+        self._plans = [_plan(layout, keys) for layout in index.layouts]
+        self._too_large = _too_large(index, keys, max_bytes)
+        alike = len(self._plans) == 1 and not self._too_large
+        self._members = self._plans[0] if alike else None  # of all samples, where these are alike
+        self._width = len(index.layouts[0]) if index.layouts else 0
 
-    def some(self, samples: Sequence[int], into: list[Sample]) -> None:
-        """Read some samples.
+    def check_size(self) -> None:
+        """Refuse files that were cut since they were opened."""
+        self.index.check_size()
+        self.source.check_size()
+
+    def bind(self, data: Any) -> Read:
+        """A function that reads samples from the shard's bytes, fast: it holds all that it needs.
 
         Args:
-            samples: Their numbers, which have to exist.
-            into: Gets for each one its key under "__key__", and its members' bytes under their keys.
+            data: The bytes, or as many of them as are needed.
 
-        Raises:
-            DecodeError: A member is too large.
-            ShardError: The bytes are not those that were indexed, or a sample lacks a member.
+        Returns:
+            A function of the number of a sample, which has to exist. It gives the sample's key under "__key__", and
+            its members' bytes under their keys. Call `check_size` before some of them. It raises a ShardError when the
+            bytes are not those that were indexed, when the sample lacks a member, or when a member is too large.
         """
-        self._check_sizes(samples)
-        self.index.check_size()
-        self._mapped.check_size()
-        if self._rows is None:
-            self._different(samples, into)
-        else:
-            into += self._rows.some(self._mapped.data, samples)
+        # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
+        blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
+        keys = self.index.keys
+        # One "%" is the fastest way to a key of a number.
+        template, parts = (keys.template, keys.numbers) if isinstance(keys, NumberedKeys) else ("%s", keys)
+        alike, width, verify, again, locate = self._members, self._width, self._verify, self._again, self._locate
+
+        def read(number: int) -> Sample:
+            start, members = (width * number, alike) if alike else locate(number)
+            sample: Sample = {"__key__": template % parts[number]}
+            for name, column in members:
+                at = start + column
+                begin = blocks[at] * BLOCK
+                sample[name] = piece = data[begin : begin + sizes[at]]
+                if verify and xxh3_64_intdigest(piece) & MASK != checksums[at]:
+                    sample[name] = again(at)
+            return sample
+
+        return read
+
+    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
+        """Some samples; see `bind`."""
+        self.check_size()
+        return list(map(self.bind(self.source.data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """Read samples that stand in a row; faster than `some` where all have the same members.
+        """Read samples that stand in a row; twice as fast as `bind` where all have the same members.
 
         Args:
             start: The first one.
             stop: The one after the last.
 
         Yields:
-            A few samples at once, as of `some`; when there is an error, those that come before it first.
+            A few samples at once, as of `bind`; when there is an error, those that come before it first.
 
         Raises:
-            ShardError: As of `some`.
+            ShardError: As of `bind`.
         """
-        end = self._small_until(start, stop)
-        if self._rows is None:
-            yield from self._few_by_few(start, end)
-        else:
-            yield from self._rows.read(self._mapped, start, end)
-        self._check_sizes(range(end, stop)[:1])
+        yield from self.between_of(self.source, start, stop)
+
+    def between_of(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
+        """The same from other bytes."""
+        if self._members:
+            yield from self._columns(source, start, stop)
+            return
+        read = self.bind(source.data)
+        for first in range(start, stop, _FEW):
+            self.index.check_size()
+            source.check_size()
+            samples: list[Sample] = []
+            try:
+                for number in range(first, min(first + _FEW, stop)):
+                    samples.append(read(number))  # noqa: PERF401 - those before an error are kept
+            except ShardError:
+                yield samples
+                raise
+            yield samples
 
     def check_all(self) -> None:
         """Check the checksum of each member of the shard.
@@ -408,76 +227,188 @@ class OpenShard:
         Raises:
             ShardError: The bytes are not those that were indexed.
         """
-        large = list(oversized(self.index, None, _PIECE))
-        whole = self._whole()
-        for start, stop in zip([0, *(sample + 1 for sample in large)], [*large, self.index.n_samples], strict=True):
-            for _ in whole.between(start, stop):
-                pass
-        for sample in large:
-            for at in range(*self.index.span(sample)):
-                self._check_one(at)
+        index, data = self.index, self.source.data
+        for at, (begin, size, expected) in enumerate(zip(index.offsets, index.sizes, index.checksums, strict=True)):
+            if not at % _SAMPLES:
+                self.check_size()
+            if checksum_between(data, int(begin), int(begin) + int(size)) & MASK != expected:
+                self._refuse(at)
 
-    def place(self, sample: int, member: str) -> dict[str, Any]:
-        """Where a member stands, in the words of a ShardError.
+    def place(self, number: int, member: str) -> dict[str, Any]:
+        """Where a member of a sample stands, in the words of a ShardError."""
+        return _place(self.index, self.index.span(number)[0] + self.index.layout(number).index(member))
+
+    def positions(self, numbers: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Where the members of some samples stand in the index's arrays.
 
         Args:
-            sample: Number of the sample.
-            member: The member's key, in lower case.
+            numbers: Of the samples.
+
+        Returns:
+            For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
         """
-        return place(self.index, self.index.span(sample)[0] + self.index.layout(sample).index(member))
+        starts = np.fromiter(self.index.starts_of(numbers), np.int64, len(numbers))
+        layouts = np.fromiter(self.index.layouts_of(numbers), np.int64, len(numbers))
+        found = []
+        for layout in np.unique(layouts).tolist():
+            chosen = np.flatnonzero(layouts == layout)
+            columns = np.array([column for _, column in self._plans[layout] or ()], np.int64)
+            found.append((chosen, starts[chosen, None] + columns))
+        return found
 
-    def _whole(self) -> OpenShard:
-        return OpenShard(self.index, self._mapped, None, verify=True, max_bytes=self.index.shard_bytes)
+    def _locate(self, number: int) -> tuple[int, Members]:
+        """Where a sample's members begin in the index's arrays, and which of them to read."""
+        if number in self._too_large:
+            at = self._too_large[number]
+            message = (
+                f"the member has {int(self.index.sizes[at])} bytes, which is more than max_bytes={self._max_bytes}"
+            )
+            cure = "raise max_bytes if that is meant to be, or leave it out of keys"
+            raise DecodeError(f"{message}: {cure}", **_place(self.index, at))
+        [start], [layout] = self.index.starts_of((number,)), self.index.layouts_of((number,))
+        members = self._plans[layout]
+        if members is None:
+            there = ", ".join(map(repr, self.index.layout(number)))
+            message = f"the sample lacks a member that keys asks for, it has only {there}: correct keys, or the shard"
+            raise ShardError(message, shard=self.index.shard, sample=self.index.key(number))
+        return start, members
 
-    def _piece(self, begin: int, end: int) -> bytes:
-        self._mapped.check_size()
-        return self._mapped.data[begin:end]
+    def _columns(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
+        """Read samples with the same members column by column."""
+        index, members = self.index, self._members or ()
+        columns, names = np.array([column for _, column in members], np.int64), [name for name, _ in members]
+        keys, empty = namer(index.keys), dict.fromkeys(("__key__", *names))
+        for first in range(start, stop, _SAMPLES):
+            index.check_size()
+            where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
+            begins = index.blocks[where].astype(np.int64) * BLOCK
+            ends = begins + index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
+            bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            most = _BYTES * (len(bounds) // len(names)) // max(1, int((ends - begins).sum()))
+            step = max(1, most) * len(names)
+            for at in range(0, len(bounds), step):
+                source.check_size()
+                data = source.data
+                pieces = [data[begin:end] for begin, end in bounds[at : at + step]]
+                number, count = first + at // len(names), len(pieces) // len(names)
+                failed = self._compare(pieces, where[at : at + step]) if self._verify else None
+                samples: list[Sample] = list(map(dict.copy, repeat(empty, count)))
+                for sample, key in zip(samples, keys(range(number, number + count)), strict=True):
+                    sample["__key__"] = key
+                for column, name in enumerate(names):
+                    for sample, piece in zip(samples, pieces[column :: len(names)], strict=True):
+                        sample[name] = piece
+                if failed is not None:
+                    yield samples[: failed[0] // len(names)]
+                    raise failed[1]
+                yield samples
 
-    def _check_one(self, at: int) -> None:
-        digest, begin = xxh3_64(), self._blocks[at] * BLOCK
-        end = begin + self._sizes[at]
-        for first in range(begin, end, _PIECE):
-            digest.update(self._piece(first, min(first + _PIECE, end)))
-        if digest.intdigest() & MASK != self._checksums[at]:
-            refuse(self.index, at)
-
-    def _check_sizes(self, samples: Sequence[int]) -> None:
-        if self._too_large:
-            for sample in samples:
-                if sample in self._too_large:
-                    refuse_size(self.index, self._too_large[sample], self._max_bytes)
-
-    def _small_until(self, start: int, stop: int) -> int:
-        return min((sample for sample in self._too_large if start <= sample < stop), default=stop)
-
-    def _few_by_few(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        for begin in range(start, stop, _FEW):
-            made: list[Sample] = []
+    def _compare(self, pieces: list[bytes], where: npt.NDArray[np.int64]) -> tuple[int, ShardError] | None:
+        """Compare checksums, and fetch again what differs; the first one that cannot be had, and why."""
+        for at in np.flatnonzero(_checksums(pieces) != self.index.checksums[where]).tolist():
             try:
-                self.some(range(begin, min(begin + _FEW, stop)), made)
-            except ShardError:
-                yield made
-                raise
-            yield made
+                pieces[at] = self._again(int(where[at]))
+            except ShardError as error:
+                return at, error
+        return None
 
-    def _different(self, samples: Sequence[int], into: list[Sample]) -> None:
-        data, blocks, sizes, checksums = self._mapped.data, self._blocks, self._sizes, self._checksums
-        plans = map(self._plans.__getitem__, self.index.layouts_of(samples))
-        rows = zip(self._names(samples), self.index.starts_of(samples), plans, strict=False)
-        for key, start, members in rows:
-            sample: Sample = {"__key__": key}
-            if members is None:
-                self._lacking(start)
-            for name, column in members:
-                at = start + column
-                begin = blocks[at] * BLOCK
-                sample[name] = read = data[begin : begin + sizes[at]]
-                if self._verify and xxh3_64_intdigest(read) & MASK != checksums[at]:
-                    refuse(self.index, at)
-            into.append(sample)
+    def _again(self, at: int) -> bytes:
+        """A member whose checksum differs, fetched again where that is possible."""
+        begin = int(self.index.blocks[at]) * BLOCK
+        data = self.source.fetch_again(begin, begin + int(self.index.sizes[at]))
+        if data is None or xxh3_64_intdigest(data) & MASK != self.index.checksums[at]:
+            self._refuse(at)
+        return data
 
-    def _lacking(self, at: int) -> NoReturn:
-        sample, _ = self.index.locate(at)
-        held = ", ".join(map(repr, self.index.layout(sample)))
-        message = f"the sample lacks a member that keys asks for, it has only {held}: correct keys, or the shard"
-        raise ShardError(message, shard=self.index.shard, sample=self.index.key(sample))
+    def _refuse(self, at: int) -> NoReturn:
+        self.source.diagnose()
+        message = "the member's bytes are not those that were indexed: restore the shard, or write it again"
+        raise DamagedShardError(message, **_place(self.index, at))
+
+
+class LruCache(Generic[_Thing]):
+    """Opens things by their numbers, and evicts the least recently used ones.
+
+    Safe in threads: what is evicted is closed when its last user has finished.
+
+    Args:
+        open_one: Opens one.
+        limit: How many to keep.
+
+    >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
+    >>> cache.get(3), cache.get(3)
+    open 3
+    (-3, -3)
+    """
+
+    def __init__(self, open_one: Callable[[int], _Thing], limit: int) -> None:
+        self._open, self.limit = open_one, limit
+        self.things: dict[int, _Thing] = {}  # the least recently used first
+
+    def get(self, number: int) -> _Thing:
+        """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
+        thing = self.things.pop(number, None)
+        if thing is None:
+            self._evict(self.limit - 1)
+            thing = self._open_with_room(number)
+        self.things[number] = thing
+        return thing
+
+    def clear(self) -> None:
+        """Evict all."""
+        self._evict(0)
+
+    def _evict(self, most: int) -> None:
+        for number in list(self.things)[: max(0, len(self.things) - most)]:
+            self.things.pop(number, None)
+
+    def _open_with_room(self, number: int) -> _Thing:
+        while True:
+            try:
+                return self._open(number)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS or not self.things:
+                    raise
+                self.limit = max(1, len(self.things) // 2)
+                self._evict(self.limit // 2)
+
+
+def default_limit() -> int:
+    """How many shards to keep open: each takes two file descriptors, and half of them are left to others."""
+    try:
+        from resource import RLIMIT_NOFILE, getrlimit
+    except ImportError:  # not on Windows
+        return 512
+    soft = getrlimit(RLIMIT_NOFILE)[0]
+    return max(1, min(soft // 4, 4096)) if soft >= 0 else 4096
+
+
+def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> Members | None:
+    """Which members to take from samples of a layout: pairs of a key and its column; None when one is missing."""
+    columns = {key: column for column, key in enumerate(layout)}  # not layout.index, for layouts of many members
+    wanted = layout if keys is None else keys
+    return tuple((key, columns[key]) for key in wanted) if set(wanted) <= set(layout) else None
+
+
+def _too_large(index: ShardIndex, keys: Sequence[str] | None, max_bytes: int) -> dict[int, int]:
+    """The samples that have too large a member, and the position of the first one in the index's arrays."""
+    if not index.sizes.size or int(index.sizes.max()) <= max_bytes:
+        return {}
+    found: dict[int, int] = {}
+    for at in np.flatnonzero(index.sizes > max_bytes).tolist():
+        number, _ = index.locate(at)
+        if keys is None or index.layout(number)[at - index.span(number)[0]] in keys:
+            found.setdefault(number, at)
+    return found
+
+
+def _checksums(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
+    """`checksum32` of many pieces at once, shape [number of pieces]."""
+    return np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u4")[1::2].astype(np.uint32)
+
+
+def _place(index: ShardIndex, at: int) -> dict[str, Any]:
+    """Where a member stands, in the words of a ShardError."""
+    number, member = index.locate(at)
+    offset = int(index.blocks[at]) * BLOCK - BLOCK
+    return {"shard": index.shard, "sample": index.key(number), "member": member, "offset": offset}

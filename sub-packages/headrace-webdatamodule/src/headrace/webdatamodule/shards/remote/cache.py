@@ -1,39 +1,43 @@
-"""A directory of whole shards and indexes from another machine, of limited size, for several processes at once."""
+"""A directory of whole shards and indexes from another machine, of limited size, shared by processes."""
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
+from zlib import crc32
 
 import xxhash
+from filelock import FileLock, Timeout
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import publish
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
-from headrace.webdatamodule.shards.remote.filesystem import Span, Transport, WholeFileError, check_far
+from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader, map_file
+from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
-# Whatever else lies in the directory is not ours, and is let be.
+# Whatever else lies in the directory is not ours, and stays.
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri)")
-
 _PART = ".part"
-
+_LOCKS = 64
 _PAUSE = 0.05
+_REQUEST, _AT_ONCE = 8 << 20, 4
+_Thing = TypeVar("_Thing")
 
 
 class Cache:
-    """Keeps files, and lets go of those that were not used for the longest time.
+    """Keeps files, and evicts those that were not used for the longest time.
 
-    Under its name a file is whole. It is written under another one, which its writer holds locked; a lock ends with
-    its process, however that ends, and who waited for it begins anew. What is let go is unlinked: who has it open, or
-    mapped, keeps it. Until then it takes room on the disk that is not counted.
+    A file under its name is complete. Who makes one holds a lock, which ends with its process; who waited for the lock
+    finds the file. What is evicted is unlinked: who has it open, or mapped, keeps it. Until then it takes room on the
+    disk that is not counted.
 
     Args:
         directory: Where the files lie; made if need be. On one machine: locks do not reach across all networks.
@@ -45,23 +49,21 @@ class Cache:
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         if max_bytes < 1:
-            raise ValueError(f"max_bytes must be 1 or more, got {max_bytes}: say how large the cache may grow")
+            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large the cache may grow")
         self.directory, self.max_bytes = Path(directory).expanduser().absolute(), max_bytes
 
     def find(self, name: str) -> BinaryIO | None:
-        """Open a file, and note that it was used.
+        """Open a file, and note that it was used; None when it is not here.
 
         Args:
             name: Its name: 32 hexadecimal digits, a dash, 16 of them, ".tar" or ".hri".
-
-        Returns:
-            The file; None when it is not here.
         """
         try:
             file = self._path(name).open("rb")
         except FileNotFoundError:
             return None
-        os.utime(file.fileno())
+        with contextlib.suppress(PermissionError):  # of another user
+            os.utime(file.fileno())
         return file
 
     def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
@@ -85,38 +87,34 @@ class Cache:
         path = self._path(name)
         part = path.with_name(f"{name}{_PART}")
         self.directory.mkdir(parents=True, exist_ok=True)
-        file = _claimed(part)
-        try:
+        with self._lock(name):
             found = self.find(name)
-            if found is None:
-                self._reserve(file, nbytes, part)
+            if found is not None:
+                return found
+            part.unlink(missing_ok=True)  # of a process that was killed
+            file = part.open("w+b")
+            try:
+                while not self._reserve(file, nbytes, part):
+                    time.sleep(_PAUSE)  # others are writing what cannot be evicted yet
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
-                with self._alone():  # a file that gets its name meanwhile could be missed when sizes are added up
+                with self._lock():  # a file that gets its name meanwhile could be missed when sizes are added up
                     publish({path: part})
-                _unlock(file)
                 return file
-        except BaseException:
-            part.unlink(missing_ok=True)
-            file.close()
-            raise
-        part.unlink(missing_ok=True)
-        file.close()
-        return found
+            except BaseException:
+                part.unlink(missing_ok=True)
+                file.close()
+                raise
 
     def drop(self, name: str) -> None:
-        """Remove a file.
-
-        Args:
-            name: Its name.
-        """
+        """Remove a file."""
         self._path(name).unlink(missing_ok=True)
 
     def nbytes(self) -> int:
         """The bytes of all files in the cache, those that are being written included."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._lock():
             return sum(size for _, size, _ in self._listed())
 
     def _path(self, name: str) -> Path:
@@ -124,116 +122,67 @@ class Cache:
             raise ValueError(f"name must be 32 hexadecimal digits, '-', 16, '.tar' or '.hri', got {name!r}")
         return self.directory / name
 
+    def _lock(self, name: str = "") -> FileLock:
+        """The lock of the directory, or that of a file and a few others."""
+        which = f"-{crc32(name.encode()) % _LOCKS:02d}" if name else ""
+        return FileLock(self.directory / f".lock{which}", mode=0o666, poll_interval=0.01)
+
     def _listed(self) -> list[tuple[int, int, Path]]:
         found: list[tuple[int, int, Path]] = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name.removesuffix(_PART)):
-                    try:
+                    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                         status = entry.stat()
-                    except FileNotFoundError:  # let go meanwhile
-                        continue
-                    found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
+                        found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
         return sorted(found)
 
-    def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> None:
-        while not self._fits(file, nbytes, part):
-            time.sleep(_PAUSE)  # others are writing what cannot be let go yet
-
-    def _fits(self, file: BinaryIO, nbytes: int, part: Path) -> bool:
-        with self._alone():
-            file.truncate(0)
+    def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> bool:
+        """Evict until there is room, and take it by the size of the file, so that others count it."""
+        with self._lock():
             listed = self._listed()
             room = self.max_bytes - nbytes - sum(size for _, size, _ in listed)
             for _, size, path in listed:
                 if room >= 0:
                     break
-                if path != part and _removed(path):
+                if path != part and self._evict(path, part):
                     room += size
             if room >= 0:
-                file.truncate(nbytes)  # so that others count it
+                file.truncate(nbytes)
             return room >= 0
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with (self.directory / ".lock").open("ab") as file:
-            _lock(file, wait=True)
-            yield
-
-
-def _claimed(part: Path) -> BinaryIO:
-    while True:
-        file: BinaryIO = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+    def _evict(self, path: Path, part: Path) -> bool:
+        lock = self._lock(path.name.removesuffix(_PART))
+        ours = lock.lock_file == self._lock(part.name.removesuffix(_PART)).lock_file
+        if path.suffix != _PART or ours:  # nobody else writes under a lock that is held here
+            path.unlink(missing_ok=True)
+            return True
         try:
-            _lock(file, wait=True)
-            # Who held the lock before may have given the file its name, or removed it.
-            if os.path.samestat(os.fstat(file.fileno()), part.stat()):
-                return file
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _removed(path: Path) -> bool:
-    if path.suffix != _PART:
-        path.unlink(missing_ok=True)
-        return True
-    try:
-        with closing(path.open("rb")) as file:
-            dead = _lock(file, wait=False)
-            if dead:  # unlinked while it is locked: who waits for it sees that it is another one
+            with lock.acquire(timeout=0):  # its writer was killed
                 path.unlink(missing_ok=True)
-            return dead
-    except FileNotFoundError:  # its writer has failed
-        return False
+                return True
+        except Timeout:
+            return False
 
 
-def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    if sys.platform == "win32":
-        raise ShardError("a cache of shards needs the locks of POSIX, which Windows has not: read without a cache")
-    import fcntl
+class CachedShard(MappedShard):
+    """A map of a shard in the cache; when a member of it is damaged, the file is fetched again once."""
 
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
+    def __init__(self, index: ShardIndex, file: BinaryIO, again: Callable[[], BinaryIO], *, verified: bool) -> None:
+        super().__init__(index, file, verified=verified)
+        self._again: Callable[[], BinaryIO] | None = again
 
-
-def _unlock(file: BinaryIO) -> None:
-    if sys.platform != "win32":
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
-_REQUEST, _AT_ONCE = 8 << 20, 4
-
-_Thing = TypeVar("_Thing")
-
-
-class MappedFile(Mapped):
-    """A memory map of an open file that holds a shard.
-
-    Args:
-        index: Of the shard.
-        file: The file.
-
-    Raises:
-        StaleIndexError: It is another shard.
-    """
-
-    def __init__(self, index: ShardIndex, file: BinaryIO) -> None:
-        self.path, self.nbytes = index.shard, index.shard_bytes
-        self.data: bytes | mmap.mmap = _mapped(file)
-        index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+    def fetch_again(self, begin: int, end: int) -> bytes | None:
+        """As of `MappedShard`."""
+        again, self._again = self._again, None
+        if again is not None:
+            with closing(again()) as file:
+                self.data, self.stale = map_file(file), None
+        return bytes(self.data[begin:end])
 
 
 def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """Under which name a file is kept. Other content has another name, so that nothing in a cache grows old.
+    """The name under which a file is kept. Other content has another name, so that nothing in a cache grows old.
 
     Args:
         url: Of the shard.
@@ -246,13 +195,14 @@ def cached_name(url: str, checksum: int, suffix: str) -> str:
     return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
 
 
-def cached_shard(cache: Cache, transport: Transport, index: ShardIndex) -> MappedFile:
-    """Map a shard that is in the cache, or comes there now.
+def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard:
+    """Map a shard that is in the cache, or is fetched now.
 
     Args:
         cache: The cache.
-        transport: Reads what is not there.
+        files: Reads what is not there.
         index: Of the shard; it names the URL.
+        verified: Whether the checksum of each member is compared when it is read.
 
     Returns:
         The map. What has just come was compared with all checksums of the index. Where the server does not read
@@ -265,30 +215,35 @@ def cached_shard(cache: Cache, transport: Transport, index: ShardIndex) -> Mappe
 
     def fill(file: BinaryIO) -> None:
         try:
-            for spans in _batches(index.shard_bytes):
-                file.writelines(transport.ranges(index.shard, spans))
+            for spans in _requests(index.shard_bytes):
+                file.writelines(files.ranges(index.shard, spans))
         except ShardError as error:
-            _need_no_ranges(error)
-            transport.copy(index.shard, index.shard_bytes, file)
+            _only_without_ranges(error)
+            files.download(index.shard, index.shard_bytes, file)
         file.flush()
-        OpenShard(index, MappedFile(index, file), None, verify=True).check_all()
+        ShardReader(index, MappedShard(index, file), None, verify=True).check_all()
 
     def put() -> BinaryIO:
         try:
-            check_far(index, transport)  # before all of it is on its way
+            files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
-            _need_no_ranges(error)
+            _only_without_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
-    return _kept(cache, name, put, lambda file: MappedFile(index, file), index.shard)
+    def again() -> BinaryIO:
+        cache.drop(name)
+        with _named(cache, index.shard):
+            return put()
+
+    return _kept(cache, name, put, lambda file: CachedShard(index, file, again, verified=verified), index.shard)
 
 
-def cached_index(cache: Cache, transport: Transport, url: str, checksum: int, most: int) -> ShardIndex:
-    """Map an index that is in the cache, or comes there now.
+def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
+    """Map an index that is in the cache, or is fetched now.
 
     Args:
         cache: The cache.
-        transport: Reads what is not there.
+        files: Reads what is not there.
         url: Of the shard.
         checksum: That the index should have.
         most: Bytes that it may have.
@@ -301,21 +256,54 @@ def cached_index(cache: Cache, transport: Transport, url: str, checksum: int, mo
     """
 
     def put() -> BinaryIO:
-        data = transport.whole(f"{url}{SUFFIX}", most)
+        data = files.read(beside(url, SUFFIX), most)
         index = ShardIndex(data, shard=url)
         index.check_self()
         return cache.put(cached_name(url, index.checksum, SUFFIX), len(data), lambda file: file.writelines([data]))
 
     def use(file: BinaryIO) -> ShardIndex:
-        index = ShardIndex(_mapped(file), shard=url)
+        index = ShardIndex(map_file(file), shard=url)
         index.check_self()
         return index
 
     return _kept(cache, cached_name(url, checksum, SUFFIX), put, use, url)
 
 
+def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
+    """Map the index of a whole set that is in the cache, or is fetched now.
+
+    Args:
+        cache: The cache.
+        files: Reads what is not there.
+        url: Of the index.
+        manifest: Of the set.
+        most: Bytes that it may have.
+
+    Raises:
+        ShardError: There is none, it cannot be read, or does not fit.
+    """
+    name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
+
+    def put() -> BinaryIO:
+        data = files.read(url, most)
+        SetIndex(data, manifest)
+        return cache.put(name, len(data), lambda file: file.writelines([data]))
+
+    return _kept(cache, name, put, lambda file: SetIndex(map_file(file), manifest), url)
+
+
+def beside(url: str, suffix: str) -> str:
+    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end.
+
+    >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
+    ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
+    """
+    path, mark, query = url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
+    return f"{path}{suffix}{mark}{query}"
+
+
 def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[BinaryIO], _Thing], url: str) -> _Thing:
-    try:
+    with _named(cache, url):
         found = cache.find(name)
         if found is not None:
             try:
@@ -323,30 +311,28 @@ def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[B
                     return use(found)
             except (DamagedIndexError, StaleIndexError):  # damaged on this disk
                 cache.drop(name)
-        with closing(_once_more(put)) as file:
+        try:
+            file = put()
+        except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
+            file = put()
+        with closing(file):
             return use(file)
+
+
+@contextmanager
+def _named(cache: Cache, url: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         cure = "make room there, or give another cache_dir"
         raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
 
 
-def _once_more(put: Callable[[], BinaryIO]) -> BinaryIO:
-    try:
-        return put()
-    except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
-        return put()
-
-
-def _need_no_ranges(error: ShardError) -> None:
-    if not isinstance(error.__cause__, WholeFileError):
+def _only_without_ranges(error: ShardError) -> None:
+    if not isinstance(error.__cause__, UnboundedBodyError):
         raise error
 
 
-def _batches(nbytes: int) -> Sequence[list[Span]]:
+def _requests(nbytes: int) -> Sequence[list[Span]]:
     spans = [(begin, min(begin + _REQUEST, nbytes)) for begin in range(0, nbytes, _REQUEST)]
     return [spans[first : first + _AT_ONCE] for first in range(0, len(spans), _AT_ONCE)]
-
-
-def _mapped(file: BinaryIO) -> bytes | mmap.mmap:
-    empty = file.seek(0, 2) == 0  # an empty file cannot be mapped
-    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

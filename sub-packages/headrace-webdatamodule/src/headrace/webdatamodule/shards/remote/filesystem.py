@@ -1,4 +1,7 @@
-"""Bytes from other machines, through fsspec."""
+"""Bytes from other machines through fsspec: whole files and ranges, no more than were asked for, and failed ones again.
+
+fsspec's own HTTP reads whatever a server sends, and does not check that it is the range that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,18 @@ import random
 import re
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
-Asked = TypeVar("Asked")
-
-
-_LASTING = (
+Span = tuple[int, int]
+_Item = TypeVar("_Item")
+_Got = TypeVar("_Got")
+_PERMANENT = (
     ShardError,
     FileNotFoundError,
     PermissionError,
@@ -36,222 +35,79 @@ _LASTING = (
     TypeError,
     ValueError,
 )
-
-_PASSING = (408, 425, 429)
+_TRANSIENT_STATUS = (408, 425, 429)
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
+_REASON = 500
+# Files up to here are read in many threads at the same time, larger ones one after another: nobody knows which of
+# them are larger than they should be before they are here.
+_SMALL = 1 << 20
+_WINDOW = 32 << 20
+_REQUEST = 4 << 20
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How often to try, and how long to wait in between.
+class RetryPolicy:
+    """How often to ask for what failed to come, and how long to wait in between.
 
     Args:
-        tries: How often to try in all.
-        wait: Seconds before the second try; doubled each time, and up to a half more by chance.
-        longest: Seconds between two tries, at most.
+        max_attempts: How often to ask in all. File systems that ask again by themselves, as s3fs does, are asked
+            twice at most.
+        backoff: Seconds before the second attempt; doubled each time, and up to a half more by chance.
+        max_backoff: Seconds between two attempts, at most.
 
     Raises:
         ValueError: A number is not allowed.
     """
 
-    tries: int = 5
-    wait: float = 0.2
-    longest: float = 10.0
+    max_attempts: int = 5
+    backoff: float = 0.2
+    max_backoff: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.tries < 1 or self.wait < 0 or self.longest < 0:
-            raise ValueError(f"tries must be 1 or more, wait and longest 0 seconds or more, got {self}")
+        if self.max_attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
+            raise ValueError(f"max_attempts must be an int >= 1, backoff and max_backoff seconds >= 0, got {self}")
 
-    def seconds(self, tried: int) -> float:
-        """How long to wait after some tries.
-
-        Args:
-            tried: How many.
-        """
-        return min(self.longest, self.wait * 2.0 ** (tried - 1)) * random.uniform(1, 1.5)  # noqa: S311 - no secret
+    def seconds(self, attempts: int) -> float:
+        """How long to wait after some attempts."""
+        wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
+        return wait * random.uniform(1, 1.5)  # noqa: S311 - no secret
 
 
-def passes(error: BaseException) -> bool:
-    """Whether an error may be gone a moment later.
-
-    Args:
-        error: What a file system of fsspec raised.
-
-    >>> passes(ConnectionResetError()), passes(FileNotFoundError())
-    (True, False)
-    """
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        return status in _PASSING
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and cause and (isinstance(cause, OSError) or hasattr(cause, "status")):
-        return passes(cause)  # whatever happens on the way to a size, fsspec says that the file is not there
-    return isinstance(error, Exception) and not isinstance(error, _LASTING)
+class UnboundedBodyError(ValueError):
+    """More bytes came than were asked for: the server does not read ranges."""
 
 
-def persist(
-    ask: Callable[[Sequence[Asked]], Sequence[Got | BaseException]], wanted: Sequence[Asked], patience: Patience
-) -> list[Got | BaseException]:
-    """Ask for things, and again for those that did not come.
-
-    Args:
-        ask: Gives a thing or an error for each one.
-        wanted: What to ask for.
-        patience: How often.
-
-    Returns:
-        The things; errors for those that did not come to the end.
-    """
-    got: list[Got | BaseException] = list(ask(wanted))
-    for tried in range(1, patience.tries):
-        failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
-        if not failed or not all(passes(error) for error in got if isinstance(error, BaseException)):
-            break
-        time.sleep(patience.seconds(tried))
-        for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
-            got[number] = one
-    return got
+class WrongBytesError(OSError):
+    """A server sent other bytes than were asked for, or fewer, or compressed ones."""
 
 
-Span = tuple[int, int]
-Offsets = npt.NDArray[np.int64]
-_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
-
-
-class WholeFileError(ValueError):
-    """More bytes came than were asked for: the server does not know ranges."""
-
-
-class WrongAnswerError(OSError):
-    """A server sent other bytes than were asked for, or packed ones."""
-
-
-def is_http(system: Any) -> bool:
-    """Whether a file system is fsspec's for plain HTTP.
-
-    Args:
-        system: Any file system of fsspec.
-    """
-    try:
-        kind: type = import_module("fsspec.implementations.http").HTTPFileSystem
-    except ImportError:  # aiohttp is not installed, without which there is none
-        return False
-    return isinstance(system, kind)
-
-
-def fetch(
-    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None = None
-) -> list[Any]:
-    """Read pieces of a file at the same time.
-
-    Args:
-        system: fsspec's file system for HTTP.
-        path: The URL.
-        spans: Begin and end of each piece; None for the whole file.
-        most: Bytes that a whole file may have.
-        timeout: Seconds for all of them.
-        into: A file that the bytes of a single piece are written to, rather than given back.
-
-    Returns:
-        The bytes of each, or what went wrong.
-    """
-    sync = import_module("fsspec.asyn").sync
-    made: list[Any] = sync(system.loop, _gather, system, path, spans, most, timeout, into)
-    return made
-
-
-async def _gather(
-    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None
-) -> list[Any]:
-    async def one(span: Span | None) -> bytes:
-        async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
-            return await _get(system, path, span, most, into)
-
-    return await asyncio.gather(*map(one, spans), return_exceptions=True)
-
-
-async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO | None) -> bytes:
-    options = dict(system.kwargs)
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-    if span is not None:
-        headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
-    session = await system.set_session()
-    async with session.get(system.encode_url(path), headers=headers, **options) as answer:
-        if answer.status == 404:
-            raise FileNotFoundError(path)
-        answer.raise_for_status()
-        _check_head(answer.status, answer.headers, span)
-        most = most if span is None else span[1] - span[0]
-        read = io.BytesIO()
-        await _body(answer, most, into or read)
-        return read.getvalue()  # what was written, not a copy of it
-
-
-async def _body(answer: Any, most: int, read: BinaryIO) -> None:
-    came = 0
-    async for chunk in answer.content.iter_any():
-        came += len(chunk)
-        if came > most:
-            message = f"more than {most} bytes came: the server does not read ranges, or the file is too large"
-            raise WholeFileError(message)
-        read.write(chunk)
-
-
-def _check_head(status: int, headers: Any, span: Span | None) -> None:
-    packing = headers.get("Content-Encoding", "identity")
-    if packing not in ("identity", ""):
-        raise WrongAnswerError(f"the server packs what it sends as {packing[:40]!r}, unasked: switch that off there")
-    if span is None:
-        return
-    if status != 206 and span[0] > 0:
-        raise WholeFileError(f"the server answers {status}, not 206: it does not read ranges")
-    told = _RANGE.match(headers.get("Content-Range", ""))
-    if told is not None and int(told[1]) != span[0]:
-        message = f"other bytes came: from {int(told[1])}, not from {span[0]}"
-        raise WrongAnswerError(message)
-
-
-Got = TypeVar("Got")
-
-_REASON = 500
-# Files up to here are read in many threads at the same time, larger ones one after another: nobody knows which of
-# them are larger than they should be before they are here.
-_SMALL = 1 << 20
-
-_WINDOW = 32 << 20
-_REQUEST = 4 << 20
-
-
-class ShortReadError(OSError):
-    """Fewer bytes came than were asked for."""
-
-
-class Transport:
+class RemoteFiles:
     """Reads files of one file system; each process makes its own connections.
 
     Args:
         url: Of a file or directory there.
         options: For fsspec, such as `endpoint_url`; see the file system's class.
-        patience: How often to try.
+        retry: How often to ask.
         timeout: Seconds for some requests at once, as far as the file system knows how to stop.
 
     Raises:
         ShardError: fsspec, or what it needs for such URLs, is not installed, or it does not know the options.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], patience: Patience, timeout: float) -> None:
-        self.url, self._options, self._patience, self._timeout = url, dict(options), patience, timeout
+    def __init__(self, url: str, options: Mapping[str, Any], retry: RetryPolicy, timeout: float) -> None:
+        self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
         self._made: Any = None
         self._process = -1
-        self._alone: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
+        self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "_process": -1, "_alone": {}}
+        return {**vars(self), "_made": None, "_process": -1, "_one_large": {}}
 
-    def whole(self, url: str, most: int) -> bytes:
+    def read(self, url: str, most: int) -> bytes:
         """All bytes of a file; of several large ones, a process reads one at a time.
 
         Args:
-            url: Where it lies.
+            url: Of the file.
             most: How many they may be.
 
         Raises:
@@ -259,17 +115,17 @@ class Transport:
         """
         data = self._up_to(url, min(most, _SMALL))
         if data is None and most > _SMALL:
-            with self._alone.setdefault(os.getpid(), threading.Lock()):
+            with self._one_large.setdefault(os.getpid(), threading.Lock()):
                 data = self._up_to(url, most)
         if data is None:
             raise ShardError(f"the file has more than {most} bytes, which no such file should have", shard=url)
         return data
 
-    def copy(self, url: str, nbytes: int, file: BinaryIO) -> None:
-        """Write all bytes of a file on a web server into another one, where pieces cannot be had.
+    def download(self, url: str, nbytes: int, file: BinaryIO) -> None:
+        """Write all bytes of a file on a web server that does not read ranges into another file.
 
         Args:
-            url: Where it lies.
+            url: Of the file.
             nbytes: How many it should have; more are not read.
             file: Where to write them, from its begin.
 
@@ -278,36 +134,33 @@ class Transport:
         """
         seconds = self._timeout * (nbytes // _WINDOW + 1)
 
-        def read(system: Any, _: dict[str, float]) -> None:
+        def read(system: Any, path: str, _: dict[str, float]) -> None:
             file.seek(0)
-            (got,) = fetch(system, _path(system, url), [None], nbytes, seconds, file)
+            [got] = _get_all(system, path, [None], nbytes, seconds, file)
             if isinstance(got, BaseException):
                 raise got
             if file.tell() < nbytes:
-                raise ShortReadError(f"{file.tell()} bytes came, not {nbytes}")
+                raise WrongBytesError(f"{file.tell()} bytes came, not {nbytes}")
 
         self._one(url, read)
 
     def size(self, url: str) -> int:
         """The bytes of a file.
 
-        Args:
-            url: Where it lies.
-
         Raises:
-            ShardError: The server does not tell.
+            ShardError: The server does not say.
         """
-        size = self._one(url, lambda system, limit: system.info(_path(system, url), **limit).get("size"))
+        size = self._one(url, lambda system, path, limit: system.info(path, **limit).get("size"))
         if not isinstance(size, int):
-            raise ShardError("the server does not tell how large the file is: serve it with its length", shard=url)
+            raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
         return size
 
     def ranges(self, url: str, spans: Sequence[Span]) -> list[bytes]:
-        """Some pieces of a file, asked for at the same time.
+        """Some ranges of a file, asked for at the same time.
 
         Args:
-            url: Where it lies.
-            spans: Begin and end of each piece.
+            url: Of the file.
+            spans: Begin and end of each range.
 
         Returns:
             Their bytes, as many as were asked for.
@@ -317,50 +170,75 @@ class Transport:
         """
         if not spans:
             return []
-        got = persist(lambda wanted: self._ask(url, wanted), spans, self._patience)
+        got = retry(lambda wanted: self._ask(url, wanted), spans, self._retry, self._attempts)
         for (begin, end), one in zip(spans, got, strict=True):
             if isinstance(one, BaseException):
                 raise self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin) from one
         return [one for one in got if isinstance(one, bytes)]
 
+    def parts(self, url: str, spans: Sequence[Span], max_gap: int = 0) -> KnownParts:
+        """Some ranges of a file, of which those are merged that are no more than `max_gap` bytes apart.
+
+        Returns:
+            What gives slices as all bytes of the file would.
+
+        Raises:
+            ShardError: As of `ranges`.
+        """
+        begins, ends = ([span[side] for span in spans if span[0] < span[1]] for side in (0, 1))
+        merge = import_module("fsspec.utils").merge_offset_ranges
+        _, begins, ends = merge([url] * len(begins), begins, ends, max_gap=max_gap, max_block=_REQUEST)
+        merged = list(zip(begins, ends, strict=True))
+        return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
+
+    def check_shard(self, index: ShardIndex) -> None:
+        """See by its size and three short pieces whether a shard is the one that was indexed.
+
+        Raises:
+            ShardError: It cannot be read.
+            StaleIndexError: It is another one.
+        """
+        size = self.size(index.shard)
+        parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
+        index.check_shard(size, lambda begin, end: parts[begin:end])
+
     def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
         try:
             system = self._system()
-            path = _path(system, url)
-            begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-            if is_http(system):
-                got = fetch(system, path, spans, 0, self._timeout)
+            path = str(system._strip_protocol(url))
+            if _is_http(system):
+                got = _get_all(system, path, spans, 0, self._timeout)
             else:
+                begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
                 options = self._limit(system)
                 got = system.cat_ranges([path] * len(spans), begins, ends, on_error="return", **options)
         except Exception as error:  # each file system raises its own
             return [error] * len(spans)
-        return [_measured(one, *span) for one, span in zip(got, spans, strict=True)]
+        return [_measured(one, end - begin) for one, (begin, end) in zip(got, spans, strict=True)]
 
     def _up_to(self, url: str, most: int) -> bytes | None:
-        return self._one(url, lambda system, limit: self._all(system, url, most, limit))
+        def read(system: Any, path: str, limit: dict[str, float]) -> bytes | None:
+            if not _is_http(system):
+                data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+                return data if len(data) <= most else None
+            [got] = _get_all(system, path, [None], most, self._timeout)
+            if isinstance(got, UnboundedBodyError):
+                return None
+            if isinstance(got, BaseException):
+                raise got
+            return bytes(got)
 
-    def _all(self, system: Any, url: str, most: int, limit: dict[str, float]) -> bytes | None:
-        path = _path(system, url)
-        if not is_http(system):
-            data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
-            return data if len(data) <= most else None
-        (got,) = fetch(system, path, [None], most, self._timeout)
-        if isinstance(got, WholeFileError):
-            return None
-        if isinstance(got, BaseException):
-            raise got
-        return bytes(got)
+        return self._one(url, read)
 
-    def _one(self, url: str, read: Callable[[Any, dict[str, float]], Got]) -> Got:
-        def ask(_: Sequence[None]) -> list[Got | BaseException]:
+    def _one(self, url: str, read: Callable[[Any, str, dict[str, float]], _Got]) -> _Got:
+        def ask(_: Sequence[None]) -> list[_Got | BaseException]:
             try:
                 system = self._system()
-                return [read(system, self._limit(system))]
+                return [read(system, str(system._strip_protocol(url)), self._limit(system))]
             except Exception as error:  # each file system raises its own
                 return [error]
 
-        (got,) = persist(ask, [None], self._patience)
+        [got] = retry(ask, [None], self._retry, self._attempts)
         if isinstance(got, BaseException):
             raise self._failed("the file cannot be read", got, url, None) from got
         return got
@@ -371,8 +249,14 @@ class Transport:
         reason = f"{type(error).__name__}: {str(error)[:_REASON]}"  # some quote all that came
         if error.__cause__ is not None:
             reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
-        tries = f"after {self._patience.tries} tries" if passes(error) else "which another try would not change"
-        return ShardError(f"{what}, {tries}: {reason}", shard=url, offset=offset)
+        attempts = (
+            f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
+        )
+        return ShardError(f"{what}, {attempts}: {reason}", shard=url, offset=offset)
+
+    def _attempts(self) -> int:
+        http = self._made is None or _is_http(self._made)
+        return self._retry.max_attempts if http else min(2, self._retry.max_attempts)
 
     def _limit(self, system: Any) -> dict[str, float]:
         return {"timeout": self._timeout} if system.async_impl else {}
@@ -383,18 +267,73 @@ class Transport:
         return self._made
 
 
-def _measured(got: Any, begin: int, end: int) -> bytes | BaseException:
+class KnownParts:
+    """Some parts of a file, which give slices as all of its bytes would.
+
+    >>> parts = KnownParts({(0, 4): b"abcd", (10, 12): b"ef"})
+    >>> parts[1:3], parts[10:12], parts[7:7]
+    (b'bc', b'ef', b'')
+    """
+
+    def __init__(self, data: dict[Span, bytes]) -> None:
+        cache = import_module("fsspec.caching").KnownPartsOfAFile
+        self._read = cache(0, None, 0, data, strict=True)._fetch
+
+    def __getitem__(self, wanted: slice) -> bytes:
+        return bytes(self._read(wanted.start, wanted.stop)) if wanted.start < wanted.stop else b""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error may be gone a moment later.
+
+    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
+    (True, False)
+    """
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _TRANSIENT_STATUS
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause and (isinstance(cause, OSError) or hasattr(cause, "status")):
+        return is_transient(cause)  # whatever happens on the way to a size, fsspec says that the file is not there
+    return isinstance(error, Exception) and not isinstance(error, _PERMANENT)
+
+
+def retry(
+    ask: Callable[[Sequence[_Item]], Sequence[_Got | BaseException]],
+    wanted: Sequence[_Item],
+    policy: RetryPolicy,
+    attempts: Callable[[], int] | None = None,
+) -> list[_Got | BaseException]:
+    """Ask for some items, and again for those that failed.
+
+    Args:
+        ask: Returns a result or an error for each one.
+        wanted: What to ask for.
+        policy: How often.
+        attempts: Fewer, when this says so after the first one.
+
+    Returns:
+        The results; errors for those that failed to the end.
+    """
+    got: list[_Got | BaseException] = list(ask(wanted))
+    for attempt in range(1, policy.max_attempts if attempts is None else attempts()):
+        failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
+        if not failed or not all(is_transient(error) for error in got if isinstance(error, BaseException)):
+            break
+        time.sleep(policy.seconds(attempt))
+        for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
+            got[number] = one
+    return got
+
+
+def _measured(got: Any, nbytes: int) -> bytes | BaseException:
     if isinstance(got, BaseException):
         return got
-    if len(got) < end - begin:
-        return ShortReadError(f"{len(got)} bytes came, not {end - begin}")
-    if len(got) > end - begin:
-        return WholeFileError(f"{len(got)} bytes came, not {end - begin}: the server does not read ranges")
+    if len(got) < nbytes:
+        return WrongBytesError(f"{len(got)} bytes came, not {nbytes}")
+    if len(got) > nbytes:
+        return UnboundedBodyError(f"{len(got)} bytes came, not {nbytes}: the server does not read ranges")
     return bytes(got)
-
-
-def _path(system: Any, url: str) -> str:
-    return str(system._strip_protocol(url))
 
 
 def _file_system(url: str, options: Mapping[str, Any]) -> Any:
@@ -406,78 +345,71 @@ def _file_system(url: str, options: Mapping[str, Any]) -> Any:
     try:
         return core.url_to_fs(url, **options)[0]
     except (ImportError, TypeError, ValueError) as error:
-        message = f"there is no way to such a URL with these options ({type(error).__name__}: {error})"
+        message = f"fsspec cannot open such a URL with these options ({type(error).__name__}: {error})"
         raise ShardError(f"{message}: install what it needs, or correct one of them", shard=url) from error
 
 
-def coalesce(begins: Offsets, ends: Offsets, *, gap: int, most: int) -> list[Span]:
-    """Put spans of bytes together.
+# HTTP: a body that ends at the length that was asked for
 
-    Args:
-        begins: Where they begin, shape [n], in any order, repeated or not.
-        ends: Where they end, shape [n].
-        gap: Bytes between two spans that may be read in vain.
-        most: Bytes of what is put together, at most; a single span may have more.
 
-    Returns:
-        Ascending spans. Each of those given lies in one of them, those without bytes aside.
+def _is_http(system: Any) -> bool:
+    try:
+        kind: type = import_module("fsspec.implementations.http").HTTPFileSystem
+    except ImportError:  # aiohttp is not installed, without which there is none
+        return False
+    return isinstance(system, kind)
 
-    >>> coalesce(np.array([900, 0, 100]), np.array([950, 50, 200]), gap=50, most=1000)
-    [(0, 200), (900, 950)]
-    """
-    some = ends > begins
-    order = np.lexsort((ends[some], begins[some]))
-    made: list[Span] = []
-    for begin, end in zip(begins[some][order].tolist(), ends[some][order].tolist(), strict=True):
-        if made:
-            first, last = made[-1]
-            if begin < last or (begin - last <= gap and max(last, end) - first <= most):
-                made[-1] = first, max(last, end)
-                continue
-        made.append((begin, end))
+
+def _get_all(
+    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None = None
+) -> list[Any]:
+    """Ranges of a file at the same time, or (None) the whole file of at most so many bytes; errors in their place."""
+
+    async def one(span: Span | None) -> bytes:
+        async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
+            return await _get(system, path, span, most, into or io.BytesIO())
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*map(one, spans), return_exceptions=True)
+
+    made: list[Any] = import_module("fsspec.asyn").sync(system.loop, gather)
     return made
 
 
-class Pieces:
-    """Some pieces of a file, which give slices as all of its bytes would.
-
-    Args:
-        spans: Where they lie: ascending, apart from one another.
-        read: Their bytes.
-
-    >>> pieces = Pieces([(0, 4), (10, 12)], [b"abcd", b"ef"])
-    >>> pieces[1:3], pieces[10:12], pieces[7:7]
-    (b'bc', b'ef', b'')
-    """
-
-    def __init__(self, spans: Sequence[Span], read: Sequence[bytes]) -> None:
-        self._begins = [begin for begin, _ in spans]
-        self._read = read
-
-    def __getitem__(self, wanted: slice) -> bytes:
-        begin, end = wanted.start, wanted.stop
-        if begin >= end:
-            return b""
-        number = bisect_right(self._begins, begin) - 1
-        first = self._begins[number] if number >= 0 else 0
-        if number < 0 or end - first > len(self._read[number]):
-            raise LookupError(f"bytes {begin} to {end} were not read")
-        return self._read[number][begin - first : end - first]
+async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+    options = dict(system.kwargs)
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if span is not None:
+        headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        most = span[1] - span[0]
+    session = await system.set_session()
+    async with session.get(system.encode_url(path), headers=headers, **options) as answer:
+        if answer.status == 404:
+            raise FileNotFoundError(path)
+        answer.raise_for_status()
+        _check_head(answer.status, answer.headers, span)
+        came = 0
+        if span is None and (answer.content_length or 0) > most:
+            raise UnboundedBodyError(f"the file has {answer.content_length} bytes, more than {most}")
+        async for chunk in answer.content.iter_any():
+            came += len(chunk)
+            if came > most:
+                raise UnboundedBodyError(
+                    f"more than {most} bytes came: the server does not read ranges, or the file is too large"
+                )
+            into.write(chunk)
+    return into.getvalue() if isinstance(into, io.BytesIO) else b""  # what was written, not a copy of it
 
 
-def check_far(index: ShardIndex, transport: Transport) -> None:
-    """See by its size and three short pieces whether a shard on another machine is the one that was indexed.
-
-    Args:
-        index: Of the shard; it names the URL.
-        transport: Reads there.
-
-    Raises:
-        ShardError: It cannot be read.
-        StaleIndexError: It is another one.
-    """
-    size = transport.size(index.shard)
-    begins, ends = np.array(index.spot_ranges() if size == index.shard_bytes else [(0, 0)], np.int64).T
-    spans = coalesce(begins, ends, gap=0, most=_REQUEST)
-    pieces = Pieces(spans, transport.ranges(index.shard, spans))
-    index.check_shard(size, lambda begin, end: pieces[begin:end])
+def _check_head(status: int, headers: Any, span: Span | None) -> None:
+    encoding = headers.get("Content-Encoding", "identity")
+    if encoding not in ("identity", ""):
+        message = f"the server compresses what it sends as {encoding[:40]!r}, unasked"
+        raise WrongBytesError(f"{message}: switch that off there")
+    if span is None:
+        return
+    if status != 206 and span[0] > 0:
+        raise UnboundedBodyError(f"the server answers {status}, not 206: it does not read ranges")
+    sent = _RANGE.match(headers.get("Content-Range", ""))
+    if sent is not None and int(sent[1]) != span[0]:
+        raise WrongBytesError(f"other bytes came: from {int(sent[1])}, not from {span[0]}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from tarfile import TarError
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.files import alone
+from headrace.webdatamodule.shards.format.files import directory_lock
 from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.writing.executor import run
 from headrace.webdatamodule.shards.writing.plan import find_shards, refuse_leftovers, shard_bounds, shard_paths
@@ -93,7 +93,7 @@ def pack_files(
     paths = shard_paths(directory, prefix, count)
     plan = {path: samples[a:b] for path, a, b in zip(paths, bounds, bounds[1:], strict=False)}
     directory.mkdir(parents=True, exist_ok=True)
-    with alone(directory):
+    with directory_lock(directory):
         refuse_strangers(directory, prefix, plan)
         remove_abandoned(directory, prefix)
         old = {path: part for path, part in plan.items() if not up_to_date(path, part)}

@@ -17,11 +17,12 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import read_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.format.ustar import RECORD
 from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NOTE, is_plain_name
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import Mapped, OpenShard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
     Recording,
@@ -356,7 +357,7 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Writt
 def _whole(index: ShardIndex, numbers: list[int]) -> bool:
     """Whether some samples are read as they were written."""
     try:
-        OpenShard(index, Mapped(index), None, verify=True, max_bytes=2**63 - 1).some(numbers, [])
+        ShardReader(index, map_shard(index), None, verify=True, max_bytes=2**63 - 1).read_many(numbers)
     except ShardError:
         return False
     return True

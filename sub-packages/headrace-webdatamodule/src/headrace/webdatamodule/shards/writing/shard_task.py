@@ -20,12 +20,11 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import tar as ustar
+from headrace.webdatamodule.shards.format import ustar
 from headrace.webdatamodule.shards.format.files import lock, publish, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, Samples
-from headrace.webdatamodule.shards.index.build import Arrays, narrow, ragged
-from headrace.webdatamodule.shards.index.container import FRAME_GAPS, pack, spot_ranges, spots
-from headrace.webdatamodule.shards.index.keys import describe_keys
+from headrace.webdatamodule.shards.index.build import pack_index
+from headrace.webdatamodule.shards.index.container import GAPS_PER_CHECKSUM
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
@@ -282,7 +281,7 @@ class Recording:
         self.checksums: list[int] = []
         self._pieces: list[bytes] = []
         self._gaps: list[bytes] = []
-        self._frames: list[int] = []
+        self._gap_checksums: list[int] = []
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._padding = b""
 
@@ -345,7 +344,7 @@ class Recording:
         last = self._padding + ustar.end(self.samples.end)
         self._pieces.append(last)
         self._gap(last)
-        self._frames.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps))) if self._gaps else None
+        self._gap_checksums.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps))) if self._gaps else None
         return self.take()
 
     def index(self, nbytes: int, read: Callable[[int, int], bytes]) -> bytes:
@@ -355,32 +354,12 @@ class Recording:
             nbytes: Bytes of the tar file.
             read: Gives its bytes between begin and end; asked for three short pieces.
         """
-        samples = self.samples
-        keys, key_arrays = describe_keys(samples.keys)
-        arrays: Arrays = {
-            "blocks": narrow(np.array(samples.offsets, np.uint64) // BLOCK),
-            "sizes": narrow(np.array(samples.sizes, np.uint64)),
-            "checksums": np.array(self.checksums, np.uint32),
-            "frames": np.array(self._frames, np.uint64),
-            **ragged(samples),
-            **key_arrays,
-        }
-        description = {
-            "samples": len(samples.keys),
-            "shard_bytes": nbytes,
-            "end": samples.end,
-            "spots": spots(nbytes, [read(begin, end) for begin, end in spot_ranges(nbytes, samples.end)]),
-            "layouts": list(samples.layouts),
-            "keys": keys,
-            "skipped": {},
-            "skipped_names": [],
-        }
-        return pack(description, arrays)
+        return pack_index(self.samples, nbytes, self.checksums, self._gap_checksums, read)
 
     def _gap(self, gap: bytes) -> None:
         self._gaps.append(gap)
-        if len(self._gaps) == FRAME_GAPS:
-            self._frames.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps)))
+        if len(self._gaps) == GAPS_PER_CHECKSUM:
+            self._gap_checksums.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps)))
             self._gaps.clear()
 
     def _new_layout(self, key: str, sample: Mapping[str, bytes]) -> Layout:

@@ -14,14 +14,14 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import alone, expanded, publish, sync_directory
+from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
     added,
     check_column,
-    columns_that_stay,
+    kept_columns,
     store_column,
 )
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
@@ -153,7 +153,7 @@ def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed
     members = sorted({member for one in written for member in one.members})
     manifest = Manifest(tuple(one.entry for one in written), tuple(members))
     cure = "Remove manifest.json, call again, and add them again"
-    earlier = columns_that_stay(directory, manifest, replaced=columns, cure=cure)
+    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
     manifest = Manifest(manifest.shards, manifest.members, earlier)
     for name, array in columns.items():
         manifest = manifest.with_column(store_column(directory, name, array))
@@ -331,7 +331,7 @@ def write_and_tell(
     hashes = None if keys is None else check_keys(keys, count)
     tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with directory_lock(folder):
         Plan.of(prefix, bounds, fingerprint).prepare(folder)
         remove_abandoned(folder, prefix)
         parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]

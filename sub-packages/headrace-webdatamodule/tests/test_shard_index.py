@@ -5,21 +5,27 @@ import pickle
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_sets import ALIKE, UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
+from headrace.webdatamodule import ShardError, verify_shards
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.index.container import MAGIC, checksum32, pack, unpack
-from headrace.webdatamodule.shards.index.keys import ListedKeys, NumberedKeys, describe_keys, read_keys
+from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, checksum32, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import write_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -136,12 +142,14 @@ def test_opening_does_not_read_what_only_checksums_tell() -> None:
         index.check_self()
 
 
-@pytest.mark.parametrize(("count", "mapped"), [(10, False), (50_000, True)])
+@pytest.mark.parametrize(("count", "mapped"), [(10, False), (12_000, True)])
 def test_small_indexes_are_read_and_large_ones_mapped(tmp_path: Path, count: int, mapped: bool) -> None:
-    index_path(tmp_path / "a.tar").write_bytes(build_index(tar(numbered(count))))
+    index_path(tmp_path / "a.tar").write_bytes(
+        build_index(tar({f"s{n:06d}": {"txt": b"", "json": b""} for n in range(count)}))
+    )
     for allowed in (True, False):
         index = ShardIndex.open(tmp_path / "a.tar", mapped=allowed)
-        assert (len(index), isinstance(index._data.obj, mmap.mmap)) == (count, mapped and allowed)
+        assert (len(index), isinstance(index.data.obj, mmap.mmap)) == (count, mapped and allowed)
         index.check_size()
 
 
@@ -187,7 +195,7 @@ def test_another_shard_is_told_apart() -> None:
         with pytest.raises(StaleIndexError, match="replaced, cut or damaged") as caught:
             index.check_shard(len(other), reader(other))
         assert caught.value.shard == "s.tar"
-    assert sum(end - begin for begin, end in index.spot_ranges()) == 3 * 4096
+    assert sum(end - begin for begin, end in index.fingerprint_ranges()) == 3 * 4096
 
 
 def test_a_member_beyond_4_gib_is_found(tmp_path: Path) -> None:
@@ -202,57 +210,6 @@ def test_a_member_beyond_4_gib_is_found(tmp_path: Path) -> None:
     with path.open("rb") as shard, mmap.mmap(shard.fileno(), 0, access=mmap.ACCESS_READ) as data:
         samples = group(walk(data))
     assert samples.sizes == [5 << 30, 1]
-
-
-# --- keys
-
-
-@given(st.lists(KEYS, unique=True, max_size=20))
-def test_keys_come_back(keys: list[str]) -> None:
-    described, arrays = describe_keys(keys)
-    found = read_keys(len(keys), described, arrays)
-    assert list(found) == keys
-    assert found[:] == keys
-    assert found[::-2] == keys[::-2]
-    assert [found.find(key) for key in keys] == list(range(len(keys)))
-    for stranger in ("", "\udcff", *(key + "0" for key in keys), *(key[:-1] for key in keys)):
-        if stranger not in keys:
-            with pytest.raises(KeyError):
-                found.find(stranger)
-    with pytest.raises(IndexError):
-        found[len(keys)]
-
-
-WIDTHS = st.integers(1, 8)
-PREFIXES = st.sampled_from(["", "s1_", "\u0663"])  # an Arabic digit is none of ours
-
-
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 30), WIDTHS, PREFIXES)
-def test_numbered_keys_take_no_room(first: int, step: int, count: int, width: int, prefix: str) -> None:
-    keys = [f"{prefix}{first + step * n:0{width}d}é" for n in range(count)]
-    described, arrays = describe_keys(keys)
-    found = read_keys(count, described, arrays)
-    assert isinstance(found, NumberedKeys)
-    assert not arrays
-    assert list(found) == keys
-    for wrong in (f"{first + step * count:0{width}d}é", f"0{first}é", "\u0663é", "é", "", f"{'9' * 5000}é"):
-        stranger = f"{prefix}{wrong}"
-        if stranger not in keys:
-            with pytest.raises(KeyError):
-                found.find(stranger)
-
-
-@pytest.mark.parametrize(
-    "keys", [["a2", "a1"], ["a1", "b2"], ["a1", "a2", "a4"], ["a", "b"], ["a1", "a"], ["a01", "a2"], ["9" * 30, "8"]]
-)
-def test_other_keys_are_listed(keys: list[str]) -> None:
-    described, arrays = describe_keys(keys)
-    found = read_keys(len(keys), described, arrays)
-    assert isinstance(found, ListedKeys)
-    assert list(found) == keys
-
-
-# --- damage
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +250,7 @@ def test_a_well_sealed_index_of_nonsense_is_refused(packed: bytes) -> None:
     for name in arrays:
         rest = {k: v for k, v in arrays.items() if k != name}
         for wrong in (rest, {**rest, name: arrays[name][:-1]}):
-            if name != "frames" or wrong is rest:  # frames are only compared, never used to find something
+            if name != "gap_checksums" or wrong is rest:  # these are only compared, never used to find something
                 with pytest.raises(DamagedIndexError, match="does not fit together"):
                     ShardIndex(pack(description, wrong))
     with pytest.raises(DamagedIndexError, match="array of 1 times '<f8'"):
@@ -309,3 +266,177 @@ def test_another_version_is_refused(packed: bytes) -> None:
 def test_a_written_shard_is_indexed(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", numbered(10).items())
     assert len(ShardIndex(build_index((tmp_path / "a.tar").read_bytes()))) == 10
+
+
+def use(index: ShardIndex) -> None:
+    """Everything that a reader does with an index; a shard that was not indexed ends it early."""
+    index.check_self()
+    for sample in {0, index.n_samples // 2, index.n_samples - 1} if index.n_samples else set[int]():
+        index.find(index.key(sample))
+        index.locate(index.span(sample)[0])
+        index.layout(sample)
+    for member in index.member_keys:
+        index.positions(member)
+    assert index.n_skipped >= 0
+    assert (index.offsets + index.sizes <= index.shard_bytes).all()
+
+
+def forged(path: Path, description: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    index_path(path).write_bytes(pack(description, arrays))
+
+
+HUGE = [-1, 1, 2**31, 2**32 - 1, 2**63, 2**64, 10**18, 10**400]
+
+
+ODD: list[Any] = [
+    *HUGE,
+    "",
+    "x",
+    "\ud800",
+    None,
+    [],
+    {},
+    [[]],
+    [["__key__"]],
+    [["a", "A"]],
+    [[1]],
+    1.5,
+    True,
+    {"a": 2**70},
+]
+
+
+BENT = [np.zeros(3, np.uint8), np.array([0, 1, 2**63, 5], np.uint64), np.array([2**32 - 1] * 3, np.uint32)]
+
+
+@pytest.fixture(
+    scope="module", params=[UNLIKE, pytest.param(ALIKE, marks=pytest.mark.nightly)], ids=["unlike", "alike"]
+)
+def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("shard"), request.param)
+
+
+def forgeries(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    description, arrays, *_ = unpack(memoryview(build_index(path.read_bytes())))
+    for key in description:
+        for value in ODD:
+            yield {**description, key: value}, arrays
+    for key in description["keys"]:
+        for value in ODD:
+            yield {**description, "keys": {**description["keys"], key: value}}, arrays
+    for name in (*arrays, "layout_of", "starts", "key_ends"):
+        for array in BENT:
+            yield description, {**arrays, name: array}
+        was = arrays.get(name, arrays["blocks"])
+        for at in {0, was.size // 2, was.size - 1}:
+            for value in (0, int(was[at]) + 1, np.iinfo(was.dtype).max):
+                bent = was.copy()
+                bent[at] = min(value, int(np.iinfo(was.dtype).max))
+                yield description, {**arrays, name: bent}
+
+
+def test_a_forged_index_is_refused_or_harmless(shard: Path) -> None:
+    kept = index_path(shard).read_bytes()
+    refused = 0
+    for description, arrays in forgeries(shard):
+        forged(shard, description, arrays)
+        for check in (True, False):
+            try:
+                index = ShardIndex.open(shard)
+                use(index)
+                read = ShardReader(index, map_shard(index), None, verify=check)
+                read.read_many(range(len(index)))
+                for _ in read.between(0, len(index)):
+                    pass
+            except (ShardError, KeyError) as error:  # KeyError: a key that is not found
+                refused += not isinstance(error, KeyError)
+        faults = verify_shards(shard.parent)
+        assert faults or index_path(shard).read_bytes() == kept, (description, arrays)
+    index_path(shard).write_bytes(kept)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 10**18, "layouts": []},
+        {"samples": 10**18, "layouts": [[]]},
+        {"keys": {"prefix": "s", "first": 0, "step": 1, "width": 10**9, "suffix": ""}},
+        {"keys": {"prefix": "s", "first": 0, "step": 1, "width": -1, "suffix": ""}},
+        {"keys": {"prefix": 3, "first": 0, "step": 1, "width": 1, "suffix": ""}},
+        {"keys": {"prefix": "s" * 10**6, "first": 0, "step": 1, "width": 1, "suffix": ""}},
+        {"layouts": [["__key__", "cls"]]},
+        {"layouts": [["txt", "TXT"]]},
+        {"shard_bytes": 2**63},
+        {"end": 2**62},
+        {"skipped": {"meta": 2**64}},
+    ],
+)
+def test_what_cannot_be_is_refused_at_opening(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = made(tmp_path, ALIKE)
+    description, arrays, *_ = unpack(memoryview(index_path(path).read_bytes()))
+    forged(path, {**description, **change}, arrays)
+    with pytest.raises(DamagedIndexError, match="does not fit together") as caught:
+        ShardIndex.open(path)
+    assert caught.value.shard == str(path)
+
+
+def test_a_description_without_end_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path, ALIKE)
+    head = bytearray(index_path(path).read_bytes())
+    head[12:16] = (MAX_DESCRIPTION_BYTES + 8).to_bytes(4, "little")
+    index_path(path).write_bytes(head + bytes(MAX_DESCRIPTION_BYTES))
+    with pytest.raises(DamagedIndexError, match="more than 16777216"):
+        ShardIndex.open(path)
+    with pytest.raises(ShardError, match="the names of members take"):
+        pack({"layouts": [["x" * MAX_DESCRIPTION_BYTES]]}, {})
+
+
+CUT = """
+import os, sys
+from headrace.webdatamodule import IndexedShards, ShardError
+folder, cut, way, check = sys.argv[1:]
+data = IndexedShards(folder, decode=None, verify=check)
+data[0]
+coming = data.iterate()
+next(coming)
+os.truncate(cut, 4096)
+ways = {
+    "item": lambda: data[len(data) - 1],
+    "batch": lambda: data.__getitems__([5, len(data) - 1]),
+    "rows": lambda: list(coming),
+    "keys": lambda: data.key(len(data) - 1),
+    "sizes": lambda: data.sizes("txt"),
+    "find": lambda: data.find("nowhere"),
+}
+try:
+    ways[way]()
+except ShardError as error:
+    print(type(error).__name__, error.shard)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard whose index is mapped, because it is large: its keys are listed."""
+    folder = tmp_path_factory.mktemp("large")
+    path = made(folder, [(f"{n * n}", {"txt": b"1", "cls": b""}) for n in range(12_000)])
+    assert index_path(path).stat().st_size > 1 << 18
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a mapped file cannot be cut")
+@pytest.mark.parametrize("way", ["item", "batch", "rows", "keys", "sizes", "find"])
+@pytest.mark.parametrize("suffix", ["", ".hri"])
+def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(large: Path, tmp_path: Path, way: str, suffix: str) -> None:
+    for file in large.parent.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    cut = tmp_path / f"{large.name}{suffix}"
+    command = [sys.executable, "-c", CUT, str(tmp_path), str(cut), way, "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    index_alone = way in ("keys", "sizes", "find")
+    expected = "" if index_alone and not suffix else "StaleIndexError" if not suffix else "DamagedIndexError"
+    if way == "find" and not suffix:  # a key that there is not
+        assert (done.returncode, "KeyError" in done.stderr) == (1, True)
+        return
+    assert (done.returncode, done.stdout.split(" ")[0].strip()) == (0, expected), done.stderr

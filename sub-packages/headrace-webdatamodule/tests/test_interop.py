@@ -1,14 +1,24 @@
 import io
+import os
 import re
+import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, GroupingError, ShardError, StaleIndexError
+from headrace.webdatamodule import IndexedShards, add_column
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    GroupingError,
+    ManifestError,
+    ShardError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import (
@@ -67,6 +77,7 @@ def as_energon_writes(path: Path) -> bytes:
     return np.array(offsets, "<u8").tobytes()
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(FORMATS), SAMPLES)
 def test_shards_travel_both_ways(tmp_path_factory: pytest.TempPathFactory, kind: int, samples: Given) -> None:
     path = tmp_path_factory.mktemp("tar") / "a-000000.tar"
@@ -209,3 +220,42 @@ def test_a_shard_that_cannot_be_indexed_is_not_imported(tmp_path: Path) -> None:
     assert sample_offsets([]) == [0]
     with pytest.raises(FileNotFoundError):
         ShardIndex.open(path)
+
+
+def instead(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "endless":
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files there")
+def test_a_column_or_a_foreign_index_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path, UNLIKE)
+    [column] = add_column(tmp_path, "n", [1, 2, 3]).columns
+    instead(tmp_path / column.file, "fifo")
+    instead(energon_path(path), "fifo")
+    with pytest.raises(ManifestError, match="a FIFO"):
+        IndexedShards(tmp_path).column("n")
+    with pytest.raises(DamagedIndexError, match="a FIFO"):
+        import_energon(path)
+
+
+def member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size, header.type = len(data), kind
+    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)
+
+
+END = bytes(1024)
+
+
+def test_energons_rule_takes_no_time(tmp_path: Path) -> None:
+    name = "a/" * 30_000 + "x"
+    data = member("././@LongLink", name.encode() + b"\0", b"L") + member("x", b"") + END
+    (tmp_path / "a.tar").write_bytes(data)
+    energon_path(tmp_path / "a.tar").write_bytes(np.array([len(data) - 1024], "<u8").tobytes())
+    assert len(import_energon(tmp_path / "a.tar")) == 0

@@ -503,10 +503,15 @@ def test_a_real_cuda_tensor_comes_to_the_cpu() -> None:
     [
         b"q\x050]h\x05a",
         b"\x85",
-        b"q\x050}Nh\x05s",
-        b"q\x050" + HOOKS + b"Nh\x05s",
-        b"q\x050" + call(glob("collections", "Counter")) + b"Nh\x05s",
-        b"q\x050" + call(glob("collections", "deque")) + b"h\x05a",
+        *(
+            pytest.param(step, marks=pytest.mark.nightly)
+            for step in (
+                b"q\x050}Nh\x05s",
+                b"q\x050" + HOOKS + b"Nh\x05s",
+                b"q\x050" + call(glob("collections", "Counter")) + b"Nh\x05s",
+                b"q\x050" + call(glob("collections", "deque")) + b"h\x05a",
+            )
+        ),
     ],
 )
 def test_deep_containers_load_and_are_freed(step: bytes) -> None:
@@ -600,8 +605,9 @@ COPIES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", COPIES)
 def test_one_object_is_not_copied_again_and_again(name: str) -> None:
-    with pytest.raises(UnsafePickleError, match="copies more than"):
-        restricted_loads(proto4(COPIES[name], b"e"))
+    data = proto4(COPIES[name], b"e")
+    with pytest.raises(DecodeError, match=r"takes? \d+ bytes or more .*more than max_bytes"):
+        restricted_loads(data, max_bytes=9 * len(data) + (1 << 20))
 
 
 LARGE: list[Any] = [
@@ -616,15 +622,15 @@ LARGE: list[Any] = [
     np.zeros(1 << 18),
     torch.zeros(1 << 19),
     torch.ones(1 << 17).to_sparse(),
-    [np.float64(i) for i in range(20_000)],
-    [np.int8(i % 9) for i in range(20_000)],
-    [np.zeros(1, np.int8) for _ in range(20_000)],
+    [np.float64(i) for i in range(5_000)],
+    [np.int8(i % 9) for i in range(5_000)],
+    [np.zeros(1, np.int8) for _ in range(5_000)],
 ]
 
 
 @pytest.mark.parametrize("protocol", [0, 5])
 @pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)
-def test_large_honest_data_stays_within_what_may_be_copied(value: Any, protocol: int) -> None:
+def test_large_honest_data_loads(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     assert same(restricted_loads(data), pickle.loads(data))
 
