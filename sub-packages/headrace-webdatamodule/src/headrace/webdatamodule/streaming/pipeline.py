@@ -67,7 +67,7 @@ class StreamOptions:
         keys: Member keys to extract.
         n_samples: Samples per epoch over all ranks.
         global_batch_size: Samples per batch over all ranks.
-        training: Whether epochs differ in their order, and shards that run dry before the end of one begin again.
+        training: Whether epochs differ in their order, and shards that run out before the end of one are read again.
         stages_wds: Composables on the samples, in the workers.
         stages_wld: Composables on the samples as they leave the workers.
         kwargs_wds: For WebDataset.
