@@ -42,7 +42,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     unfinished_write,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.writing.write import save_only_manifest, write_tars
+from headrace.webdatamodule.shards.writing.write import save_only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
