@@ -101,6 +101,7 @@ _LATER = {
     "PickledDataWDS": "datamodule",
     "RankMismatchError": "loading.distributed",
     "Remote": "shards",
+    "RetryPolicy": "shards",
     "ResumableLoader": "loader",
     "SamplerFactory": "loading.batch_sampler",
     "SharedShardsWarning": "indexed_datamodule",
