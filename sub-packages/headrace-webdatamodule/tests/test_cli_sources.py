@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,13 +26,14 @@ COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
 
 
 def pack(*words: object, code: int = 0) -> str:
-    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == code, done.stderr
+    done = run("pack", *words)
+    error = done.stderr.decode()
+    assert done.returncode == code, error
     if code:
-        assert done.stderr.startswith("headrace-shards: error: ")
-        assert done.stderr.count("\n") == 1
-        return done.stderr
-    return done.stdout
+        assert error.startswith("headrace-shards: error: ")
+        assert error.count("\n") == 1
+        return error
+    return done.stdout.decode()
 
 
 def files(folder: Path, **contents: bytes) -> Path:
@@ -308,8 +310,8 @@ if __name__ == "__main__":
     check_whole(out)
 
 
-@pytest.mark.parametrize("words", [[], ["--workers", "2"]])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("words", [[], pytest.param(["--workers", "2"], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_run_is_completed_and_whole_shards_are_kept(tmp_path: Path, words: list[str], seed: int) -> None:
     source, out = tmp_path / "a.fasta", tmp_path / "out"
     source.write_bytes(b">one\nACGT\n" * 40_000)

@@ -286,7 +286,10 @@ COUNT = 60
 
 
 # Where reading takes long, shards are written in threads.
-@pytest.mark.parametrize(("stuck", "delay"), [(0, 0), (35, 0), (35, 0.005), (59, 0.005)])
+@pytest.mark.parametrize(
+    ("stuck", "delay"),
+    [(35, 0.005), *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((0, 0), (35, 0), (59, 0.005)))],
+)
 def test_kill_nine_and_again(source: Path, stuck: int, delay: float) -> None:
     for i in range(COUNT):
         (source / f"sample{i}.pt").write_bytes(pickle.dumps(b"x" * 10 * i))

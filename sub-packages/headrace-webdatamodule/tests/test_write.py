@@ -907,9 +907,30 @@ def kill_nine(folder: Path, seed: int) -> None:
     check_whole(folder, **options)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 5))])
 def test_kill_nine_leaves_only_what_is_whole(tmp_path: Path, seed: int) -> None:
     kill_nine(tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
+def test_kill_nine_of_a_generator_leaves_a_write_that_was_stopped(tmp_path: Path, seed: int) -> None:
+    options: dict[str, Any] = {"stream": True, "delay": 0.0005, "count": 400, "nbytes": 20_000}
+    with group(tmp_path, **options) as process:
+        begun(tmp_path)
+        time.sleep(random.Random(seed).uniform(0, 0.4))
+        process.kill()
+        assert process.wait(timeout=60) in (-signal.SIGKILL, 0)
+    if (tmp_path / "manifest.json").exists():
+        assert verify_shards(tmp_path) == []
+    else:
+        for path in tars(tmp_path):
+            build_index(path.read_bytes())
+        with pytest.raises((ManifestError, FileNotFoundError), match=r"a write was stopped|there are no"):
+            index_shards(tmp_path)
+    done = script(tmp_path, stream=True, count=400, nbytes=20_000)
+    assert (done.returncode, done.stdout.strip()) == (0, "400"), done.stderr
+    assert verify_shards(tmp_path) == []
+    assert parts(tmp_path) == []
 
 
 @pytest.mark.nightly
