@@ -173,7 +173,7 @@ def test_the_directory_is_ready_for_indexed_shards(source: Path) -> None:
     assert verify_shards(folder) == []
     shards = IndexedShards(folder, decode=None)
     assert [(s["__key__"], s["my.pt"]) for s in shards] == [(f"sample{i}-x", pickle.dumps(i)) for i in range(5)]
-    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json"}
+    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json", "manifest.hrs"}
     assert {path.name for path in folder.iterdir()} == names
 
 
