@@ -53,7 +53,8 @@ from headrace.webdatamodule.shards.interop import Component, dali_path, export_d
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.reading.sources import open_index
 from headrace.webdatamodule.shards.writing.executor import pool
-from headrace.webdatamodule.shards.writing.write import write_and_tell
+from headrace.webdatamodule.shards.writing.plan import Plan
+from headrace.webdatamodule.shards.writing.write import write_shards
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
 _DAMAGES = (DamagedIndexError, DamagedShardError, DecodeError, GroupingError, RefusedMemberError, StaleIndexError)
@@ -179,6 +180,7 @@ def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
     _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id is its first word"),
+    _arg("--overwrite", action="store_true", help="write anew what is there, such as after files have changed"),
     _arg("--keys", type=local_path, metavar="FILE", help="which entries of an LMDB, a key a line (default: all)"),
     _WORKERS,
 )
@@ -204,14 +206,22 @@ def _pack(options: argparse.Namespace) -> Outcome:
         )
         if not given or "bytes_per_shard" in given:
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
-        manifest, kept = write_and_tell(
+        fingerprint = fingerprint_of(samples.stamps())
+        noted = Plan.fingerprint_in(options.out, options.prefix)
+        if noted not in (None, fingerprint) and not options.overwrite:
+            message = f"{str(options.out)!r} holds shards of other files, or of files that have changed since"
+            raise FileExistsError(f"{message}: pass --overwrite, or choose another directory")
+        before = {path.name: path.stat().st_ino for path in options.out.glob("*.tar")}
+        manifest = write_shards(
             samples,
             options.out,
             **given,
             workers=options.workers or 1,
             prefix=options.prefix,
-            fingerprint=fingerprint_of(samples.stamps()),
+            fingerprint=fingerprint,
+            overwrite=options.overwrite,
         )
+        kept = sum((options.out / name).stat().st_ino == inode for name, inode in before.items())
     wrote = len(manifest.shards) - kept
     if options.json:
         return 0, json_pieces({**_summary(options.out, manifest), "kept": kept, "wrote": wrote})
