@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchdata.nodes
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler, size_aware_batching
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, size_aware_batching
 from headrace.size_aware_batching._options import STRATEGIES, Strategy
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
@@ -621,6 +622,25 @@ def test_set_epoch_wins_over_a_state_of_an_older_epoch_that_is_loaded_later(batc
     assert second == list(expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
+def test_nodes_of_torchdata_resume_and_go_to_the_next_epoch() -> None:
+    def make() -> Any:
+        return torchdata.nodes.Loader(torchdata.nodes.SamplerWrapper(DistributedSizeAwareBatchSampler(SIZES, 500)))
+
+    epochs = []
+    for epoch in range(2):
+        expected = DistributedSizeAwareBatchSampler(SIZES, 500)
+        expected.set_epoch(epoch)
+        epochs.append(list(expected))
+    running = make()
+    batches = iter(running)
+    begun = [next(batches) for _ in range(5)]
+    resumed = make()
+    resumed.load_state_dict(running.state_dict())
+    assert begun + list(resumed) == epochs[0]
+    assert list(resumed) == epochs[1]
+
+
 def test_a_state_of_the_epoch_that_was_set_or_a_newer_one_wins() -> None:
     running = DistributedSizeAwareBatchSampler(SIZES, 500)
     running.set_epoch(2)
@@ -745,38 +765,7 @@ def test_orders_without_a_generator_need_a_group_that_can_compare_them(order: An
     assert next(iter(with_options({"sampler": order})))
 
 
-# Reports.
-
-
-def test_reports_count_every_budget() -> None:
-    graphs = np.array([[1, 10]] * 12)
-    report = DistributedSizeAwareBatchSampler(graphs, (100, 30), strategy="sequential").plan().report()
-    assert (report.budget, report.largest, report.size, report.fill) == (30, 30, 120, 1.0)
-    assert report.fills == (0.03, 1.0)
-    over = DistributedSizeAwareBatchSampler(
-        [[1, 1], [1, 50], [1, 1]], (100, 30), strategy="sequential", oversize="own_batch"
-    )
-    assert over.plan().report().over_budget == 1
-
-
-def test_a_cost_function_has_a_fill_too() -> None:
-    sampler = DistributedSizeAwareBatchSampler(
-        SIZES, 60_000, strategy="bucketed", cost=lambda n, longest: 1000 + 8 * n * longest
-    )
-    report = sampler.plan().report()
-    costs = [1000 + 8 * len(batch) * int(SIZES[batch].max()) for batch in sampler.plan()]
-    assert report.largest == max(costs) <= 60_000
-    assert report.fill == pytest.approx(np.mean(costs) / 60_000)
-    assert report.over_budget == 0
-
-
-def test_repeated_mates_are_one_for_random_batches_and_many_for_equal_ones() -> None:
-    by_chance = np.random.default_rng(0).permutation(4000)
-    offsets, sizes = np.arange(0, 4001, 8), np.ones(4000, int)
-    first = BatchPlan(np.arange(4000), offsets, sizes, (8,))
-    assert first.report(other=BatchPlan(by_chance, offsets, sizes, (8,))).repeated_mates == pytest.approx(1, abs=0.2)
-    assert first.report(other=first).repeated_mates == pytest.approx(3999 / 7)
-    assert np.isnan(first.report().repeated_mates)
+# From epoch to epoch, and from step to step.
 
 
 def test_an_epoch_that_repeats_the_batches_of_the_last_one_is_warned_about() -> None:

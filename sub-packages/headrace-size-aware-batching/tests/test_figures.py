@@ -1,12 +1,18 @@
 """What a plan is worth, at the sizes of the benchmarks but with fewer samples: everything that is no timing."""
 
 import tracemalloc
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sets_of_sizes import Sizes, atoms, crystals, integers, mixture, molecules, proteins, speech
 
 from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._binpacking import cut_descending, next_fit
+from headrace.size_aware_batching._budget import Limits, PaddedCapacity
+from headrace.size_aware_batching.plan import batch_hashes, repeated_mates
 
 N = 300_000
 USUAL, HEAVY = (2048, 16384), (16384, 32768)  # longest sample, budget
@@ -53,30 +59,157 @@ def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ra
     assert plan(kind, count=1_000_000)[0].report(ranks).imbalance <= most
 
 
-def mates(batch: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """Return the share of pairs (of near neighbours in a list of batches) that share a batch of another list too."""
-    order = np.argsort(batch, kind="stable")
-    met = pairs = 0
-    for distance in range(1, 8):
-        together = batch[order[distance:]] == batch[order[:-distance]]
-        first, second = order[distance:][together], order[:-distance][together]
-        met += int((other[first] == other[second]).sum())
-        pairs += len(first)
-    return met / pairs
-
-
-def batch_of_each(planned: BatchPlan) -> NDArray[np.int64]:
-    batch = np.empty(len(planned.indices), np.int64)
-    batch[planned.indices] = np.repeat(np.arange(len(planned)), np.diff(planned.offsets))
-    return batch
-
-
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
 def test_batch_mates_meet_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])
-    first, second = batch_of_each(sampler.plan(0)), batch_of_each(sampler.plan(1))
-    by_chance = np.mean([mates(first, second[np.random.default_rng(seed).permutation(N)]) for seed in range(5)])
-    assert mates(first, second) <= 2 * by_chance
+    assert repeated_mates(sampler.plan(0), sampler.plan(1)) <= 2
+
+
+def volume_bound(sizes: Sizes, budget: Any) -> float:
+    """Return the number of full batches that the sizes make, by the tightest budget."""
+    return float((sizes.reshape(len(sizes), -1).sum(axis=0) / np.atleast_1d(budget)).max())
+
+
+def plans(sizes: Sizes, budget: Any, epochs: int = 4, **options: Any) -> list[BatchPlan]:
+    sampler = DistributedSizeAwareBatchSampler(sizes, budget, num_replicas=8, rank=0, **options)
+    return [sampler.plan(epoch) for epoch in range(epochs)]
+
+
+def mean_repeated_mates(epochs: list[BatchPlan]) -> float:
+    return float(np.mean([repeated_mates(first, second) for first, second in pairwise(epochs)]))
+
+
+def within_budgets(planned: BatchPlan, budget: Any) -> bool:
+    sums = np.add.reduceat(planned.sizes[planned.indices], planned.offsets[:-1], axis=0)
+    return bool((sums <= np.asarray(budget)).all())
+
+
+SETS = {
+    "integers 400": (integers, 400),
+    "integers 800": (integers, 800),
+    "integers 1024": (integers, 1024),
+    "speech x10": (speech, 17_000),
+    "atoms 128": (atoms, 128),
+    "atoms 256": (atoms, 256),
+    "atoms 512": (atoms, 512),
+    "proteins x2": (proteins, 4000),
+    "proteins x4": (proteins, 8000),
+    "proteins x10": (proteins, 20_000),
+    "proteins x30": (proteins, 60_000),
+}
+sets = pytest.mark.parametrize("name", list(SETS))
+
+
+@sets
+def test_stratified_batches_of_real_sizes_are_full_and_random(name: str) -> None:
+    sizes, budget = SETS[name][0](), SETS[name][1]
+    epochs = plans(sizes, budget)
+    assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budget) / 0.995)
+    assert mean_repeated_mates(epochs) <= 2
+    assert all(within_budgets(planned, budget) for planned in epochs)
+
+
+@sets
+def test_packed_batches_of_real_sizes_are_filled_to_the_brim_and_differ_from_epoch_to_epoch(name: str) -> None:
+    sizes, budget = SETS[name][0](), SETS[name][1]
+    epochs = plans(sizes, budget, epochs=3, strategy="packed")
+    assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budget) / 0.999)
+    assert mean_repeated_mates(epochs) <= 20
+    assert all(within_budgets(planned, budget) for planned in epochs)
+
+
+def batches_in_random_order(sizes: Sizes, budget: int) -> int:
+    limits = Limits(budgets=(budget,))
+    return len(next_fit(sizes[np.random.default_rng(0).permutation(len(sizes))], limits)) - 1
+
+
+@pytest.mark.parametrize("strategy", ["stratified", "packed"])
+def test_where_two_samples_fill_a_batch_fill_gives_way(strategy: str) -> None:
+    # Utterances of 10 to 17 s in 34 s: hardly any three fit. As full as by next-fit, and no two epochs alike.
+    sizes, budget = speech(), 3400
+    epochs = plans(sizes, budget, strategy=strategy)
+    assert len(epochs[0]) <= batches_in_random_order(sizes, budget)
+    hashes = [batch_hashes(planned.indices, planned.offsets) for planned in epochs]
+    assert all(np.isin(one, other).mean() < 0.02 for one, other in pairwise(hashes))
+
+
+PAIRS = {
+    "molecules 12": (molecules, 12, 1.006, 2.0),
+    "molecules 32": (molecules, 32, 1.006, 2.0),
+    "molecules 128": (molecules, 128, 1.006, 2.0),
+    # A crystal takes up to all of a batch: the fewer fit, the less freely they can be drawn.
+    "crystals 12": (crystals, 12, 1.014, 2.0),
+    "crystals 32": (crystals, 32, 1.006, 2.0),
+    "mixture 12": (mixture, 12, 1.02, 2.0),
+    "mixture 32": (mixture, 32, 1.006, 2.0),
+    "mixture 128": (mixture, 128, 1.006, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_two_budgets_at_once(name: str) -> None:
+    draw, per_batch, times, most_repeated = PAIRS[name]
+    sizes = draw()
+    budgets = np.ceil(np.maximum(sizes.mean(axis=0) * per_batch, sizes.max(axis=0))).astype(int).tolist()
+    epochs = plans(sizes, budgets, epochs=3)
+    assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budgets) * times)
+    assert all(within_budgets(planned, budgets) for planned in epochs)
+    assert mean_repeated_mates(epochs) <= most_repeated
+    assert imbalance((sizes / budgets).sum(axis=1), epochs[0]) <= 1.004
+
+
+def imbalance(work: NDArray[np.float64], planned: BatchPlan, ranks: int = 8) -> float:
+    """Return the mean over whole steps of the largest rank's work over the mean rank's."""
+    per_batch = np.add.reduceat(work[planned.indices], planned.offsets[:-1])
+    steps = per_batch[: len(per_batch) // ranks * ranks].reshape(-1, ranks)
+    return float((steps.max(axis=1) / steps.mean(axis=1)).mean())
+
+
+def fewest_padded(sizes: Sizes, budget: int) -> float:
+    return float(np.ceil((1 / (budget // sizes)).sum()))
+
+
+def mega_batches(sizes: Sizes, budget: int, seed: int) -> BatchPlan:
+    """Sort random mega-batches of fifty batches by length, as Hugging Face's ``group_by_length`` does."""
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    length = int(50 * len(sizes) / fewest_padded(sizes, budget))
+    batches: list[NDArray[np.int64]] = []
+    for start in range(0, len(order), length):
+        mega = order[start : start + length]
+        mega = mega[np.argsort(-sizes[mega], kind="stable")]
+        cuts = cut_descending(sizes[mega], Limits(capacity=PaddedCapacity(budget)))
+        batches += np.split(mega, cuts[1:-1])
+    offsets = np.cumsum([0, *map(len, batches)])
+    return BatchPlan(np.concatenate(batches), offsets, sizes, (budget,), cost="padded")
+
+
+@pytest.mark.parametrize("name", [*SETS, "speech x2"])
+def test_padded_batches_of_real_sizes(name: str) -> None:
+    sizes, budget = (speech(), 3400) if name == "speech x2" else (SETS[name][0](), SETS[name][1])
+    epochs = plans(sizes, budget, epochs=3, strategy="bucketed", cost="padded")
+    fewest = fewest_padded(sizes, budget)
+    mega = mega_batches(sizes, budget, 0)
+    assert len(epochs[0]) <= max(1.005 * fewest, fewest + 9) <= len(mega) + 9
+    assert epochs[0].report().largest <= budget
+    # Random mega-batches repeat least but pad three per cent more; batches as tight as these can do no better than so.
+    assert mean_repeated_mates(epochs) <= 2.5 * repeated_mates(mega, mega_batches(sizes, budget, 1))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [USUAL, HEAVY])
+def test_padded_batches_of_a_million_samples(kind: tuple[int, int]) -> None:
+    sizes = lengths(kind[0], 1_000_000).astype(np.int64)
+    epochs = plans(sizes, kind[1], epochs=2, strategy="bucketed", cost="padded")
+    assert len(epochs[0]) <= 1.005 * fewest_padded(sizes, kind[1])
+    assert mean_repeated_mates(epochs) <= 120
+
+
+@pytest.mark.parametrize(("count", "times", "ranks"), [(10_000, 8, 8), (10_000, 10, 8), (20_000, 8, 16)])
+def test_few_steps_of_padded_batches_cost_the_same_on_all_ranks(count: int, times: int, ranks: int) -> None:
+    sampler = DistributedSizeAwareBatchSampler(proteins(count), times * 2000, strategy="bucketed", cost="padded")
+    planned = sampler.plan()
+    assert 15 <= len(planned) // ranks <= 32
+    assert planned.report(ranks).imbalance <= 1.03
 
 
 def test_planning_takes_little_memory() -> None:

@@ -216,6 +216,30 @@ def test_several_budgets_at_once(pairs: list[tuple[int, int]], strategy: Strateg
     assert all((sizes[batch].sum(axis=0) <= (50, 90)).all() for batch in batches)
 
 
+@repeats
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90), st.integers(0, 3)), min_size=1, max_size=300),
+    st.sampled_from(STRATEGIES),
+    windows,
+    st.integers(1, 8),
+    st.data(),
+)
+def test_several_budgets_resume_exactly(
+    rows: list[tuple[int, int, int]], strategy: Strategy, window: int | None, world: int, data: st.DataObject
+) -> None:
+    case: Any = np.array(rows), (50, 90, 7)
+    way: Way = strategy, "sum"
+    uninterrupted = all_ranks(case, way, world, window=window)
+    stop = data.draw(st.integers(0, len(uninterrupted[0])))
+    running = make(case, way, world, 0, window=window)
+    batches = iter(running)
+    for _ in range(stop):
+        next(batches)
+    assert all_ranks(case, way, world, running.state_dict(), window=window) == [r[stop:] for r in uninterrupted]
+    assert set(samples(uninterrupted)) == set(range(len(rows)))
+
+
 @examples(50)
 @given(st.lists(st.floats(0, 1, allow_subnormal=False), max_size=200), ways)
 def test_real_sizes_never_exceed_a_real_budget(sizes: list[float], way: Way) -> None:

@@ -1,5 +1,7 @@
 """The parts of planning, each against a plain way of doing the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,10 @@ from strategies_of_sizes import Case, cases
 
 from headrace.size_aware_batching import _order
 from headrace.size_aware_batching._binpacking import cut_descending, lower_bound, next_fit, pack
-from headrace.size_aware_batching._budget import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity
+from headrace.size_aware_batching._budget import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity, prepare
+from headrace.size_aware_batching._options import STRATEGIES, Options, Strategy
 from headrace.size_aware_batching._order import ShuffledOrder, Strata
+from headrace.size_aware_batching._planner import make_planner
 from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks, shuffle_groups, splitmix64
 from headrace.size_aware_batching._sharding import shuffle_sorted_chunks
 
@@ -180,3 +184,74 @@ def test_groups_are_shuffled_in_themselves(lengths: list[int], key: int) -> None
     shuffled = shuffle_groups(key, groups)
     assert sorted(shuffled.tolist()) == list(range(len(groups)))
     assert groups[shuffled].tolist() == groups.tolist()
+
+
+class CountingOrder:
+    """An order that counts the positions that are asked for."""
+
+    def __init__(self, n_samples: int) -> None:
+        self.n_samples = n_samples
+        self.asked = 0
+
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[np.int64]:  # one order
+        self.asked += stop - start
+        return np.arange(start, stop)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_order_is_planned_once_for_all_numbers_of_batches(strategy: Strategy) -> None:
+    sizes = np.random.default_rng(0).integers(1, 100, 40_000)
+    options = Options(strategy, shuffle=False, window=4000)
+    order = CountingOrder(len(sizes))
+    planner = make_planner(prepare(sizes, 1000, options), options, order)
+    count = planner.count(7, 0)
+    assert order.asked <= 2 * len(sizes)  # next-fit looks twice at what a chunk leaves over
+    for number in (0, 17, count // 2, count - 1):
+        order.asked = 0
+        batch = planner.batch(7, number)
+        assert order.asked <= 4000
+        assert 0 < sizes[batch].sum() <= 1000
+        order.asked = 0
+        planner.batch(7, number)
+        assert order.asked <= len(batch)
+    listed = [batch for indices, offsets in planner.chunks(7, 0) for batch in np.split(indices, offsets[1:-1])]
+    assert [planner.batch(7, number).tolist() for number in (0, 17, count - 1)] == [
+        listed[number].tolist() for number in (0, 17, count - 1)
+    ]
+
+
+def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
+    calls = 0
+
+    def cost(n: int, largest: float) -> float:
+        nonlocal calls
+        calls += 1
+        return n * largest
+
+    sizes = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 2001), 10))
+    options = Options("bucketed", cost=cost)
+    planner = make_planner(prepare(sizes, 16_000, options), options)
+    for epoch_key in range(5):
+        for _ in planner.chunks(epoch_key, 0):
+            pass
+    assert calls <= 2000 * 2 * 15  # a search by doubling and halving for each size, whatever the epochs
+    before = calls
+    for _ in planner.chunks(5, 0):
+        pass
+    assert calls == before
+
+
+def test_steps_are_balanced_by_the_work_that_is_given() -> None:
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(1, 100, 20_000)
+    work = generator.lognormal(0, 1.5, 20_000)
+    options = Options()
+    imbalances = []
+    for given_work in (None, work):
+        planner = make_planner(replace(prepare(sizes, 800, options), work=given_work), options)
+        batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planner.chunks(1, 0)]
+        per_batch = np.concatenate(batches)
+        steps = per_batch[: len(per_batch) // 8 * 8].reshape(-1, 8)
+        imbalances.append(float((steps.max(axis=1) / steps.mean(axis=1)).mean()))
+    assert imbalances[0] > 1.2
+    assert imbalances[1] < 1.02

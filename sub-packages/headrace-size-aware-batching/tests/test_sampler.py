@@ -311,21 +311,6 @@ def test_thousands_too_large_are_counted_rather_than_named_one_by_one() -> None:
     assert len(warned) == 102
 
 
-def test_the_summary_goes_to_logging_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="headrace.size_aware_batching"):
-        list(SizeAwareBatchSampler(range(3), [1, 1, 1], 2))
-    assert caplog.messages == ["2 batches of 3 elements, fill 0.7500 of max_total_size=2; 0 skipped"]
-
-
-def test_a_warning_points_at_the_line_that_iterates() -> None:
-    sampler = SizeAwareBatchSampler([9], [1] * 10, 0.5)
-    loader = DataLoader(Sequences(), batch_sampler=sampler)
-    for batches in (size_aware_batching([9], [1] * 10, 0.5), sampler, loader):
-        with pytest.warns(UserWarning, match="is skipped") as caught:
-            list(batches)
-        assert caught[0].filename == __file__
-
-
 def test_indices_of_any_make_come_out_as_ints() -> None:
     for order in (np.array([2, 0, 1]), torch.tensor([2, 0, 1])):
         batches = list(SizeAwareBatchSampler(order, {0: 1, 1: 1, 2: 1}, 2))

@@ -186,7 +186,7 @@ def with_gradients(samples: list[Any]) -> Any:
     return {"a": torch.ones(2, requires_grad=True) * len(samples)}
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("collate", "told"), [(with_lambda, ".*lambda.*"), (with_gradients, r".*detach\(\) it.*")])
 def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(
     folder: Path, collate: Any, told: str, context: str

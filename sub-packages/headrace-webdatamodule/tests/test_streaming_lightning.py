@@ -531,8 +531,16 @@ class Looking(Callback):
         trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
-@pytest.mark.parametrize("persistent", [None, False, True])
-@pytest.mark.parametrize("where", ["trainer", "module"])
+@pytest.mark.parametrize(
+    ("where", "persistent"),
+    [
+        ("trainer", None),
+        ("module", None),
+        ("trainer", True),
+        *(pytest.param(where, False, marks=pytest.mark.nightly) for where in ("trainer", "module")),
+        pytest.param("module", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_second_iterator_in_the_middle_of_a_fit(
     shards: Path, tmp_path: Path, whole: list[list[int]], where: str, persistent: bool | None
 ) -> None:
@@ -554,6 +562,30 @@ def test_a_second_iterator_in_the_middle_of_a_fit(
         resumed = Model()
         fit(resumed, module(shards, kwargs_wld={Split.train: options}), tmp_path / f"{step}.ckpt")
         assert resumed.seen == model.seen[step:]
+
+
+@pytest.mark.parametrize(
+    "hook", ["on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start"]
+)
+def test_an_iterator_between_those_of_the_trainer(
+    shards: Path, tmp_path: Path, whole: list[list[int]], saved: Path, hook: str
+) -> None:
+    class Looks(Callback):
+        pass
+
+    def look(self: Looks, trainer: lightning.Trainer, *_: Any) -> None:
+        loader: Any = trainer.train_dataloader
+        next(iter(loader))
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    setattr(Looks, hook, look)
+    model = Model()
+    fit(model, module(shards), saved / "step7.ckpt", Looks(), limit_val_batches=1.0)
+    assert model.seen == whole[7:]
+    for path in tmp_path.glob("*.ckpt"):
+        resumed = Model()
+        fit(resumed, module(shards), path, limit_val_batches=1.0)
+        assert resumed.seen == whole[int(path.stem) :]
 
 
 @pytest.mark.parametrize("stage", ["test", "validate", "predict"])

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
@@ -65,7 +65,6 @@ def turns(dataset: InterleavedDataset[Any], weights: Sequence[int], seed: int, e
         position += 1
 
 
-@settings(max_examples=30)
 @given(weight_lists(), SEEDS, EPOCHS)
 def test_an_endless_stream_keeps_its_shares_at_every_window_end(weights: list[Fraction], seed: int, epoch: int) -> None:
     sources = [Again([place]) for place in range(len(weights))]
@@ -78,7 +77,6 @@ def test_an_endless_stream_keeps_its_shares_at_every_window_end(weights: list[Fr
             assert abs(counts[place] - window * 1024 * weight / total) <= Fraction(3, 2)
 
 
-@settings(max_examples=30)
 @given(weight_lists(), SEEDS)
 def test_the_order_in_which_a_mapping_is_written_does_not_matter(weights: list[Fraction], seed: int) -> None:
     names = [f"source {place}" for place in range(len(weights))]

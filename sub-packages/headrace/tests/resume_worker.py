@@ -104,7 +104,7 @@ def data(options: Options) -> IndexedWebDataModule:
             window=64,
         ),
         sizes="txt",
-        sampler=partial(WeightedDistributedSampler, weights=options.weights),
+        sampler=partial(WeightedDistributedSampler, weights=options.weights, semantics="ratio"),
         collate_fn=keys_of,
         num_workers=options.workers,
         seed=7,

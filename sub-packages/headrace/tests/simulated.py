@@ -1,6 +1,7 @@
 """Ranks of a training run side by side in one process, each with the data module that it would have."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ WAYS = [  # that the batch sampler allows
     for cost in ("sum", "padded")
     if cost == "sum" or strategy in ("sequential", "bucketed")
 ]
+FEW_WAYS = re.compile("repeats .* of the batches of epoch")  # a warning that sets as small as these deserve
 Keys = list[str]
 
 
@@ -76,13 +78,16 @@ class Recipe:
             cost=self.cost,  # type: ignore[arg-type]  # likewise
             window=64,
         )
-        weights = None if self.weights is None else dict(zip(shards, self.weights, strict=True))
+        order: Any = None
+        if self.weights is not None:
+            weights = dict(zip(shards, self.weights, strict=True))
+            order = partial(WeightedDistributedSampler, weights=weights, semantics="ratio")
         module = IndexedWebDataModule(
             {Split.train: shards},
             batch_size=self.batch_size,
             batch_sampler=sized if self.batch_size is None else None,
             sizes="txt" if self.batch_size is None else None,
-            sampler=None if weights is None else partial(WeightedDistributedSampler, weights=weights),
+            sampler=order,
             collate_fn=keys_of,
             num_workers=workers,
             seed=self.seed,

@@ -12,7 +12,7 @@ from simulated import write_source
 
 pytestmark = pytest.mark.slow
 
-RUNS = [(1, 5), pytest.param(2, 30, marks=pytest.mark.nightly)]
+RUNS = [(1, 2), pytest.param(2, 30, marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(scope="module")

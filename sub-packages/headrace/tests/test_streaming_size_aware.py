@@ -33,7 +33,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def module(shards: Path, stage: str, steps: int, workers: int, *, inside: bool = False, **ranks: int) -> WebDataModule:
+def module(shards: Path, stage: str, steps: int, workers: int, *, inside: bool = False, **ranks: Any) -> WebDataModule:
     where: Any = {"pipeline_wds" if inside else "pipeline_prebatch_wld": {Split.train: STAGES[stage]}}
     return WebDataModule(
         {Split.train: steps},  # the epoch is counted in steps ...

@@ -28,8 +28,8 @@ class Limits:
             that a batch may hold when its largest has that size. None for sums.
         most_items: Largest number of samples.
         multiple: The number of samples is a multiple of this where the batch holds more than that many.
-        quadratic: What the square of a size weighs beside the size itself when batches are compared by the time
-            they take, as in attention.
+        quadratic: Weight of the square of a size, beside the size itself, when batches are compared by the time they
+            take, as in attention.
     """
 
     budgets: tuple[int, ...] = ()
@@ -171,8 +171,8 @@ class AtLeastOne:
         return np.maximum(self.capacity(sizes), 1)
 
 
-def refuse_falling(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
-    """Refuse a cost function that falls somewhere on a few probes.
+def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
+    """Refuse a cost function that decreases somewhere on a few probes.
 
     Raises:
         ValueError: If a batch gets cheaper by a further sample or by a larger one.
@@ -202,7 +202,7 @@ def largest_count(cost: CostFunction, budget: float, largest: Any, most: int) ->
 
 
 def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
-    """Return what a cost function gives, and refuse what is no cost."""
+    """Return the value of a cost function; refuse one that is not a number."""
     found = cost(count, largest)
     try:
         value = float(found)
@@ -219,7 +219,7 @@ def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
     return rounded
 
 
-FINE = 2**40  # units of a budget that sizes are rounded up to where they cannot stay what they are
+FINE = 2**40  # units of a budget, to which real sizes are rounded up
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ class PreparedSizes:
     Args:
         sizes: Shape ``[n]``, or ``[n, k]`` for several budgets; integers wherever sums are taken.
         limits: The budgets, in the unit of ``sizes``.
-        kept: Samples that are planned, rising; None for all.
-        oversize: Samples that no batch holds within its budget, rising.
+        kept: Samples that are planned, ascending; None for all.
+        oversize: Samples that exceed the budget by themselves, ascending.
         work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
     """
 
@@ -253,7 +253,7 @@ def plain_budget(max_total_size: Any) -> Budget:
     """Return a budget, or a list of them, as plain numbers.
 
     Raises:
-        TypeError: If one is no real number.
+        TypeError: If one is not a real number.
         ValueError: If one is NaN, zero or negative.
     """
     given = max_total_size
@@ -265,13 +265,13 @@ def plain_budget(max_total_size: Any) -> Budget:
 
 
 def plain_number(budget: Any) -> int | float:
-    """Return one budget as a plain number; what is beyond 2**62 limits nothing."""
+    """Return one budget as a plain number; from 2**62 on it is infinite."""
     number = checked_budget(budget)
     return math.inf if number >= UNLIMITED else number
 
 
 def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
-    """Bring sizes and budgets into whole units, and deal with samples that are too large.
+    """Return sizes and budgets in whole units, and the samples that are too large.
 
     Args:
         sizes: What `read_sizes` returned, cut to ``max_length``.
@@ -315,7 +315,7 @@ def summed(sizes: NDArray[Any], budget: Budget) -> Parts:
 
 
 def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
-    """Return the same, and how many samples fit, for costs that depend on the count and the largest sizes."""
+    """Return the same for costs that depend on the count and the largest sizes, with the capacity."""
     most = options.max_items or max(1, len(sizes))
     capacity: Capacity
     if callable(options.cost):
@@ -327,7 +327,9 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
                 round_up(end, options.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0))
             )
             one = sizes.ndim == 1
-            refuse_falling(options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most)
+            refuse_decreasing(
+                options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most
+            )
         capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple)
     else:
         limits = budgets_of(budget, sizes)

@@ -30,8 +30,8 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
     Small integers come back in two bytes each.
 
-    >>> order, falling = sorted_by_size(np.array([3, 7, 3, 9]))
-    >>> order.tolist(), falling.tolist(), falling.dtype
+    >>> order, descending = sorted_by_size(np.array([3, 7, 3, 9]))
+    >>> order.tolist(), descending.tolist(), descending.dtype
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
     order = descending_order(sizes)
@@ -56,7 +56,7 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
         return np.zeros(0, kind)
     largest = sizes.max()
     if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
-        # A stable sort that rises on the negated sizes falls on the sizes.
+        # A stable ascending sort of the negated sizes.
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
         return np.argsort(negated, kind="stable").astype(kind)
     order = np.empty(len(sizes), kind)
@@ -79,7 +79,15 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Strata:
-    """How ``n_samples`` sorted samples are dealt to ``n_windows`` windows (at most as many as samples)."""
+    """Sorted samples in strata, one sample of each stratum for every window.
+
+    Stratum j is ``n_windows`` neighbours in the sorted order. So all windows have the same spread of sizes, each can be
+    planned alone, and none of its samples is larger than the largest of the sample's stratum.
+
+    Args:
+        n_samples: Number of samples.
+        n_windows: Number of windows, at most as many as samples.
+    """
 
     n_samples: int
     n_windows: int
@@ -128,8 +136,8 @@ class Strata:
             sequence: The strata in the order they are asked for, some or all; None for all in their own order.
 
         Returns:
-            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample in the last column; what
-            stands there is a valid place but not theirs.
+            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample of the last stratum; the
+            place given for it is valid, but not theirs.
         """
         firsts = self.firsts()
         if sequence is not None:
@@ -192,7 +200,7 @@ def kd_order(
     return order, largest[np.append(rank, len(rank))]
 
 
-WINDOW = 2**11  # samples that are shuffled in one go: few, so that sorting their marks stays in the cache
+WINDOW = 2**11  # samples that are shuffled together: few, so that sorting them stays in the cache
 
 
 class Order(Protocol):
@@ -208,7 +216,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class NaturalOrder:
-    """The samples as they stand: 0, 1, 2, ... or the ones that were kept."""
+    """The samples in their own order: 0, 1, 2, ... or those that were kept."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -222,7 +230,7 @@ class NaturalOrder:
 class ShuffledOrder:
     """A keyed shuffle that can be read from any position.
 
-    Samples that stand together go to different windows, one each, and every window is shuffled.
+    Neighbours go to different windows, one each, and every window is shuffled.
     """
 
     n_samples: int
@@ -254,12 +262,12 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """An order that somebody else gives: a function from two positions to the samples between them."""
+    """The order of a user's sampler, as a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
 
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the giver's affair
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
 
@@ -302,6 +310,7 @@ class SamplerOrder:
         self.kept = kept
         self.n_samples = n_samples
         self._positions: NDArray[Any] | None = None
+        self._order: SliceOrder | None = None  # over these positions
 
     @property
     def fingerprint(self) -> str:
@@ -387,7 +396,8 @@ class SamplerOrder:
                 f"epoch must be {current} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
                 "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
             )
-        positions, self._positions = self._positions, None
+        read = self._positions, self._order
+        self.finished()
         set_epoch = getattr(self.sampler, "set_epoch", None)
         restored = getattr(self.sampler, "epoch", current)
         try:
@@ -397,20 +407,23 @@ class SamplerOrder:
         finally:
             if set_epoch is not None:
                 set_epoch(restored)
-            self._positions = positions
+            self._positions, self._order = read
 
     def order(self) -> SliceOrder:
-        """Return the order of the current epoch."""
+        """Return the order of the current epoch; the same object until the sampler is read again."""
         if self.kept is None and hasattr(self.sampler, "take"):
             return SliceOrder(self._length(), self._take)
-        if self._positions is None:
-            self._positions = self._read()
-        positions = self._positions
-        return SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+        if self._order is None:
+            positions = self._positions = self._read() if self._positions is None else self._positions
+            self._order = SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+        return self._order
 
     def finished(self) -> None:
         """Forget the order: the next iteration reads the sampler again."""
-        self._positions = None
+        self._positions = self._order = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_order": None}
 
     def set_epoch(self, epoch: int, changed: bool) -> None:
         """Pass the epoch on to a sampler that has ``set_epoch``; any other is read anew when the epoch changes."""
@@ -418,7 +431,7 @@ class SamplerOrder:
             self.sampler.set_epoch(epoch)
             changed = True
         if changed:
-            self._positions = None
+            self.finished()
 
     def _length(self) -> int:
         for name in ("epoch_length", "total_size"):

@@ -25,11 +25,11 @@ from headrace.size_aware_batching._windowplan import (
     padded_cuts,
 )
 
-FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
+FIRST, MOST = 2**14, 2**18  # samples that are cut at a time: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
-SHORT = 32  # batches of a window that is cut as it stands
+SHORT = 32  # batches of a window in which samples do not change places
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9e-5  # wasted share that is small enough
@@ -59,7 +59,7 @@ class StrataPlanner:
 
     Args:
         order: Samples by size, stratum by stratum, shape ``[n]``.
-        strata: How the samples are dealt to windows.
+        strata: Which sample belongs to which window.
         plans: For a window with a sample of every stratum, and for one without a sample of the last.
         work: ``work(places, offsets)`` gives the cost of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
@@ -217,6 +217,7 @@ class WindowPlanner:
     n_windows: int
     form: Callable[[NDArray[Any], int], Chunk]
     _counts: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    _latest: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def n_samples(self) -> int:
@@ -235,9 +236,12 @@ class WindowPlanner:
         return window
 
     def window(self, epoch_key: int, window: int) -> Chunk:
-        """Return the batches of one window."""
-        samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
-        return self.form(samples, int(derive(epoch_key, window)[0]))
+        """Return the batches of one window; those of the last one are kept."""
+        if (epoch_key, window) not in self._latest:
+            samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
+            self._latest.clear()
+            self._latest[epoch_key, window] = self.form(samples, int(derive(epoch_key, window)[0]))
+        return self._latest[epoch_key, window]
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
@@ -318,7 +322,12 @@ def window_length(sized: PreparedSizes, options: Options) -> int:
     if options.strategy == "packed":
         return PACKED_WINDOW
     share = (sized.sizes.mean(axis=0, dtype=np.float64) / np.maximum(sized.limits.budgets[: sized.columns], 1)).max()
-    return int(np.clip(BATCHES / max(share, 1e-9), 2**10, 2**17))
+    return int(np.clip(batches_of_window(sized.columns) / max(share, 1e-9), 2**10, 2**17))
+
+
+def batches_of_window(columns: int) -> int:
+    """Return how many batches make a window: more where strata of several columns are less alike."""
+    return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
 
 
 def in_strata(
@@ -344,7 +353,9 @@ def in_strata(
     elif options.strategy == "packed":
         n_windows = n_windows or packed_windows(descending, sized.limits)
     else:
-        n_windows = n_windows or max(1, min(round(fewest_batches(sizes, sized.limits) / BATCHES), len(sizes)))
+        n_windows = n_windows or max(
+            1, min(round(fewest_batches(sizes, sized.limits) / batches_of_window(sized.columns)), len(sizes))
+        )
     strata = Strata(len(sizes), n_windows)
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]
@@ -354,12 +365,12 @@ def in_strata(
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
     density = PACKED if options.strategy == "packed" else STRATIFIED
-    full = window_plans(largest, sized.limits, options, density, key)
-    short = strata.n_full < strata.n_windows and strata.depth > 1
-    plans = full, window_plans(largest[:-1], sized.limits, options, density, key) if short else full
+    short = full = window_plans(largest, sized.limits, options, density, key)
+    if strata.n_full < strata.n_windows and strata.depth > 1:
+        short = full.without_last() or window_plans(largest[:-1], sized.limits, options, density, key)
     own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
     work = batch_work(descending, sized.limits, None if own is None else own[order])
-    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, plans, work)
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, (full, short), work)
 
 
 def window_plans(

@@ -13,48 +13,48 @@ from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 
-GROUP = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
-GROUPS = 4  # that there are at least, where there are so many batches
+CHUNK = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
+CHUNKS = 4  # that there are at least, where there are so many batches
 
 
 def chunk_length(n_batches: int) -> int:
-    """Return how many batches of like cost stay together: 64, or fewer where that would leave few groups."""
-    return min(GROUP, 1 << max(0, (n_batches // GROUPS).bit_length() - 1))
+    """Return how many batches of like cost stay together: 64, or fewer where that would leave few chunks."""
+    return min(CHUNK, 1 << max(0, (n_batches // CHUNKS).bit_length() - 1))
 
 
-def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, group: int) -> NDArray[np.int64]:
-    """Return where each batch goes: sorted by work, cut into groups, the groups shuffled.
+def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, length: int) -> NDArray[np.int64]:
+    """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
 
-    Groups begin at multiples of ``group`` in the whole epoch's list, whatever is arranged at a time, so that the
-    steps of a world size that divides ``group`` lie inside one. What is over at both ends is taken from the
-    lightest batches, which are alike everywhere.
+    The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
+    epoch, whatever part of it is arranged at a time, so that the steps of a world size that divides ``length`` lie
+    inside one. Incomplete chunks, at both ends, take the cheapest batches, which are alike everywhere.
 
     Args:
         work: Cost of each batch, shape ``[m]``.
         key: Key of the shuffle.
-        before: Batches that stand before these in the epoch.
-        group: Batches in a group.
+        before: Batches that come before these in the epoch.
+        length: Batches in a chunk.
 
     Returns:
         The place of each batch, shape ``[m]``, a permutation.
 
-    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, group=2)[1]
-    np.int64(0)
+    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
+    0
     """
     count = len(work)
-    head = min(-before % group, count)
-    groups = (count - head) // group
-    tail = count - head - groups * group
+    head = min(-before % length, count)
+    chunks = (count - head) // length
+    tail = count - head - chunks * length
     ranked = np.argsort(work, kind="stable")
-    words = random_words(key, groups)
-    begins = head + np.argsort(np.argsort(words, kind="stable")) * group
-    inside = np.arange(group)
-    # Half of the groups fall instead of rising: no rank gets the lighter batches of every step.
+    words = random_words(key, chunks)
+    begins = head + np.argsort(np.argsort(words, kind="stable")) * length
+    inside = np.arange(length)
+    # Half of the chunks descend instead of ascending: no rank gets the lighter batches of every step.
     rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])
     places = np.empty(count, np.int64)
     places[ranked[:head]] = np.arange(head)
     places[ranked[head : head + tail]] = np.arange(count - tail, count)
-    places[ranked[head + tail :].reshape(groups, group)] = begins[:, None] + rows
+    places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
     return places
 
 
@@ -64,13 +64,13 @@ TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 @dataclass(frozen=True)
 class Steps:
-    """Some whole steps: batch ``s * n_ranks + r`` is rank r's in the s-th of them.
+    """Some whole steps: in the s-th of them rank r gets batch ``s * num_replicas + r``.
 
     Args:
         indices: Samples, batch by batch.
         offsets: Where each batch begins and the last one ends.
-        repeated: Batches at the end that stood there before.
-        dropped: Batches of the list that are left out behind these.
+        repeated: Batches at the end that repeat others of the last step.
+        dropped: Batches of the list after these that no rank gets.
     """
 
     indices: NDArray[Any]
@@ -79,67 +79,67 @@ class Steps:
     dropped: int = 0
 
 
-def n_steps(n_batches: int, n_ranks: int, tail: Tail) -> int:
+def n_steps(n_batches: int, num_replicas: int, tail: Tail) -> int:
     """Return how many steps a list of batches makes.
 
     >>> n_steps(10, 4, "split"), n_steps(10, 4, "drop")
     (3, 2)
     """
-    return n_batches // n_ranks if tail == "drop" else -(-n_batches // n_ranks)
+    return n_batches // num_replicas if tail == "drop" else -(-n_batches // num_replicas)
 
 
-def deal_steps(chunks: Iterable[Chunk], n_ranks: int, tail: Tail) -> Iterator[Steps]:
-    """Deal a list of batches to the ranks, step by step.
+def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
+    """Distribute a list of batches to the ranks, step by step.
 
-    A step takes the next ``n_ranks`` batches. With ``tail="split"`` it takes fewer, near the end, and splits the
-    longest of them where the last step would not be whole otherwise; where the samples do not suffice for that
-    either, batches are repeated, as with ``"pad"``. A step always takes the next samples of the list and depends on
-    nothing that came before it: dealing the rest of a list goes on as dealing the whole would have.
+    A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
+    split the longest of them, so that the last step has a batch for each rank; with too few samples for that, batches
+    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them:
+    the rest of a list is distributed as it would have been after its beginning.
 
     Args:
         chunks: The batches, some at a time.
-        n_ranks: World size.
-        tail: What is done when the number of batches is no multiple of the world size.
+        num_replicas: World size.
+        tail: Uneven-batch policy: what to do where the number of batches is not a multiple of the world size.
 
     Yields:
-        Whole steps, as soon as what stands behind them cannot change them any more.
+        Whole steps, as soon as the batches that follow cannot change them any more.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
-    for more, cuts in chunks:
-        indices = np.concatenate([indices, more]) if len(indices) else more
+    for part, cuts in chunks:
+        indices = np.concatenate([indices, part]) if len(indices) else part
         offsets = np.concatenate([offsets, offsets[-1] + cuts[1:]])
-        sure = sure_batches(offsets, n_ranks, tail)
+        sure = sure_batches(offsets, num_replicas, tail)
         if sure:
             end = int(offsets[sure])
             yield Steps(indices[:end], offsets[: sure + 1])
             indices, offsets = indices[end:], offsets[sure:] - end
     if len(offsets) > 1:
-        yield from last_steps(indices, offsets, n_ranks, tail)
+        yield from last_steps(indices, offsets, num_replicas, tail)
 
 
-def sure_batches(offsets: NDArray[np.int64], n_ranks: int, tail: Tail) -> int:
-    """Return how many batches make whole steps whatever comes behind them."""
+def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> int:
+    """Return how many batches make whole steps whatever follows."""
     count = len(offsets) - 1
     if tail == "split":
         # With so many samples to spare, the rest can be split into whole steps.
         spare = (offsets[-1] - offsets) - np.arange(count, -1, -1)
-        count = int(np.searchsorted(-spare, 1 - n_ranks, side="right")) - 1
-    return max(0, count) // n_ranks * n_ranks
+        count = int(np.searchsorted(-spare, 1 - num_replicas, side="right")) - 1
+    return max(0, count) // num_replicas * num_replicas
 
 
-def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, tail: Tail) -> Iterator[Steps]:
-    """Deal what is left at the end of the list."""
+def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> Iterator[Steps]:
+    """Distribute the rest at the end of the list."""
     if tail == "split":
-        offsets = split_steps(offsets.tolist(), n_ranks)
+        offsets = split_steps(offsets.tolist(), num_replicas)
     count = len(offsets) - 1
-    whole = count // n_ranks * n_ranks
+    whole = count // num_replicas * num_replicas
     if tail == "drop":
         if whole:
             end = int(offsets[whole])
             yield Steps(indices[:end], offsets[: whole + 1], dropped=count - whole)
         return
-    missing = -count % n_ranks
+    missing = -count % num_replicas
     # What is missing is taken once more from the last step's own batches.
     again = [whole + place % (count - whole) for place in range(missing)]
     parts = [indices, *(indices[offsets[batch] : offsets[batch + 1]] for batch in again)]
@@ -148,18 +148,18 @@ def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], n_ranks: int, 
     yield Steps(np.concatenate(parts), np.concatenate([offsets, ends]), repeated=missing)
 
 
-def split_steps(offsets: list[int], n_ranks: int) -> NDArray[np.int64]:
+def split_steps(offsets: list[int], num_replicas: int) -> NDArray[np.int64]:
     """Split batches so that they make whole steps, as far as there are samples; return where each begins."""
     pieces, end, count = [0], offsets[-1], len(offsets) - 1
     start, following = 0, 1  # where the rest begins, and the number of the first cut behind that
     while following <= count:
-        steps_left = -(-(count - following + 1) // n_ranks)
-        stop = offsets[min(following + n_ranks - 1, count)]
-        if end - start >= steps_left * n_ranks:
+        steps_left = -(-(count - following + 1) // num_replicas)
+        stop = offsets[min(following + num_replicas - 1, count)]
+        if end - start >= steps_left * num_replicas:
             # Leave one sample a rank for each of the steps that follow.
-            stop = min(stop, end - (steps_left - 1) * n_ranks)
+            stop = min(stop, end - (steps_left - 1) * num_replicas)
         behind = bisect_left(offsets, stop, following)
-        pieces += split_longest([start, *offsets[following:behind], stop], n_ranks)[1:]
+        pieces += split_longest([start, *offsets[following:behind], stop], num_replicas)[1:]
         start, following = stop, bisect_right(offsets, stop, behind)
     return np.array(pieces, np.int64)
 

@@ -5,19 +5,22 @@ holds the strata's largest samples, the worst case, holds whatever a window take
 of an epoch, and the number of its batches is known without a look at any window.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, pack
+from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, mix, pack
 from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import derive, shuffle_groups
 
 FINE = 2**40  # units of a capacity at most: sums of them stay far inside 63 bits
 TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuffles
-SURE = 2**16  # strata from which on one packing says what others will do
+CONFIRMING = list(range(6))  # keys that all have to fit where packing is hard, so that nearly every epoch has a plan
+SURE = 2**14  # strata from which on one packing says what others will do
 CLASSES = 400  # candidate boundaries between groups of padded batches
 PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or FEW batches
 FEW = 5.0
@@ -49,6 +52,9 @@ class WindowPlans(Protocol):
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
 
+    def without_last(self) -> WindowPlans | None:
+        """Return plans for windows without a sample of the last stratum; None if they have to be made anew."""
+
 
 def from_batches(batches: NDArray[np.int64], n_batches: int, drawn: bool = True) -> WindowPlan:
     """Turn the batch of each stratum into a plan."""
@@ -63,24 +69,25 @@ class Density:
     Args:
         full: Share of the volume bound that the search for the number of batches begins with.
         step: The number of batches is found to one part in so many.
-        spread: Samples of like size are shuffled among as many as ``spread`` times the batches of a window.
+        spreads: Samples of like size are shuffled among as many as so many times the batches of a window: the first
+            of these with which the number of batches aimed at fits, else the last.
         block: The fewest samples that are shuffled together.
     """
 
     full: float
     step: int
-    spread: float
+    spreads: tuple[float, ...]
     block: int = 128
 
 
-STRATIFIED = Density(full=0.998, step=400, spread=1.0)
-PACKED = Density(full=1.0, step=4000, spread=1 / 32)
+STRATIFIED = Density(full=0.998, step=400, spreads=(2.0, 1.0))
+PACKED = Density(full=1.0, step=4000, spreads=(1 / 32,))
 
 
 class RandomPacking:
     """Batches of any samples within sums of k columns, as few as random packing reaches in most epochs.
 
-    The number of batches is the smallest for which two of three random packings of the worst case fit. An epoch whose
+    The number of batches is the smallest for which three random packings of the worst case fit. An epoch whose
     packings do not fit, whatever the key, follows the first that did.
 
     Args:
@@ -101,19 +108,38 @@ class RandomPacking:
         self._once = key is not None
         keys = [key] if key is not None else [0, 1, 2] if len(largest) < SURE else [0]
         self._worst_case: NDArray[np.int64]
+        self._spread: float
+        self._hard = False
         self.n_batches = self._fewest(keys)
+        self._last_shares = last_shares(self._worst_case)
+        self._epoch_key: int | None = None
+        self._latest = self._worst_case, self._once
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        if not self._once:
-            for attempt in range(TRIES):
-                batches = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
-                if batches is not None:
-                    return from_batches(batches, self.n_batches)
-        return from_batches(self._worst_case, self.n_batches, drawn=self._once)
+        batches, drawn = self.batches(epoch_key)
+        return from_batches(batches, self.n_batches, drawn)
+
+    def batches(self, epoch_key: int) -> tuple[NDArray[np.int64], bool]:
+        """Return the batch of each stratum in an epoch, and whether that was drawn for this epoch."""
+        if epoch_key != self._epoch_key:
+            self._latest = self._worst_case, self._once
+            for attempt in range(0 if self._once else TRIES):
+                drawn = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
+                if drawn is not None and self._hard:
+                    mix(self._sizes, self._capacity, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
+                if drawn is not None and (last_shares(drawn) or not self._last_shares):
+                    self._latest = drawn, True
+                    break
+            self._epoch_key = epoch_key
+        return self._latest
+
+    def without_last(self) -> WindowPlans | None:
+        """Return plans for windows without a sample of the last stratum, where that never leaves a batch empty."""
+        return WithoutLast(self) if self._last_shares else None
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
-        block = max(self._density.block, int(n_batches * self._density.spread)) // shorter
+        block = max(self._density.block, int(n_batches * self._spread)) // shorter
         return pack(self._sizes, self._capacity, n_batches, key, max(1, block))
 
     def _fits(self, n_batches: int, keys: list[int]) -> bool:
@@ -135,21 +161,48 @@ class RandomPacking:
         aim = int(np.ceil(volume / self._density.full - 1e-9))
         if self._density.full < 1:  # rounded down where rounding up would cost as much again
             aim = min(aim, max(int(np.ceil(volume)), int(volume / (2 * self._density.full - 1))))
-        count = low = min(depth, max(1, least, aim))
+        count = min(depth, max(1, least, aim))
         exact = step = max(1, count // self._density.step)
-        low -= 1
-        while not self._fits(count, keys):
+        for spread in self._density.spreads:
+            self._spread = spread
+            if self._fits(count, keys):
+                return count
+        fitted, self._hard = False, True
+        while not fitted:
             low, count = count, min(depth, count + step)
             step *= 2
-        worst_case = self._worst_case
+            fitted = self._fits(count, keys)
         while count - low > exact:
             middle = (low + count) // 2
             if self._fits(middle, keys):
-                count, worst_case = middle, self._worst_case
+                count = middle
             else:
                 low = middle
-        self._worst_case = worst_case
+        while not self._fits(count, keys if self._once else CONFIRMING):
+            count = min(depth, count + exact)
         return count
+
+
+def last_shares(batches: NDArray[np.int64]) -> bool:
+    """Return whether the last stratum shares its batch."""
+    return bool((batches[:-1] == batches[-1]).any())
+
+
+class WithoutLast:
+    """The plans of another, for windows without a sample of the last stratum, which always shares a batch."""
+
+    def __init__(self, packing: RandomPacking) -> None:
+        self._packing = packing
+        self.n_batches = packing.n_batches
+
+    def plan(self, epoch_key: int) -> WindowPlan:
+        """Return the plan of an epoch."""
+        batches, drawn = self._packing.batches(epoch_key)
+        return from_batches(batches[:-1], self.n_batches, drawn)
+
+    def without_last(self) -> WindowPlans | None:
+        """Return None: nobody asks."""
+        return None
 
 
 class Cuts:
@@ -168,6 +221,11 @@ class Cuts:
         """Return the plan of an epoch."""
         key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by the epoch's
         return WindowPlan(shuffle_groups(key, self._groups), self._offsets)
+
+    def without_last(self) -> Cuts:
+        """Return plans for windows without a sample of the last stratum."""
+        length = len(self._groups) - 1
+        return Cuts(np.unique(np.minimum(self._offsets, length)), self._groups[:-1])
 
 
 def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:

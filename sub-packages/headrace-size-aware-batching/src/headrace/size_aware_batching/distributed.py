@@ -10,11 +10,11 @@ from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._budget import plain_budget, prepare
 from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
-from headrace.size_aware_batching._order import SamplerOrder, index_type
+from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks
-from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_steps, n_steps
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
@@ -127,7 +127,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
         self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
-        self._planner: Planner | None = None
+        self._planner: tuple[SliceOrder | None, Planner] | None = None  # and the order it reads, if a sampler gives it
         self._fingerprint: str | None = None
         self._start = 0  # where the next iteration begins
         self._position = 0  # where the latest iteration is
@@ -199,7 +199,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._position = position
         self._iteration = this = object()
         hashes = []
-        for steps in deal_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
+        for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
                 warn(_repetition(steps, replicas))
@@ -340,11 +340,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     def _plan_epoch(self) -> Planner:
         """Return the planner, which reads the order of the current epoch where a sampler gives it."""
-        if self._order is not None:
-            return make_planner(self._prepared, self.options, self._order.order())
-        if self._planner is None:
-            self._planner = make_planner(self._prepared, self.options)
-        return self._planner
+        order = None if self._order is None else self._order.order()
+        if self._planner is None or self._planner[0] is not order:
+            self._planner = order, make_planner(self._prepared, self.options, order)
+        return self._planner[1]
 
     def _refuse_empty(self, n_batches: int, replicas: int) -> None:
         if self.tail == "drop" and 0 < n_batches < replicas:

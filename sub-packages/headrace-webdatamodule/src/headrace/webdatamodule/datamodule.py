@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from weakref import ref
 
 import lightning
 from lightning.pytorch.utilities import CombinedLoader
@@ -45,7 +46,7 @@ class WebDataModule(lightning.LightningDataModule):
 
     **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches per epoch on every rank, and its `len()`
     says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`, that is every sample once.
-    When the shards run dry earlier, the loader begins them again, because a rank that stops early would leave the
+    When the shards run out earlier, the loader reads them again, because a rank that stops early would leave the
     others waiting; but a val, test or predict loader on one rank has a shorter epoch. When samples remain, they are
     left out of the epoch. Either way a warning gives the numbers, once. The train loader has another order in each
     epoch, which depends on the seed and the epoch number only; the other loaders have the same order every time.
@@ -210,7 +211,7 @@ class WebDataModule(lightning.LightningDataModule):
             self._fit_loop = None if self.trainer is None else FitLoop(self)
         for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
             self._datasets[split] = open_stream(self._options[split])
-            self._datasets[split].check_ranks(*self._data_parallel_ranks())
+            self._datasets[split].check_ranks(*_Ranks(self, self._ranks)())
 
     def train_dataloader(self) -> StreamLoader:
         """The loader of the train split; during a fit it is always the trainer's."""
@@ -292,16 +293,10 @@ class WebDataModule(lightning.LightningDataModule):
             return self._loaders[split]
         if split not in self._datasets:
             self._datasets[split] = open_stream(self._options[split])
-        loader = open_loader(self._datasets[split], self._data_parallel_ranks)
+        loader = open_loader(self._datasets[split], _Ranks(self, self._ranks))
         if self._loaders is not None:
             self._loaders[split] = loader
         return loader
-
-    def _data_parallel_ranks(self) -> tuple[int, int]:
-        """Number of data-parallel ranks, and this one: as given, else the trainer's, else the process group's."""
-        if self._ranks == (None, None, None) and self.trainer is not None:
-            return data_parallel_ranks(mesh=TrainerMesh(self.trainer))
-        return data_parallel_ranks(*self._ranks)
 
     def _needed_by(self, stage: str) -> Split:
         return needed_by(stage, {split for given in self._given.values() for split in given})
@@ -386,6 +381,22 @@ class PickledDataWDS(WebDataModule):
                 n_shards=self._n_tars,
                 prefix=options.prefix,
             )
+
+
+class _Ranks:
+    """The number of data-parallel ranks and this one: as given, else the trainer's, else the process group's.
+
+    It does not keep the data module alive, nor with it the workers of loaders that nobody uses any more.
+    """
+
+    def __init__(self, module: WebDataModule, given: tuple[Any, Any, Any]) -> None:
+        self._module, self._given = ref(module), given
+
+    def __call__(self) -> tuple[int, int]:
+        trainer = getattr(self._module(), "trainer", None)
+        if self._given == (None, None, None) and trainer is not None:
+            return data_parallel_ranks(mesh=TrainerMesh(trainer))
+        return data_parallel_ranks(*self._given)
 
 
 class _NoLoaders(CombinedLoader):

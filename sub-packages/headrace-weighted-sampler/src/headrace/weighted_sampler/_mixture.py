@@ -74,15 +74,10 @@ def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
-    """Return ``floor(counts * part / whole + 1/2)`` exactly.
+    """Return ``floor(counts * part / whole + 1/2)`` exactly, for counts and part from 0 to whole, up to 2**62.
 
     The product may need 124 bits. Up to a whole of 2**31 it fits into 64; above, the counts are taken a few bits at a
     time, as in long division by hand.
-
-    Args:
-        counts: Shape ``[m]``, values ``0 .. whole``.
-        part: From 0 to ``whole``.
-        whole: From 1 to 2**62.
 
     >>> rounded_share(np.array([0, 1, 2, 3]), part=1, whole=3).tolist()
     [0, 0, 1, 1]
@@ -109,27 +104,15 @@ def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
 
 @dataclass(frozen=True)
 class Node:
-    """A source, or two nodes that share its draws.
+    """A source, or two nodes that share its draws."""
 
-    Attributes:
-        weight: Draws in one period of the whole tree.
-        source: Number of the source; -1 for an inner node.
-        children: The heavier and the lighter; empty for a source.
-    """
-
-    weight: int
+    weight: int  # draws in one period of the whole tree
     source: int = -1
-    children: tuple["Node", ...] = ()
+    children: tuple["Node", ...] = ()  # the heavier and the lighter
 
 
 def build_tree(weights: Sequence[int]) -> Node:
-    """Build the tree of integer weights.
-
-    Args:
-        weights: One for each source, >= 0, not all 0, with a sum of at most 2**62. Sources of weight 0 get no leaf.
-
-    Returns:
-        The root; its weight is the period of the interleave.
+    """Build the tree of integer weights; its root's weight, at most 2**62, is the period of the interleave.
 
     >>> build_tree([2, 0, 1]).weight
     3
@@ -145,16 +128,9 @@ def build_tree(weights: Sequence[int]) -> Node:
 
 
 def draws_before(root: Node, positions: Indices, sources: int) -> Indices:
-    """Count each source's draws before some positions.
+    """Count each source's draws before some positions, ``[m]``; returns ``[m, sources]``.
 
-    Args:
-        root: The tree.
-        positions: Shape ``[m]``, from 0 to 2**62.
-        sources: Number of sources, those of weight 0 included.
-
-    Returns:
-        Shape ``[m, sources]``. Rows add up to the positions, columns never fall, and every period of
-        ``root.weight`` positions holds exactly each source's weight.
+    Rows add up to the positions, columns never fall, and every period holds exactly each source's weight.
 
     >>> draws_before(build_tree([2, 1]), np.array([0, 1, 2, 3, 6]), sources=2).tolist()
     [[0, 0], [1, 0], [1, 1], [2, 1], [4, 2]]
@@ -178,33 +154,21 @@ def draws_before(root: Node, positions: Indices, sources: int) -> Indices:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the sequence within one epoch and one stage.
-
-    Attributes:
-        root: The stage's tree.
-        length: Positions in the segment.
-        first: Where the segment begins in the stage.
-        key: A 64-bit word for the segment.
-        bases: Each source's draws before the stage, shape ``[s]``, at most 2**16 sources.
-        sizes: Samples of each source, shape ``[s]``; None when sources have no epochs of their own.
-    """
+    """A part of the sequence within one epoch and one stage."""
 
     root: Node
     length: int
-    first: int
+    first: int  # where the segment begins in the stage
     key: int
-    bases: Indices
-    sizes: Indices | None = None
+    bases: Indices  # each source's draws before the stage, shape [s]
+    sizes: Indices | None = None  # samples of each source, shape [s]; None when sources have no epochs of their own
 
     def assign(self, offsets: Indices) -> Iterator[Assignment]:
-        """Assign positions to sources.
+        """Assign ascending positions within the segment to sources.
 
         Each window holds as many draws of a source as the tree says: first those of source 0, then those of source 1
         and so on, before they are shuffled. Where an epoch of a source ends inside a window, its draws there are
         numbered in the order of their positions, so that the source's next epoch begins after this one has ended.
-
-        Args:
-            offsets: Positions within the segment, ascending, shape ``[m]``.
 
         >>> segment = Segment(build_tree([2, 1]), length=6, first=0, key=7, bases=np.array([0, 5]))
         >>> {source: sorted(draws.tolist()) for source, where, draws in segment.assign(np.arange(6))}
@@ -286,12 +250,7 @@ def _by_source(owners: Indices, draws: Indices, sources: int) -> Iterator[Assign
 
 @dataclass(frozen=True)
 class Stage:
-    """Weights that hold from a position on.
-
-    Attributes:
-        start: The position, from 0.
-        weights: One integer for each source, the same sources in every stage; 0 leaves one out.
-    """
+    """Integer weights that hold from a position on, the same sources in every stage."""
 
     start: int
     weights: tuple[int, ...]
@@ -330,15 +289,10 @@ class Mixture:
             self._bases.append(self._counts(number, after.start - stage.start))
 
     def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
-        """Assign positions of an epoch to sources.
+        """Assign ascending positions of an epoch, shape ``[m]``, to sources.
 
-        Args:
-            epoch: From 0; ``(epoch + 1) * epoch_length`` is at most 2**62.
-            offsets: Positions within the epoch, ascending, shape ``[m]``.
-
-        Yields:
-            For each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
-            those the number of its draw, counted from the beginning of the sequence.
+        Yields, for each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
+        those the number of its draw, counted from the beginning of the sequence.
         """
         begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
         cuts = [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
@@ -359,12 +313,7 @@ class Mixture:
                 yield source, where + low, draws
 
     def draws_before(self, position: int) -> list[int]:
-        """Count each source's draws before a position of the endless sequence.
-
-        Args:
-            position: From 0 to 2**62. Exact at the end of every window, stage and epoch; inside a window the shuffle
-                moves draws.
-        """
+        """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
         stage = self._stage_at(position)
         return self._counts(stage, position - self.stages[stage].start)
 
@@ -439,13 +388,7 @@ class StreamOrder:
     Each source's count is within about one and a half of its share at the end of every window of 1,024 positions.
     Every (epoch, rank, worker) has a key of its own, so that ranks do not all draw the same source in the same step.
 
-    Args:
-        weights: Draws of each source in one period, integers >= 0.
-        seed: A 64-bit word.
-        epoch: A 64-bit word.
-        rank: Data-parallel rank, from 0.
-        worker: Number of the rank's loader worker, from 0.
-        dropped: Number of sources that have run out and now have weight 0; positions then count from the latest drop.
+    After some sources were ``dropped`` and have weight 0, positions count from the latest drop.
 
     >>> order = StreamOrder((3, 1), seed=0, epoch=0, rank=0, worker=0)
     >>> sum(order.source_at(position) for position in range(1024))

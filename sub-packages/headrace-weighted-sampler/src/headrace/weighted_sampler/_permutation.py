@@ -39,13 +39,7 @@ def splitmix64(words: Words) -> Words:
 
 
 def derive(*words: int | Words) -> Words:
-    """Hash words to keys; every word and its place in the list matter.
-
-    Args:
-        words: Integers from 0 to 2**64 - 1, or arrays of them, which broadcast.
-
-    Returns:
-        The keys, shape ``[n]``; ``[1]`` when all words are integers.
+    """Hash words, integers or arrays that broadcast, to keys; every word and its place in the list matter.
 
     >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
     ((1,), (4,))
@@ -57,9 +51,7 @@ def derive(*words: int | Words) -> Words:
 
 
 def below(words: Words, bound: int) -> Indices:
-    """Scale random words to ``0 .. bound - 1``, for a bound of at most 2**31.
-
-    The values are uniform to within ``bound / 2**32``.
+    """Scale random words to ``0 .. bound - 1``, uniform to within ``bound / 2**32``, for a bound of at most 2**31.
 
     >>> below(np.array([0, 2**64 - 1], np.uint64), 10).tolist()
     [0, 9]
@@ -74,17 +66,10 @@ MAX_SORTED = 2**16  # longest list that is shuffled by sorting
 
 
 def sort_shuffles(size: int, keys: Words) -> Indices:
-    """Shuffle ``0 .. size - 1`` once for each key, by sorting random words.
+    """Shuffle ``0 .. size - 1`` once for each key ``[p]``; returns a permutation in each row of ``[p, size]``.
 
-    Each element fills the low 16 bits below a random word of 48 bits. No two words are equal, so the result does not
+    Random words of 48 bits above the elements' 16 bits are sorted. No two words are equal, so the result does not
     depend on the sorting algorithm.
-
-    Args:
-        size: At most 2**16.
-        keys: Shape ``[p]``.
-
-    Returns:
-        Shape ``[p, size]``; every row is a permutation.
 
     >>> sorted(sort_shuffles(5, derive(0))[0].tolist())
     [0, 1, 2, 3, 4]
@@ -142,15 +127,7 @@ class Rectangle:
 
 
 def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
-    """Apply each key's permutation to its element.
-
-    Args:
-        shape: The domain.
-        elements: Shape ``[m]``, values ``0 .. size - 1``.
-        keys: Shape ``[m]`` or ``[1]``.
-
-    Returns:
-        Shape ``[m]``, values ``0 .. size - 1``; a bijection for one key.
+    """Apply the permutation of each key, ``[m]`` or ``[1]``, to its element, ``[m]``.
 
     >>> sorted(permute(Rectangle.of(10), np.arange(10), derive(3)).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -167,15 +144,7 @@ def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
 
 
 def round_tables(shape: Rectangle, key: Words) -> list[Indices]:
-    """Tabulate the rounds of one key's permutation.
-
-    Args:
-        shape: The domain, of at most ``MAX_TABLE_ROWS`` rows.
-        key: Shape ``[1]``.
-
-    Returns:
-        For each round the numbers to add, repeated as often as the selector can exceed its modulus.
-    """
+    """The numbers to add in each round of one key's permutation, repeated where the selector exceeds its modulus."""
     tables = []
     for turn, (modulus, length) in enumerate(shape.moduli()):
         words = derive(key, turn) ^ np.arange(length, dtype=np.uint64)
@@ -241,17 +210,12 @@ class WindowPositions:
 
 
 def shuffle_in_windows(offsets: Indices, length: int, key: int) -> WindowPositions:
-    """Shuffle ``0 .. length - 1`` inside windows of 1,024 and return where some of them go.
+    """Shuffle ``0 .. length - 1`` inside windows of 1,024 and return where some ascending offsets go.
 
     Counts at the end of each window stay as they are. Without the shuffle an exact interleave is regular: with eight
     equal sources, a rank that takes every eighth position would read a single source.
 
     A full window is a Feistel network over its square with keyed tables; the last, shorter one is sorted.
-
-    Args:
-        offsets: Ascending, shape ``[m]``.
-        length: Where the last window ends.
-        key: A 64-bit word.
 
     >>> moved = shuffle_in_windows(np.arange(1500), 1500, key=1)
     >>> moved.windows.tolist(), sorted(moved.places[:1024]) == list(range(1024))
@@ -302,10 +266,6 @@ class SourceEpochs:
     the others. A pure function of (size, key, draw). The tables of the latest epoch are kept for speed: at most
     0.5 MB for a short source, 0.8 MB for a long one.
 
-    Args:
-        size: Number of elements; a source of 0 is never drawn from.
-        key: A 64-bit word.
-
     >>> drawn = SourceEpochs(4, key=0)(np.arange(2, 10))
     >>> sorted(drawn[2:6].tolist())
     [0, 1, 2, 3]
@@ -318,14 +278,7 @@ class SourceEpochs:
         self._cache: tuple[int, list[Indices]] = (-1, [])  # (epoch, its tables)
 
     def __call__(self, draws: Indices) -> Indices:
-        """Return the elements of some draws.
-
-        Args:
-            draws: Shape ``[m]``, from 0 to 2**62.
-
-        Returns:
-            Shape ``[m]``, values ``0 .. size - 1``.
-        """
+        """Return the elements, ``0 .. size - 1``, of some draws, shape ``[m]``."""
         if self.size == 1 or not draws.size:
             return np.zeros_like(draws)
         epochs = draws // self.size

@@ -97,14 +97,7 @@ class Ranks:
 def sharded_end(length: int, start: int, num_replicas: int, drop_last: bool) -> int:
     """Return where ranks that take positions ``start, start + 1, ...`` in turn stop, all after the same number.
 
-    Args:
-        length: Number of positions in the sequence.
-        start: First position.
-        num_replicas: Number of ranks.
-        drop_last: Stop short of ``length`` rather than go beyond it.
-
-    Returns:
-        One past the last position. Positions from ``length`` on stand for those from 0 on.
+    Stops short of ``length`` with ``drop_last``; otherwise positions from ``length`` on stand for those from 0 on.
 
     >>> sharded_end(10, 0, 4, drop_last=False), sharded_end(10, 0, 4, drop_last=True)
     (12, 8)

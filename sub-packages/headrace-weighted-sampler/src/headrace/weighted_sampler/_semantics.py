@@ -24,15 +24,10 @@ _MIN_TEMPERATURE = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much each source holds.
-
-    Attributes:
-        samples: Number of samples.
-        tokens: Number of tokens, when weights are meant by tokens; otherwise None.
-    """
+    """How much each source holds."""
 
     samples: tuple[int, ...]
-    tokens: tuple[Fraction, ...] | None = None
+    tokens: tuple[Fraction, ...] | None = None  # when weights are meant by tokens
 
     def mass(self) -> tuple[Fraction, ...]:
         """What shares refer to: tokens or samples."""
@@ -47,17 +42,11 @@ class Amounts:
 
 @dataclass(frozen=True)
 class NormalizedWeights:
-    """What the weights ask for.
+    """What the weights ask for."""
 
-    Attributes:
-        requested: Draws in the proportions asked for, exactly.
-        weights: Draws of each source in one period of the interleave.
-        epoch_length: Draws in an epoch, unless the user gives another length.
-    """
-
-    requested: tuple[Fraction, ...]
-    weights: tuple[int, ...]
-    epoch_length: int
+    requested: tuple[Fraction, ...]  # the proportions asked for, exactly
+    weights: tuple[int, ...]  # draws of each source in one period of the interleave
+    epoch_length: int  # unless the user gives another one
 
 
 def ratio(weights: Sequence[Fraction], amounts: Amounts) -> NormalizedWeights:
@@ -210,18 +199,7 @@ class MixtureSpec:
 
 
 def parse_mixture(argument: str, dataset: Sized, weights: Weights | None, options: MixtureOptions) -> MixtureSpec:
-    """Check the weights of all stages and their options.
-
-    Args:
-        argument: The name of the weights, for messages.
-        dataset: The dataset.
-        weights: Of the first stage; None with a temperature gives every part of a concatenation the weight 1.
-        options: What the weights mean.
-
-    Raises:
-        TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is not allowed.
-    """
+    """Check the weights of all stages and their options; ``argument`` is the name of the weights in messages."""
     _check_dataset(dataset)
     if options.semantics is not None:
         as_choice("semantics", options.semantics, SEMANTICS)

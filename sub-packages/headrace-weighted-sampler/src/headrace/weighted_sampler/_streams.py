@@ -37,19 +37,11 @@ _Found: TypeAlias = list[tuple[str, Iterable[T], Fraction]]
 
 @dataclass(frozen=True)
 class StreamMixture(Generic[T]):
-    """The sources that are drawn from.
-
-    Attributes:
-        names: Of the sources.
-        sources: The sources themselves.
-        weights: Draws of each in one period of the interleave.
-        seed: A 64-bit word.
-        stopping: When the stream ends.
-    """
+    """The sources that are drawn from."""
 
     names: tuple[str, ...]
     sources: tuple[Iterable[T], ...]
-    weights: tuple[int, ...]
+    weights: tuple[int, ...]  # draws of each in one period of the interleave
     seed: int
     stopping: Stopping
 
@@ -80,11 +72,6 @@ def parse_streams(
 
     Sources of a mapping are taken in the order of their names, so that the order in which it was written changes
     nothing. Those of a sequence are named by their position.
-
-    Raises:
-        TypeError: If an argument is of another type, or a source cannot be iterated.
-        ValueError: If names or lengths do not fit, no weight is above 0, one is negative, NaN or infinite, or a source
-            that has to begin again is an iterator.
 
     >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
     >>> mixture.names, mixture.weights
@@ -219,12 +206,7 @@ class SourceReader(Generic[T]):
     Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th epoch begins
     with ``set_epoch(e + k)``, where the source has that method, so that its epochs may differ.
 
-    Args:
-        name: The source's name, for messages.
-        source: The source.
-        epoch: The epoch of the stream.
-        state: Where to begin.
-        begun: Names of the one-shot iterators that were begun before; this one's is added.
+    ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
 
     >>> reader = SourceReader("a", [7, 8], epoch=0, state=fresh_state(), begun=set())
     >>> [reader.draw(), reader.draw(), reader.draw() is END, reader.drawn]
@@ -242,11 +224,7 @@ class SourceReader(Generic[T]):
         self._iterator: Iterator[T] | None = None
 
     def draw(self) -> object:
-        """Return the next item, or ``END``.
-
-        Raises:
-            RuntimeError: If the source is an iterator that was begun before, or cannot resume from its state.
-        """
+        """Return the next item, or ``END``; RuntimeError if the source cannot be begun or resumed."""
         if self._iterator is None:
             try:
                 self._iterator = self._begin()

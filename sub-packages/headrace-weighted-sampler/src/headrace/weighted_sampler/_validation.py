@@ -16,17 +16,7 @@ Ratio: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.float
 
 
 def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return an integer argument as a Python int.
-
-    Args:
-        name: The argument's name, for the message.
-        value: A Python or numpy integer; a bool is refused.
-        low: Smallest allowed value.
-        high: Largest allowed value; None for no bound.
-
-    Raises:
-        TypeError: If ``value`` is not an integer.
-        ValueError: If it lies outside the bounds.
+    """Return a Python or numpy integer from ``low`` to ``high`` as an int; TypeError or ValueError otherwise.
 
     >>> as_int("rank", np.int64(3), 0, 7)
     3
@@ -63,14 +53,6 @@ def as_fraction(name: str, value: Ratio) -> Fraction:
     A float stands for the shortest decimal that reads back as the same float: 1.1 is 11/10, not the binary number
     just above it.
 
-    Args:
-        name: The weight's name, for the message.
-        value: An int, float, ``Fraction``, ``Decimal`` or numpy number, >= 0.
-
-    Raises:
-        TypeError: If it is another type; a bool is refused.
-        ValueError: If it is NaN, infinite or negative.
-
     >>> as_fraction("weight", 1.1), as_fraction("weight", np.float32(0.25))
     (Fraction(11, 10), Fraction(1, 4))
     """
@@ -104,12 +86,7 @@ def data_identity(dataset: object) -> object:
 
 
 def check_state(state: Mapping[str, Any], keys: Collection[str], version: int, seed: int) -> None:
-    """Refuse what is not a state of this version and seed.
-
-    Raises:
-        TypeError: If it is not a mapping, or a value has another type.
-        ValueError: If a key is missing, or version or seed differ.
-    """
+    """Refuse what is not a state of this version and seed."""
     check_keys("state", state, keys)
     if type(state["version"]) is not int or state["version"] != version:
         raise ValueError(

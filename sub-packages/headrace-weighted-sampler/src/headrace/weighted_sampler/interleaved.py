@@ -33,19 +33,12 @@ _MAX_EPOCH = WORD // 2 - 1
 
 @dataclass(frozen=True)
 class Stream:
-    """Which of the streams that are read at the same time this one is.
-
-    Attributes:
-        rank: Data-parallel rank.
-        num_replicas: Number of ranks.
-        worker: Worker of the rank's loader; 0 in the main process.
-        num_workers: Workers of the loader; 1 in the main process.
-    """
+    """Which of the streams that are read at the same time this one is."""
 
     rank: int = 0
     num_replicas: int = 1
-    worker: int = 0
-    num_workers: int = 1
+    worker: int = 0  # of the rank's loader; 0 in the main process
+    num_workers: int = 1  # 1 in the main process
 
     def __str__(self) -> str:
         """Name the stream in a message."""
@@ -440,12 +433,7 @@ def _empty(reader: SourceReader[Any], stream: Stream) -> RuntimeError:
 
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
-    """Return a state that belongs to this mixture.
-
-    Raises:
-        TypeError: If it is not a mapping, or a value has another type.
-        ValueError: If a key is missing, or version, seed, sources, weights or stopping rule differ.
-    """
+    """Return a state that belongs to this mixture, or refuse it."""
     check_state(state, StreamState.__required_keys__, VERSION, mixture.seed)
     if not isinstance(state["sources"], Mapping):
         raise TypeError(f"state['sources'] must be a mapping, got {type(state['sources']).__name__}")

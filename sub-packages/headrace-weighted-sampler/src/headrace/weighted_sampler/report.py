@@ -158,20 +158,13 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 def mixture_report(
     spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
-    """Count what one epoch delivers, in closed form.
-
-    Args:
-        spec: Sources and shares.
-        order: Of the spec.
-        padded: Positions, ascending, that are delivered once more.
-        dropped: Positions at the epoch's end that are not delivered.
-        epoch: Its number.
-        num_replicas: Number of ranks.
-    """
+    """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
     begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
     before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
     extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
-    delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
+    delivered = [
+        new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
+    ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_tokens, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
     weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]

@@ -111,18 +111,7 @@ class Sources:
 
 
 def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
-    """Check weights and find the sources they name.
-
-    Args:
-        argument: The name of the weights, for messages.
-        weights: By dataset name, by position in a concatenation (a mapping or a sequence), by index range
-            ``(begin, end)``, or one a sample.
-        dataset: The dataset.
-
-    Raises:
-        TypeError: If the keys are of no such kind, or a weight is not a number.
-        ValueError: If a source is missing, unknown or empty, ranges overlap or leave the dataset, or a weight is
-            negative, NaN or infinite, or all are 0.
+    """Check weights and find the sources they name; ``argument`` is the name of the weights in messages.
 
     >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
     ['0-10', '10-30']
@@ -167,14 +156,9 @@ def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -
 
 
 def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Multiply out nested weights ``{group: (weight, {name: weight})}``.
+    """Multiply out nested weights ``{group: (weight, {name: weight})}``: members share the weight of their group.
 
-    Args:
-        argument: The name of the weights, for messages.
-        weights: By name; a group's members share its weight in proportion to theirs.
-
-    Returns:
-        The weight of each name, and the groups it is in, from the outermost on, for names in a group.
+    Returns the weight of each name, and the groups of each name that is in one, from the outermost on.
 
     >>> flatten("weights", {"web": (0.7, {"en": 3, "de": 1}), "code": 0.3})[0]["en"]
     Fraction(21, 40)
@@ -302,10 +286,6 @@ def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
 
     Where there are more than 4,096 distinct weights, each is rounded to as many binary digits as leave no more groups
     than that: to within 0.4 % when the largest is a million times the smallest.
-
-    Args:
-        argument: The name of the weights, for messages.
-        given: One number for each sample, finite, >= 0, not all 0, shape ``[n]``.
 
     >>> sources = group_by_weight("weights", np.array([0.5, 2.0, 0.0, 0.5]))
     >>> sources.members.tolist(), [(part.begin, part.end, float(part.weight)) for part in sources.parts]

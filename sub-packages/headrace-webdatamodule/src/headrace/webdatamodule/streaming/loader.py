@@ -41,14 +41,17 @@ class _Run:
         epoch: What it delivers.
         start: Batches of the epoch that were delivered before it.
         position: Batches of the epoch that were delivered up to now.
+        steps_done: Steps of the epoch that the trainer had done when it began.
         loader: torch's, which starts the workers.
         persists: Whether the workers persist when it is over.
         samples: torch's iterator over the samples of the present pass.
         n_samples: Samples that left the workers in it.
     """
 
-    def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
-        self.epoch, self.start, self.position = epoch, start, start
+    def __init__(
+        self, epoch: int, start: int, steps_done: int | None, loader: DataLoader[Any], *, persists: bool
+    ) -> None:
+        self.epoch, self.start, self.position, self.steps_done = epoch, start, start, steps_done
         self.loader, self.persists = loader, persists
         self.samples: Any = None
         self.n_samples = 0
@@ -63,6 +66,7 @@ class _EpochSetter:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the loader delivers next."""
         self._loader.set_epoch(epoch)
+        self._loader.awaited = True  # the trainer's iteration comes next
         if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
             fit_loop.settle()
 
@@ -98,6 +102,8 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
         self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
+        self.awaited = False  # whether a trainer has begun to iterate
+        self._compared: tuple[int, int] | None = None  # epoch and position of the plan that ranks have compared
         self._latest: _Run | None = None
         self._runs: list[_Run] = []  # those that are not over
         self._warned: set[str] = set()
@@ -138,7 +144,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._latest = self._resumed = None
 
     def end_iteration(self) -> None:
-        """The iteration that is going on, if any, was abandoned."""
+        """The iteration that is going on, if any, was abandoned: its workers may serve another one."""
         if self._latest in self._runs:
             self._runs.remove(self._latest)
 
@@ -159,11 +165,23 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     @property
     def _at(self) -> tuple[int, int]:
-        if self._latest is not None:
-            return self._latest.epoch, self._latest.position
+        if (run := self._latest) is not None:
+            return run.epoch, self._counted(run)
         if self._resumed is not None and self._resumed[0] == self._epoch:
             return self._resumed
         return self._epoch, 0
+
+    def _counted(self, run: _Run) -> int:
+        """Batches of the epoch that were delivered; in a trainer, those that counted."""
+        done = self._steps_done()
+        if done is None or run.steps_done is None:
+            return run.position
+        if self._length() is None:  # the trainer fetches ahead, so that it counts the last epoch for a while
+            return max(done, run.start) if done < run.position else run.position
+        return done if done > run.steps_done else run.start
+
+    def _steps_done(self) -> int | None:
+        return None if self.fit_loop is None else self.fit_loop.steps_done()
 
     @property
     def resumed(self) -> bool:
@@ -181,9 +199,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
         epoch, position = self._at
-        done = None if self.fit_loop is None or self._latest is None else self.fit_loop.steps_done()
-        if self._latest is not None and done is not None and done < position:
-            position = max(done, self._latest.start)
         return {
             "version": VERSION,
             "seed": self.options.seed,
@@ -268,15 +283,17 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         return self._deliver()
 
     def _deliver(self) -> Iterator[Any]:
-        fitting = self.fit_loop is not None and self.fit_loop.trainer is not None
-        beside = fitting and self._latest in self._runs  # the trainer's iteration goes on
-        epoch, start = self._at if self._latest is None else (self._epoch, 0)
+        done, before = self._steps_done(), self._latest
+        beside = done is not None and not self._is_trainers(done)
+        epoch, start = self._at if before is None else (self._epoch, 0)
         if beside:
-            epoch = self.epoch
+            epoch, start = self.epoch, 0
+        elif done is not None and before is not None and before.epoch == epoch:
+            start = before.start  # the trainer's is this one or that
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
-        run = _Run(epoch, start, self._torch_loader(persists=persists), persists=persists)
+        run = _Run(epoch, start, done, self._torch_loader(persists=persists), persists=persists)
         if not beside:
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
         self._runs.append(run)
@@ -286,8 +303,8 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             self._check_replicas(start, num_replicas)
             now = Pass(epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
-            if not beside:
-                self._replicas = num_replicas
+            if not beside and (done is None or self._compared != (epoch, start)):
+                self._replicas, self._compared = num_replicas, (epoch, start)
                 ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
                 compare_plans({**ours, **self._described}, self.options.name)
             if start:
@@ -303,6 +320,13 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                 self._latest = None
         finally:
             self._end(run)
+
+    def _is_trainers(self, done: int) -> bool:
+        """Whether an iteration that begins in a fit may be the trainer's: others count for nothing."""
+        if self._length() is None:  # the trainer fetches a batch before it sets the epoch
+            return self._chosen
+        before = self._latest
+        return self.awaited and (before is None or before.steps_done is None or done <= before.steps_done)
 
     def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
         """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
@@ -350,7 +374,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                     self._warn_of_more(batches)
                 yield batch
             if done == before:
-                again = " when begun again" if number else ""
+                again = " when read again" if number else ""
                 raise ValueError(
                     f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
                     " Check that the shards hold samples and that the pipelines and the batching let some pass"
@@ -361,7 +385,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             repeats = self.options.training or num_replicas > 1
             self._warn_of_less(run, done, again=repeats)
             if not repeats:
-                self.n_batches = done  # from now on the length is what comes
+                self.n_batches = done  # so that len() is right from now on
                 return
 
     def _one_lap(self, run: _Run, now: Pass) -> Iterator[Any]:
@@ -370,10 +394,10 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             end_workers(run.samples)
         run.loader.dataset.begin(now)  # type: ignore[attr-defined] # it is a StreamDataset
         run.samples, run.n_samples = start_workers(run.loader), 0
-        return apply_stages(self.pipeline[1:], self._counted(run), now, f"{self.options.seed}/outside")
+        return apply_stages(self.pipeline[1:], self._samples_of(run), now, f"{self.options.seed}/outside")
 
     @staticmethod
-    def _counted(run: _Run) -> Iterator[Any]:
+    def _samples_of(run: _Run) -> Iterator[Any]:
         for sample in run.samples:
             run.n_samples += 1
             yield sample
@@ -393,9 +417,9 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         if "less" in self._warned or self.samples.endless:
             return
         self._warned.add("less")
-        what = "the shards are begun again, so samples repeat" if again else "the epoch ends early"
+        what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
         self._warn(
-            f"the shards ran dry after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
+            f"the shards ran out after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
             f" of an epoch ({self._promise}): {what}"
         )
 

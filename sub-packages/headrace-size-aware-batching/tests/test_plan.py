@@ -1,0 +1,73 @@
+"""Plans and the figures about them."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler, PlanReport
+from headrace.size_aware_batching.plan import table
+
+SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
+
+
+def test_a_plan_is_a_sequence_of_batches() -> None:
+    plan = DistributedSizeAwareBatchSampler(SIZES, 500).plan()
+    batches = [batch.tolist() for batch in plan]
+    assert len(plan) == len(batches)
+    assert plan[-1].tolist() == batches[-1]
+    part = plan[3:9:2]
+    assert [batch.tolist() for batch in part] == batches[3:9:2]
+    assert part.report().samples == sum(map(len, batches[3:9:2]))
+    assert len(plan[:0]) == plan[:0].report().batches == 0
+    with pytest.raises(IndexError):
+        plan[len(plan)]
+    assert [batch.tolist() for batch in pickle.loads(pickle.dumps(plan))] == batches
+
+
+def test_a_report_counts_batches_samples_and_steps() -> None:
+    sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2, 5], 5, strategy="sequential", shuffle=False)
+    report = sampler.plan().report(2)
+    assert (report.batches, report.samples, report.items_min, report.items_max) == (3, 5, 1, 2)
+    assert (report.size, report.padded, report.padding) == (15, 19, 1 - 15 / 19)
+    assert (report.fill, report.largest, report.over_budget) == (1, 5, 0)
+    assert (report.num_replicas, report.steps) == (2, 2)
+
+
+def test_a_report_prints_as_a_table() -> None:
+    reports = {name: DistributedSizeAwareBatchSampler(SIZES, 500).report() for name in ("one", "other")}
+    lines = table(reports).splitlines()
+    assert lines[0].split() == ["one", "other"]
+    assert len(lines) == 1 + len(PlanReport.__dataclass_fields__)
+    assert str(reports["one"]).splitlines()[1].split() == ["samples", "1,003"]
+
+
+def test_reports_count_every_budget() -> None:
+    graphs = np.array([[1, 10]] * 12)
+    report = DistributedSizeAwareBatchSampler(graphs, (100, 30), strategy="sequential").plan().report()
+    assert (report.budget, report.largest, report.size, report.fill) == (30, 30, 120, 1.0)
+    assert report.fills == (0.03, 1.0)
+    over = DistributedSizeAwareBatchSampler(
+        [[1, 1], [1, 50], [1, 1]], (100, 30), strategy="sequential", oversize="own_batch"
+    )
+    assert over.plan().report().over_budget == 1
+
+
+def test_a_cost_function_has_a_fill_too() -> None:
+    sampler = DistributedSizeAwareBatchSampler(
+        SIZES, 60_000, strategy="bucketed", cost=lambda n, longest: 1000 + 8 * n * longest
+    )
+    report = sampler.plan().report()
+    costs = [1000 + 8 * len(batch) * int(SIZES[batch].max()) for batch in sampler.plan()]
+    assert report.largest == max(costs) <= 60_000
+    assert report.fill == pytest.approx(np.mean(costs) / 60_000)
+    assert report.over_budget == 0
+
+
+def test_repeated_mates_are_one_for_random_batches_and_many_for_equal_ones() -> None:
+    by_chance = np.random.default_rng(0).permutation(4000)
+    offsets, sizes = np.arange(0, 4001, 8), np.ones(4000, int)
+    first = BatchPlan(np.arange(4000), offsets, sizes, (8,))
+    assert first.report(other=BatchPlan(by_chance, offsets, sizes, (8,))).repeated_mates == pytest.approx(1, abs=0.2)
+    assert first.report(other=first).repeated_mates == pytest.approx(3999 / 7)
+    assert np.isnan(first.report().repeated_mates)
