@@ -134,7 +134,8 @@ def worth(kind: str, count: int) -> None:
         balance = ", ".join(f"{ranks}: {plan.report(ranks).imbalance:.4f}" for ranks in (8, 64, 6, 48))
         against = f"{len(plan) / bound:.4f} x the bound" if way == "bucketed" else f"fill {report.fill:.5f}"
         print(
-            f"{kind:6} {count:.0e} {way:11} {against}, largest {report.largest:,.0f}, mates again {report.repeated_mates:.2f} x chance, imbalance at ranks {balance}"
+            f"{kind:6} {count:.0e} {way:11} {against}, largest {report.largest:,.0f}, "
+            f"batch-mates again {report.repeated_mates:.2f} x chance, imbalance at ranks {balance}"
         )
 
 

@@ -38,8 +38,8 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     Returns:
         The place of each batch, shape ``[m]``, a permutation.
 
-    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1]
-    np.int64(0)
+    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
+    0
     """
     count = len(work)
     head = min(-before % length, count)
@@ -88,7 +88,7 @@ def n_steps(n_batches: int, num_replicas: int, tail: Tail) -> int:
     return n_batches // num_replicas if tail == "drop" else -(-n_batches // num_replicas)
 
 
-def deal_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
+def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
     """Distribute a list of batches to the ranks, step by step.
 
     A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
