@@ -10,7 +10,10 @@ TOP = {
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
-OWN_CACHES = {".git", ".venv", ".quickstart", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+OWN_CACHES = {
+    ".git", ".venv", ".quickstart", ".hypothesis",
+    ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache",
+}  # fmt: skip
 
 
 def project(package: Path) -> dict[str, Any]:
@@ -34,6 +37,13 @@ def package_faults(root: Path, name: str) -> list[str]:
     return [f"{name}: {fault}" for fault in found]
 
 
+def conftest_faults(root: Path) -> list[str]:
+    """Return which packages' conftest.py differs: each is tested alone, all of them in one way."""
+    wanted = (root / "sub-packages" / "headrace" / "conftest.py").read_bytes()
+    others = [root / "sub-packages" / name / "conftest.py" for name in PARTS]
+    return [f"{path.relative_to(root)} differs from headrace's" for path in others if path.read_bytes() != wanted]
+
+
 def version_faults(root: Path) -> list[str]:
     """Return where versions and the meta-package's pins disagree."""
     meta = project(root / "sub-packages" / "headrace")
@@ -52,7 +62,7 @@ def faults(root: Path) -> list[str]:
         found.append(f"sub-packages holds {sorted(have)}")
     for name in sorted(have):
         found += package_faults(root, name)
-    return found + version_faults(root)
+    return found + conftest_faults(root) + version_faults(root)
 
 
 def main(root: Path) -> int:

@@ -15,7 +15,7 @@ environment() {
         return 1
     }
     stamp="$(cat "$ROOT"/sub-packages/*/pyproject.toml "$ROOT/ci/constraints.txt" | "$python" -c \
-        'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
+        'import hashlib, sys; print(sys.version.split()[0], hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
     # What the tests need includes what the examples need.
     for have in test "$extra"; do
         [ "$(cat "$VENV/.headrace-$have" 2>/dev/null)" = "$stamp" ] && return 0
@@ -24,7 +24,11 @@ environment() {
         tools=(build import-linter mypy pytest-xdist ruff types-tqdm)
     fi
     echo "installing headrace into $VENV (once)" >&2
-    [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
+    # Another interpreter needs another environment.
+    local version='import sys; print(sys.version_info[:2])'
+    if [ "$("$VENV/bin/python" -c "$version" 2> /dev/null)" != "$("$python" -c "$version")" ]; then
+        "$python" -m venv --clear "$VENV"
+    fi
     # A test extra of every member, or of the meta-package alone.
     local members=() member
     for member in "$ROOT"/sub-packages/*/; do

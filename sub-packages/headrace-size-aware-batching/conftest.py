@@ -1,23 +1,131 @@
-"""Options and example collection for this package's test run."""
+"""Options, seeds, time limits and examples of this package's test run. The same file in each of the four packages."""
 
+import contextlib
+import os
+import random
+import resource
+import secrets
+import signal
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from hypothesis import settings
+from pytest_timeout import Settings
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+# No deadline: a busy machine makes single examples slow, which is no fault of the code. The same examples each time, so
+# that a change is judged by what it changes. The nightly run draws new ones.
+settings.register_profile("headrace", deadline=None, derandomize=True)
+settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("nightly", deadline=None)
+settings.load_profile("headrace")
+
+# Every Python process that a test starts prints its stacks when it is aborted: see abort_children.
+os.environ["PYTHONFAULTHANDLER"] = "1"
+
+pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md"]).pytest()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run the long and huge variants")
+    parser.addoption("--seed", type=int, help="seed of every test (default 0; with --nightly another one in each run)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs, in order")
+    options = config.option
+    if options.seed is None:
+        options.seed = secrets.randbelow(2**32) if options.nightly else 0
+    if options.nightly and not options.hypothesis_profile:
+        settings.load_profile("nightly")
+        options.hypothesis_seed = options.hypothesis_seed or options.seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (again with --seed {config.option.seed})"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--nightly"):
-        skip = pytest.mark.skip(reason="long; run with --nightly")
-        for item in items:
-            if "nightly" in item.keywords:
-                item.add_marker(skip)
+    for item in items:
+        if "nightly" in item.keywords and not config.option.nightly:
+            item.add_marker(pytest.mark.skip(reason="long; run with --nightly"))
+        if item.path.suffix == ".md":  # the examples of a document build on one another
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md"],
-).pytest()
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep bytes out of test names: they are hard to type, and those that hold a time differ between runs."""
+    if not isinstance(val, bytes) or (val.isascii() and len(val) <= 20):
+        return None
+    return f"{argname} of {len(val)} bytes"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed = item.config.option.seed
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 -- for what draws from the global state
+    torch.manual_seed(seed)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> Generator[None, object, object]:
+    """Let a test that takes too long show the stacks of its child processes before pytest-timeout fails it."""
+    result = yield
+    fail = signal.getsignal(signal.SIGALRM)
+    if settings.method == "signal" and callable(fail):
+
+        def show_and_fail(number: int, frame: object) -> None:
+            item.add_report_section("call", "stacks of the child processes", abort_children())
+            fail(number, frame)  # type: ignore[arg-type]  # what the signal brought
+
+        signal.signal(signal.SIGALRM, show_and_fail)
+    return result
+
+
+def abort_children(seconds: float = 10) -> str:
+    """Abort all processes below this one and return what they wrote to stderr: their stacks and what came before."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here
+    children = descendants()
+    outputs = {}
+    for pid in children:
+        try:
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+            file = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_NONBLOCK)  # a pipe or a file that the test collects
+        except OSError:
+            continue
+        outputs[os.fstat(file).st_ino] = file
+    for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):  # all at one moment, before one sees another end
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    text, until = "", time.monotonic() + seconds
+    while True:
+        ended = not set(children) & set(descendants()) or time.monotonic() > until
+        for file in outputs.values():
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(file, 2**16):
+                    text += piece.decode(errors="replace")
+        if ended:
+            return f"{len(children)} child processes\n{text}"
+        time.sleep(0.05)
+
+
+def descendants() -> list[int]:
+    """Return the processes below this one that have not ended."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(stat.parent.name)] = int(parent)
+    found = [os.getpid()]
+    for above in found:  # grows on the way
+        found += [pid for pid, parent in parents.items() if parent == above]
+    return found[1:]

@@ -26,9 +26,9 @@ import webdataset as wds
 from peers import peers
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards.indexing import index_shards
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 BATCH = 64
 SHARDS = 4
@@ -144,7 +144,7 @@ def opening(folder: Path, runs: int) -> None:
         dataset[0]
         times.append((1e3 * (opened - begin), 1e3 * (time.perf_counter() - opened)))
     made, first = (median(column) for column in zip(*times, strict=True))
-    command = [sys.executable, "-c", "import headrace.webdatamodule.shards.reader"]
+    command = [sys.executable, "-c", "import headrace.webdatamodule.shards.reading.dataset"]
     begin = time.perf_counter()
     subprocess.run(command, check=True)
     imported = 1e3 * (time.perf_counter() - begin)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.webdatamodule import IndexedShards, ResumableLoader
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule.loading import worker
 
 
 class Trouble:
@@ -24,6 +24,9 @@ class Trouble:
             if self.what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.what == "stuck":
+                time.sleep(600)
+            if self.what == "deaf":  # as one that was forked in a bad moment
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
                 time.sleep(600)
             if self.what == "exit":
                 os._exit(3)
@@ -51,10 +54,10 @@ def main(folder: str, options: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
     if start := options.get("start"):
         multiprocessing.set_start_method(start)
+    worker.GRACE = options.get("grace", worker.GRACE)
     trouble = Trouble(options.get("what", ""), "s09")
-    sources = Sources({"a": IndexedShards(folder, transform=trouble)})
     loader = ResumableLoader(
-        sources,
+        IndexedShards(folder, transform=trouble),
         [[i, i + 1] for i in range(0, 20, 2)],
         collate_fn=fails if options.get("what") == "collate" else keys,
         num_workers=options.get("workers", 2),
@@ -64,6 +67,8 @@ def main(folder: str, options: dict[str, Any]) -> None:
     try:
         for batch in loader:
             told["came"].append(batch)
+            if len(told["came"]) == options.get("stop"):
+                break
             if len(told["came"]) == options.get("pause"):
                 print("ready", flush=True)
                 time.sleep(600)

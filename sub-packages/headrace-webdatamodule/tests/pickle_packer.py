@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from headrace.webdatamodule import PickledDataWDS, Split
-from headrace.webdatamodule.shards import pickles
-from headrace.webdatamodule.shards.writing.task import Pair
+from headrace.webdatamodule.shards.writing import pack_files as pickles
+from headrace.webdatamodule.shards.writing.shard_task import Pair
 
 _SECONDS = 120  # nobody waits longer than this, whatever happens
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import write_tars
-from headrace.webdatamodule.shards.columns import add_column
-from headrace.webdatamodule.shards.dali import parse_dali
-from headrace.webdatamodule.shards.indexing import index_shards
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.interop import parse_dali
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 Sample = tuple[str, dict[str, bytes]]
@@ -178,7 +178,7 @@ def test_verify_needs_a_directory(tmp_path: Path) -> None:
     error_of("verify", tmp_path / "nope", code=2)
     assert "there are no .tar files" in text_of("verify", tmp_path, code=1)
     tar_of(tmp_path / "a.tar", [("a.txt", b"1")])
-    assert "run headrace-shards index on that directory" in text_of("verify", tmp_path, code=1)
+    assert "call index_shards on that directory" in text_of("verify", tmp_path, code=1)
 
 
 def broken(path: Path, how: str) -> None:
@@ -290,9 +290,7 @@ def test_sizes_are_those_of_members_and_columns(folder: Path) -> None:
         "neither a member nor a column 'seq', but json, raw.bin, both, flags, names, odd, tokens: name one of these"
         in told
     )
-    assert "run headrace-shards index" in error_of(
-        "sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2
-    )
+    assert "call index_shards" in error_of("sizes", tar_of(folder.parent / "a.tar", [("a.txt", b"")]), "txt", code=2)
 
 
 def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:
@@ -470,7 +468,7 @@ def test_export_dali_writes_what_dali_reads(folder: Path, tmp_path: Path) -> Non
 
 def test_export_dali_names_an_index_that_is_missing(folder: Path) -> None:
     (folder / "wdshards-000001.tar.hri").unlink()
-    assert "run headrace-shards index on its directory" in error_of("export-dali", folder, code=2)
+    assert "call index_shards on its directory" in error_of("export-dali", folder, code=2)
 
 
 def test_export_dali_refuses_what_the_format_cannot_hold(tmp_path: Path) -> None:

@@ -16,12 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.commands.sources.fasta import Fasta
-from headrace.webdatamodule.commands.sources.files import find_files
-from headrace.webdatamodule.commands.sources.source import Chain
-from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.verify import verify_shards
+from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files
+from headrace.webdatamodule.shards.index.build import build_index
+from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
 

@@ -45,7 +45,7 @@ class Model(lightning.LightningModule):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[Split, str]:
-    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in Split}
+    folders = {split: str(tmp_path_factory.mktemp(split.name)) for split in N}
     for split, folder in folders.items():
         data = [pickle.dumps(torch.tensor([float(FIRST[split] + i)])) for i in range(N[split])]
         write_tars([(f"s{i}", {"tensor.pyd": d}) for i, d in enumerate(data)], folder, n_shards=3)
@@ -56,7 +56,7 @@ def untuple(source: Any) -> Any:
     return (sample for (sample,) in source)
 
 
-def module(places: dict[Split, str], splits: Any = tuple(Split), workers: int = 0, **options: Any) -> WebDataModule:
+def module(places: dict[Split, str], splits: Any = tuple(N), workers: int = 0, **options: Any) -> WebDataModule:
     return WebDataModule(
         {split: N[split] for split in splits},
         "tensor.pyd",
@@ -125,7 +125,7 @@ def test_the_progress_bar_knows_the_length(places: dict[Split, str], capsys: pyt
     ("stage", "missing"), [("fit", "train"), ("validate", "val"), ("test", "test"), ("predict", "test")]
 )
 def test_a_split_that_is_missing(places: dict[Split, str], stage: str, missing: str) -> None:
-    data = module(places, [split for split in Split if split.name != missing])
+    data = module(places, [split for split in N if split.name != missing])
     message = rf"{stage}\(\) needs Split.{missing}, but n_samples has Split.*: add n_samples\[Split.{missing}\]"
     with pytest.raises(ValueError, match=message):
         getattr(trainer(max_epochs=1), stage)(Model(), datamodule=data)
@@ -187,14 +187,14 @@ def test_a_directory_without_shards(places: dict[Split, str], tmp_path: Path) ->
     ("change", "message"),
     [
         ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be a positive int, got 0"),
-        ({"n_samples": {"train": 5}}, "use Split.train"),
+        ({"n_samples": {"training": 5}}, "keys must be Split.train, .* got 'training'"),
         ({"dirs_tars_wds": "/data"}, "dirs_tars_wds must be a mapping from Split"),
         ({"global_batch_size": 2.5}, "global_batch_size must be a positive int, got 2.5"),
         ({"global_batch_size": -1}, "global_batch_size must be a positive int, got -1"),
         ({"suffix_keys_wds": []}, "suffix_keys_wds"),
         ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\[Split.train\] must be"),
         ({"pipeline_prebatch_wld": untuple}, "pipeline_prebatch_wld must be a mapping"),
-        ({"kwargs_wds": {"val": {}}}, "kwargs_wds: keys .* use Split.val"),
+        ({"kwargs_wds": {"val": {}, Split.val: {}}}, "kwargs_wds has Split.val twice"),
         ({"kwargs_wld": {"num_workers": 2}}, "kwargs_wld: keys .* got 'num_workers'"),
         ({"invoke_wds": {Split.train: ["with_epoch"]}}, r"invoke_wds\[Split.train\] must list pairs"),
         ({"invoke_wld": [("with_epoch", {})]}, "invoke_wld must be a mapping"),
@@ -210,6 +210,23 @@ def test_arguments_are_checked_where_they_enter(change: dict[str, Any], message:
     WebDataModule(**good)
     with pytest.raises((TypeError, ValueError), match=message):
         WebDataModule(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (5, "suffix_keys_wds must be a str or several"),
+        ([b"a"], "suffix_keys_wds must be a str or several"),
+        (None, "suffix_keys_wds must be a str or several"),
+        ([], "at least one member key"),
+        ("", "at least one member key"),
+        (["a", ""], "at least one member key"),
+        ([".pkl"], r"has no leading dot: write 'pkl', got '\.pkl'"),
+    ],
+)
+def test_member_keys(given: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        WebDataModule({Split.train: 5}, given, {Split.train: "/data"}, 4)
 
 
 def test_directories_in_the_place_of_counts_are_refused() -> None:
@@ -276,7 +293,7 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
         ({Split.train: [1]}, "must be a list of names"),
         ({Split.train: []}, r"names_subset\[Split.train\] is empty"),
         ({Split.val: ["sample1"]}, "names_subset has Split.val, dirs_tars_wds has not"),
-        ({"train": ["sample1"]}, "use Split.train"),
+        ({"training": ["sample1"]}, "got 'training'"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             PickledDataWDS(str(pickles), names, "mydata.pt", places, 2)  # type: ignore[arg-type] # wrong on purpose

@@ -1,27 +1,35 @@
+"""Members to objects: what each extension gives, and that damage and bombs end in an error that names the member."""
+
 import contextlib
 import gzip
 import io
 import json
 import pickle
 import random
+import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
-from collections.abc import Callable
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
+from safetensors.numpy import save
 from safetensors.numpy import save as save_safetensors
+from safetensors.torch import save as save_torch
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
-from headrace.webdatamodule.shards.capped import gunzip
-from headrace.webdatamodule.shards.json_memory import json_bytes
+from headrace.webdatamodule.shards.decoding.decode import Arrays, load_npy
+from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, gunzip
 
 
 class Evil:
@@ -196,10 +204,10 @@ def test_bombs_stop_at_the_cap(key: str, data: bytes) -> None:
 def test_gunzip_gives_all_or_raises(data: bytes, cap: int) -> None:
     packed = gzip.compress(data)
     if len(data) <= cap:
-        assert gunzip(packed, cap) == data
+        assert gunzip(packed, MemoryBudget(cap)) == data
     else:
         with pytest.raises(DecodeError):
-            gunzip(packed, cap)
+            gunzip(packed, MemoryBudget(cap))
 
 
 @given(
@@ -300,65 +308,393 @@ def test_damaged_members_decode_or_raise_a_decode_error(key: str, times: int) ->
     assert set(named) == {key}
 
 
-BOMB = """
-import resource, sys
+SHAPES = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+KINDS = st.sampled_from(["<f8", "<f4", "<i8", "<i2", "|u1", "|b1"])
+ARRAYS = st.tuples(KINDS, SHAPES).flatmap(lambda one: arrays(*one))
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda name: name != "__metadata__"), ARRAYS, max_size=4))
+def test_safetensors_round_trip(tensors: Arrays) -> None:
+    made = decode_member("x.safetensors", save(tensors))
+    assert made.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert made[name].dtype == array.dtype
+        assert made[name].flags.writeable
+        np.testing.assert_array_equal(made[name], array)
+
+
+def test_numbers_that_numpy_lacks_are_named() -> None:
+    data = save_torch({"a": torch.zeros(3, dtype=torch.bfloat16)})
+    with pytest.raises(DecodeError, match=r"BF16.*safetensors\.torch\.load"):
+        decode_member("safetensors", data)
+
+
+@given(arrays("<f4", SHAPES), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+def test_every_version_of_npy(array: npt.NDArray[np.float32], version: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    np.testing.assert_array_equal(load_npy(file.getvalue()), array)
+
+
+def test_npy_with_names_in_unicode() -> None:
+    array = np.zeros(3, np.dtype([("\u5024", "<f8"), ("\u00e9\u0085", "<i2")]))
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, (3, 0))
+    assert load_npy(file.getvalue()).dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+    ("key", "blocked", "extra"),
+    [("safetensors", "safetensors", "safetensors"), ("png", "PIL", "images"), ("jpg.gz", "PIL", "images")],
+)
+def test_libraries_stay_optional(key: str, blocked: str, extra: str) -> None:
+    script = f"""
+import gzip, sys
+sys.modules[{blocked!r}] = None
 from headrace.webdatamodule.shards import DecodeError, decode_member
-import gzip, io, zipfile, PIL.Image, PIL.PngImagePlugin
-key, data = sys.argv[1], open(sys.argv[2], "rb").read()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert decode_member("json", b"[1]") == [1]
 try:
-    decode_member(key, data, max_bytes=32 << 20)
+    decode_member({key!r}, gzip.compress(b"x"))
 except DecodeError as error:
-    assert key in str(error), error
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    assert "headrace-webdatamodule[{extra}]" in str(error), error
+    assert error.member == {key!r}
+else:
+    sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_libraries_are_not_loaded_before_they_are_used() -> None:
+    script = """
+import sys
+from headrace.webdatamodule.shards import decode_member
+sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"PIL", "safetensors", "fsspec", "torch"} else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_safetensors_does_not_load_torch() -> None:
+    script = """
+import sys, numpy
+from safetensors.numpy import save
+from headrace.webdatamodule.shards import decode_member
+decode_member("safetensors", save({"a": numpy.arange(3)}))
+sys.exit(3 if "torch" in sys.modules else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def written(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+PIXELS = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)).flatmap(lambda s: arrays(np.uint8, s))
+
+
+@given(PIXELS)
+def test_png_gives_the_pixels_back(pixels: npt.NDArray[np.uint8]) -> None:
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    made = decode_member("x.png", written(image, "PNG"))
+    assert made.dtype == np.uint8
+    assert made.flags.writeable
+    np.testing.assert_array_equal(made, pixels)
+
+
+@pytest.mark.parametrize("key", ["png", "jpg", "jpeg", "webp", "bmp", "ppm"])
+@pytest.mark.parametrize("width", [1, 300])
+def test_every_format_has_height_width_channels(key: str, width: int) -> None:
+    kind = {"jpg": "JPEG"}.get(key, key.upper())
+    made = decode_member(key, written(Image.new("RGB", (width, 2), (200, 200, 200)), kind))
+    assert made.shape == (2, width, 3)
+    assert abs(made.astype(int) - 200).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "channels"),
+    [("1", "PNG", 1), ("L", "PPM", 1), ("LA", "PNG", 2), ("P", "PNG", 3), ("RGBA", "WEBP", 4), ("CMYK", "JPEG", 3)],
+)
+def test_channels(mode: str, kind: str, channels: int) -> None:
+    assert decode_member("png", written(Image.new(mode, (5, 3)), kind)).shape == (3, 5, channels)
+
+
+def test_a_palette_with_a_transparent_colour_has_four_channels() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    made = decode_member("png", written(image, "PNG", transparency=1))
+    assert made.tolist() == [[[10, 20, 30, 255], [40, 50, 60, 0]]]
+
+
+def deep_png() -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
+
+    head = (1).to_bytes(4, "big") * 2 + bytes([16, 2, 0, 0, 0])
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(7))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        written(Image.new("I;16", (2, 2)), "PNG"),
+        deep_png(),
+        b"P6\n2 2\n65535\n" + bytes(24),
+        b"P5\n2 2\n65535\n" + bytes(8),
+    ],
+)
+def test_sixteen_bits_are_not_halved_in_silence(data: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"8 bits a channel.*decoder of your own"):
+        decode_member("png", data)
+
+
+def test_one_frame_is_not_taken_for_all() -> None:
+    frames = [Image.new("RGB", (4, 4), (shade, 0, 0)) for shade in (0, 255)]
+    data = written(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    with pytest.raises(DecodeError, match="several frames"):
+        decode_member("webp", data)
+
+
+def test_a_header_of_a_large_image_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(DecodeError, match=r"120000000 bytes.*max_bytes=1000000"):
+        decode_member("ppm", b"P6\n8000 5000\n255\n", max_bytes=1_000_000)
+
+
+def test_formats_that_run_programs_are_no_images() -> None:
+    with pytest.raises(DecodeError, match="no png"):
+        decode_member("png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+
+
+def bzip_bomb(name: str, content: bytes) -> bytes:
+    """A zip file that promises 100 bytes and unpacks to 64 MiB."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr(name, content + bytes(1 << 26))
+    data = bytearray(stream.getvalue())
+    at = data.rfind(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", 100)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "content"), [("pt", "a/data.pkl", b"\x80\x02K\x01."), ("npz", "a.npy", b"\x93NUMPY\x01\x00")]
+)
+def test_a_zip_bomb_of_bzip2_is_not_unpacked(key: str, name: str, content: bytes) -> None:
+    bomb = bzip_bomb(name, content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="is packed by method 12; store or deflate it"):
+            decode_member(key, bomb, max_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+DECODE = """
+import re, sys
+from pathlib import Path
+import gzip, io, json, pickle, struct, warnings, zipfile
+import numpy as np
+import PIL.Image, safetensors.numpy, torch
+from headrace.webdatamodule import DecodeError, decode_member
+import headrace.webdatamodule.shards.decoding.decode
+warnings.simplefilter("ignore")
+def image(kind, mode, side, **options):
+    stream = io.BytesIO()
+    PIL.Image.new(mode, (side, side)).save(stream, kind, **options)
+    return stream.getvalue()
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+def npz(arrays):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+def many(count):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for i in range(count):
+            archive.writestr(zipfile.ZipInfo(f"{i}.npy"), b"")
+    return stream.getvalue()
+def saved(thing):
+    stream = io.BytesIO()
+    torch.save(thing, stream)
+    return stream.getvalue()
+def header(tensors):
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text
+def rle(width, height, body):
+    palette = bytes(1024)
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(body), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(body), 0, 0, 1078) + head + palette + body
+def old(body):
+    return b"(l" + body + b"."
+def rss(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+def grown(key, data, cap):
+    Path("/proc/self/clear_refs").write_text("5")
+    base = rss("VmRSS")
+    try:
+        decode_member(key, data, max_bytes=cap)
+    except DecodeError as error:
+        assert len(str(error)) < 2000, len(str(error))
+    return rss("VmHWM") - base
+PIL.Image.open(io.BytesIO(image("WEBP", "RGB", 8))).load()
+decode_member("safetensors", safetensors.numpy.save({"a": np.zeros(1)}))
+decode_member("pt", saved(torch.zeros(1)))
+cap, bombs = json.loads(sys.argv[1])
+print(json.dumps([grown(key, eval(data), cap) for key, data in bombs]))
 """
 
+BOMBS = [
+    ("txt.gz", "gzip.compress(b'a' * 30_000_000 + '\\U0001F600'.encode())"),
+    ("txt.gz", "gzip.compress('\\u0101'.encode() + b'a' * 30_000_000)"),
+    ("json.gz", "gzip.compress(b'[' + b'[],' * 4_000_000 + b'0]')"),
+    ("json.gz", "gzip.compress(b'[' + b'{},' * 4_000_000 + b'0]')"),
+    ("json", "b'[' + b'{\"a\":1},' * 700_000 + b'0]'"),
+    ("json", "b'{' + b','.join(b'\"%d\":%d' % (i, i + 999) for i in range(500_000)) + b'}'"),
+    ("json", "b'[' + b','.join(b'1e%d' % (i % 9) for i in range(2_000_000)) + b']'"),
+    ("json", "b'[\"' + b'a' * 20_000_000 + b'\\\\ud83d\\\\ude00\"]'"),
+    ("json", "('[' * 9_000_000).encode()"),
+    ("json.gz", "gzip.compress(('[' + '[],' * 4_000_000 + '0]').encode('utf-16'))"),
+    ("json", "b'[' + b'\"ab\",' * 1_100_000 + b'0]'"),
+    ("json", "('[' + '\"\\u0101\",' * 700_000 + '0]').encode()"),
+    ("json", "b'[' + b','.join(b'{\"%x\":\"v\",\":%x\":1}' % (i, i) for i in range(130_000)) + b']'"),
+    ("json", "b'[' + b'300,' * 2_000_000 + b'x' + b'\"\"' * 900_000 + b'uuu' * 900_000"),
+    ("json", "b'[' + b','.join(b'{\"%x\\\\\\\\\":[]}' % i for i in range(200_000)) + b']'"),
+    ("cls.gz", "gzip.compress(b'x' * 60_000_000)"),
+    ("pkl", "b'\\x80\\x04(' + b'\\x8f' * 2_000_000 + b'l.'"),
+    ("pkl", "b'\\x80\\x04(' + b']' * 3_000_000 + b'l.'"),
+    ("pkl", "b'\\x80\\x04(' + b'N\\x94' * 2_000_000 + b'l.'"),
+    ("pkl.gz", "gzip.compress(pickle.dumps([[] for _ in range(3_000_000)]))"),
+    ("pkl.gz", "gzip.compress(pickle.dumps(set(range(600_000))))"),
+    ("pkl", "pickle.dumps(list(map(str, range(2_000_000))))"),
+    ("pkl", "b'\\x80\\x02ccollections\\ndeque\\nq\\x00(' + b'h\\x00)R' * 300_000 + b'l.'"),
+    ("pkl", "b'V' + b'a' * 20_000_000 + b'\\\\U0001F600\\n.'"),
+    ("pkl", "b'c' + b'a' * 30_000_000 + b'\\nb\\n.'"),
+    ("pkl", "b'X' + struct.pack('<I', 20_000_004) + b'a' * 20_000_000 + '\\U0001F600'.encode() + b'.'"),
+    ("pkl.gz", "gzip.compress(pickle.dumps(np.zeros(45_000_000, 'u1')))"),
+    ("pkl.gz", "gzip.compress(pickle.dumps(np.zeros(45_000_000, 'u1'), 2))"),
+    ("pt.gz", "gzip.compress(saved(torch.zeros(45_000_000, dtype=torch.uint8)))"),
+    ("pt", "saved([torch.zeros(1) for _ in range(30_000)])"),
+    ("npy.gz", "gzip.compress(npy(np.zeros(45_000_000, 'u1')))"),
+    ("npy.gz", "gzip.compress(b'\\x93NUMPY\\x02\\x00' + struct.pack('<I', 60_000_000) + b' ' * 60_000_000)"),
+    ("npz", "npz({'a': np.zeros(60_000_000, 'u1')})"),
+    ("npz", "npz({'a': np.zeros(40_000_000, 'u1'), 'b': np.zeros(40_000_000, 'u1')})"),
+    ("npz", "many(120_000)"),
+    ("npz", "many(40_000)"),
+    (
+        "safetensors",
+        "header({f't{i}': {'dtype': 'F32', 'shape': [0], 'data_offsets': [0, 0]} for i in range(200_000)})",
+    ),
+    ("safetensors.gz", "gzip.compress(safetensors.numpy.save({'a': np.zeros(30_000_000, 'u1')}))"),
+    ("png", "image('PNG', 'P', 6000)"),
+    ("png", "image('PNG', 'P', 3200)"),
+    ("png", "image('PNG', '1', 7000)"),
+    ("png", "image('PNG', 'RGB', 3000)"),
+    ("png", "image('PNG', 'LA', 3600)"),
+    ("jpg", "image('JPEG', 'RGB', 2000, progressive=True)"),
+    ("jpg", "image('JPEG', 'CMYK', 2100, progressive=True)"),
+    ("webp", "image('WEBP', 'RGBA', 1600, lossless=True)"),
+    ("webp", "image('WEBP', 'RGBA', 4000, lossless=True)"),
+    ("bmp", "rle(4000, 1500, b'\\xff\\x00' * 16_000 + b'\\x00\\x01')"),
+    ("bmp", "rle(30_000, 1, b'\\x00\\x02\\xff\\xff' * 40 + b'\\x00\\x01')"),
+    ("ppm", "b'P6 4000 2500 255\\n' + bytes(30_000_000)"),
+    ("ppm", "b'P3 1800 1800 255\\n' + b'0 ' * 9_720_000"),
+]
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux does")
 @pytest.mark.parametrize(
-    ("key", "data"),
-    [
-        ("txt.gz", lambda: gzip.compress(bytes(200 << 20), 1)),
-        ("npz", lambda: zip_of({"a.npy": npy(np.zeros(200 << 20, np.uint8))})),
-        ("npy", lambda: header("{'descr': '<f8', 'fortran_order': False, 'shape': (30000000,)}\n")),
-        ("png", lambda: picture("PNG", "L", (9000, 9000))),
-    ],
-    ids=["gz", "npz", "npy", "png"],
+    "bombs",
+    [BOMBS[::9], *(pytest.param([bomb], marks=pytest.mark.nightly) for bomb in BOMBS)],
+    ids=["some", *(f"{number}-{key}" for number, (key, _) in enumerate(BOMBS))],
 )
-def test_bombs_take_little_more_memory_than_the_cap(key: str, data: Callable[[], bytes], tmp_path: Path) -> None:
-    (tmp_path / "bomb").write_bytes(data())
-    command = [sys.executable, "-c", BOMB, key, str(tmp_path / "bomb")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_decoding_takes_no_more_than_the_cap_and_some(bombs: list[tuple[str, str]]) -> None:
+    cap = 64 << 20
+    command = [sys.executable, "-c", DECODE, json.dumps([cap, bombs])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= (32 + 64) << 10
+    grown = dict(zip(map(str, bombs), json.loads(done.stdout), strict=True))
+    assert max(grown.values()) < cap + (64 << 20), grown
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
+def test_a_jpeg_of_a_thousand_scans_is_refused() -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(stream, "JPEG", progressive=True)
+    data = stream.getvalue()
+    begin, end = data.rindex(b"\xff\xda"), len(data) - 2
+    assert decode_member("jpg", data).shape == (64, 64, 3)
+    with pytest.raises(DecodeError, match=r"has 10\d\d scans, and may have 100"):
+        decode_member("jpg", data[:end] + 1000 * data[begin:end] + data[end:])
+
+
+def npy_of(shape: str, body: bytes = b"", descr: str = "'<f8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(-2, -3)",
+        "(-1,)",
+        "(-4, 2)",
+        "(-2147483648, -2147483648)",
+        "(4294967296, 4294967296, 1)",
+        "(0, 9223372036854775808)",
+        "(18446744073709551616, 0)",
+        f"({10**400}, 0)",
+        f"({10**400},)",
+        "(2, 1.5)",
+        "(0, 4611686018427387903)",
+        "(3,)",
+    ],
 )
+@pytest.mark.parametrize("key", ["npy", "npz"])
+def test_impossible_shapes_are_refused(key: str, shape: str) -> None:
+    data = npy_of(shape, bytes(16))
+    if key == "npz":
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as archive:
+            archive.writestr("a.npy", data)
+        data = stream.getvalue()
+    with pytest.raises(DecodeError) as caught:
+        decode_member(key, data, max_bytes=1 << 20)
+    assert caught.value.member == key
+    assert len(str(caught.value)) < 700
 
 
-def needed(value: object, keys: set[str]) -> int:
-    """Bytes of all objects that parsing makes for a value; equal keys are one text, and small things are there."""
-    if isinstance(value, int | str | None):
-        there = (
-            value is None or value in range(-5, 257) or (isinstance(value, str) and len(value) < 2 and value < "\u0100")
-        )
-        return 0 if there else sys.getsizeof(value)
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    fresh = [key for key in value if key not in keys] if isinstance(value, dict) else []
-    keys.update(fresh)
-    return sys.getsizeof(value) + sum(needed(one, keys) for one in [*inner, *fresh])
+def test_two_arrays_of_one_name_are_refused() -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.npy", npy_of("(1,)", bytes(8)))
+        archive.writestr("a", npy_of("(1,)", bytes(8)))
+    with pytest.raises(DecodeError, match="two arrays have the name 'a'"):
+        decode_member("npz", stream.getvalue())
 
 
-@given(JSON, st.booleans(), st.sampled_from([None, 2]), st.integers(2, 40))
-def test_json_takes_no_more_than_is_counted(value: object, escape: bool, indent: int | None, part: int) -> None:
-    data = json.dumps(value, ensure_ascii=escape, indent=indent).encode("utf-8", "surrogatepass")
-    most = needed(json.loads(data), set())
-    assert most <= json_bytes(data)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.webdatamodule.shards.json_memory._PART", part)
-        patch.setattr("headrace.webdatamodule.shards.json_memory._LONG", 2 * part)
-        assert most <= json_bytes(data)
+def test_json_needs_64_bytes_for_each_of_its_own() -> None:
+    data = b"[" + b",".join([b'{"x":12,"y":34}'] * 100) + b"]"
+    assert len(decode_member("json", data, max_bytes=65 * len(data))) == 100
+    with pytest.raises(DecodeError, match=r"the objects of \d+ bytes of JSON may take \d+ bytes or more"):
+        decode_member("json", data, max_bytes=64 * len(data))
+
+
+@pytest.mark.nightly
+def test_pickles_of_protocol_2_are_counted_by_what_they_take() -> None:
+    array = np.random.default_rng(0).random(25_000_000)
+    assert np.array_equal(decode_member("pkl", pickle.dumps(array, 2)), array)
+
+
+def test_latin_text_in_a_pickle_is_counted_by_what_it_takes() -> None:
+    array = np.random.default_rng(0).random(1_000_000)
+    data = pickle.dumps(array, 2)
+    assert np.array_equal(decode_member("pkl", data, max_bytes=8 * array.nbytes), array)

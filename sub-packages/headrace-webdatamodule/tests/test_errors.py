@@ -5,7 +5,11 @@ import pytest
 from headrace.webdatamodule.shards import DecodeError, ShardError, UnsafePickleError
 
 
-@pytest.mark.parametrize("kind", [ShardError, DecodeError, UnsafePickleError])
+def every_kind(kind: type[ShardError]) -> set[type[ShardError]]:
+    return {kind}.union(*map(every_kind, kind.__subclasses__()))
+
+
+@pytest.mark.parametrize("kind", sorted(every_kind(ShardError), key=str))
 @pytest.mark.parametrize("protocol", range(6))
 def test_errors_keep_their_place_on_the_way_from_a_worker(kind: type[ShardError], protocol: int) -> None:
     error = kind("bad", shard="a.tar", sample="s1", member="s1.pyd", offset=512)

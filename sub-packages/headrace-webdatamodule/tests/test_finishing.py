@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards.decode import decode_member
+from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
-from headrace.webdatamodule.shards.indexing import index_shards
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 
 class WrongError(Exception):

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.remote import Remote, most_index_bytes
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
+from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes
 
 pytestmark = pytest.mark.slow
 
 COUNT = 40
-QUICK = Patience(tries=2, wait=0.001)
+QUICK = RetryPolicy(max_attempts=2, backoff=0.001)
 
 
 @once
@@ -138,7 +138,7 @@ class Site:
 
     def dataset(self, cache: Path | None, **options: Any) -> IndexedShards:
         options = {"timeout": 2.0, **options}
-        return IndexedShards(Remote(self.url, cache_dir=cache, patience=QUICK, **options))
+        return IndexedShards(Remote(self.url, cache_dir=cache, retry=QUICK, **options))
 
 
 @pytest.fixture
@@ -147,6 +147,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path / "site")
     write_tars([(f"s{i}", {"bin": chance.bytes(3000)}) for i in range(COUNT)], made.folder, n_shards=2)
     index_shards(made.folder)
+    (made.folder / "manifest.hrs").rename(made.folder / "kept")
     with Server(("127.0.0.1", 0), partial(Liar, site=made)) as server:
         thread = threading.Thread(target=partial(server.serve_forever, 0.01))
         thread.start()
@@ -214,15 +215,22 @@ def test_lies_about_small_files(site: Site, cache: Path | None, suffix: str, lie
     assert site.dataset(cache)[7] == IndexedShards(site.folder)[7]
 
 
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie not in ("whole file", "to here", "endless")])
+def test_lies_about_the_index_of_a_set_are_not_believed(site: Site, cache: Path | None, lie: str) -> None:
+    (site.folder / "kept").rename(site.folder / "manifest.hrs")
+    site.lie, site.suffix = lie, ".hrs"
+    assert site.dataset(cache, timeout=5.0)[7] == IndexedShards(site.folder)[7]
+
+
 SCRIPT = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote import Remote
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
-dataset = IndexedShards(Remote(sys.argv[1], patience=Patience(2, 0.001), timeout=20.0))
+dataset = IndexedShards(Remote(sys.argv[1], retry=RetryPolicy(2, 0.001), timeout=20.0))
 dataset[0]
 print('opened', flush=True)
 input()
@@ -252,14 +260,14 @@ INDEXES = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote import Remote
-from headrace.webdatamodule.shards.retrying import Patience
+from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 places, cache, action = sys.argv[1].split(), sys.argv[2] or None, sys.argv[3]
 def open_all():
     url = places if len(places) > 1 else places[0]
-    return IndexedShards(Remote(url, cache_dir=cache, patience=Patience(1), timeout=20.0))
+    return IndexedShards(Remote(url, cache_dir=cache, retry=RetryPolicy(1), timeout=20.0))
 dataset = open_all() if len(places) == 1 else None
 print("opened", flush=True)
 input()
@@ -279,6 +287,7 @@ def many(site: Site) -> list[str]:
         path.unlink()
     write_tars([(f"s{i}", {"bin": bytes(100)}) for i in range(64)], site.folder, n_shards=16)
     index_shards(site.folder)
+    (site.folder / "manifest.hrs").unlink()
     return [f"{site.url}/{path.name}" for path in sorted(site.folder.glob("*.tar"))]
 
 
@@ -324,15 +333,15 @@ def test_a_cache_reads_from_a_server_without_ranges(tmp_path: Path) -> None:
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            far = IndexedShards(Remote(url, cache_dir=tmp_path / "cache", patience=QUICK, timeout=5.0))
+            far = IndexedShards(Remote(url, cache_dir=tmp_path / "cache", retry=QUICK, timeout=5.0))
             assert far.__getitems__([39, 0, 20]) == IndexedShards(folder).__getitems__([39, 0, 20])
             with pytest.raises(ShardError, match="does not read ranges"):
-                IndexedShards(Remote(url, patience=QUICK, timeout=5.0))[5]
+                IndexedShards(Remote(url, retry=QUICK, timeout=5.0))[5]
             with next(folder.glob("*.tar")).open("r+b") as file:
                 file.seek(5_000_000)
                 file.write(b"?")
             with pytest.raises(ShardError, match="not those that were indexed"):
-                list(IndexedShards(Remote(url, cache_dir=tmp_path / "other", patience=QUICK, timeout=5.0)))
+                list(IndexedShards(Remote(url, cache_dir=tmp_path / "other", retry=QUICK, timeout=5.0)))
             assert not list((tmp_path / "other").glob("*.part"))
         finally:
             server.shutdown()

@@ -1,8 +1,10 @@
 """The loader: counts what was delivered, and goes on from there."""
 
 import json
+import multiprocessing
 import os
 import random
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -15,9 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import IndexedShards, ResumableLoader, index_shards, write_tars
-from headrace.webdatamodule.indexed.plain import PlainBatchSampler
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
 
 COUNT = 23
 WORKERS = [0, 1, 3]
@@ -72,12 +72,12 @@ def numbers(samples: list[Any]) -> list[int]:
 
 
 def make(folder: Path, batches: Any, **options: Any) -> ResumableLoader:
-    return ResumableLoader(Sources({"a": IndexedShards(folder)}), batches, **{"collate_fn": numbers, **options})
+    return ResumableLoader(IndexedShards(folder), batches, **{"collate_fn": numbers, **options})
 
 
 def plain(folder: Path, *, size: int = 4, world: tuple[int, int] = (1, 0), **options: Any) -> ResumableLoader:
-    batches = PlainBatchSampler(COUNT, size, num_replicas=world[0], rank=world[1], seed=options.get("seed", 0))
-    return make(folder, batches, world=world, **options)
+    batches = DistributedBatchSampler(COUNT, size, num_replicas=world[0], rank=world[1], seed=options.get("seed", 0))
+    return make(folder, batches, num_replicas=world[0], rank=world[1], **options)
 
 
 def epoch_of(loader: ResumableLoader, epoch: int) -> list[Any]:
@@ -110,7 +110,7 @@ def test_every_epoch_is_whole_and_the_same_again(folder: Path, kind: str) -> Non
     epochs = [epoch_of(loader, epoch) for epoch in (0, 1, 2)]
     assert all(sorted(number for batch in batches for number in batch) == list(range(COUNT)) for batches in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert list(loader) == epochs[2]  # once more
+    assert list(loader) == epoch_of(KINDS[kind](folder), 3)  # goes on by itself
     assert [epoch_of(loader, epoch) for epoch in (0, 1)] == epochs[:2]
 
 
@@ -172,6 +172,7 @@ def test_an_iteration_that_was_given_up_counts_for_nothing(folder: Path, kind: s
     abandoned = iter(loader)
     assert next(abandoned) == whole[0]
     assert list(loader) == whole
+    loader.set_epoch(0)
     first = iter(loader)
     next(first)
     second = iter(loader)
@@ -202,6 +203,7 @@ def test_a_loaded_position_holds_for_its_own_epoch(folder: Path) -> None:
     assert loader.epoch == 0
     rest = list(loader)
     assert len(rest) == len(loader) - 1
+    loader.set_epoch(0)
     assert list(loader)[1:] == rest  # then the whole epoch
 
 
@@ -224,12 +226,12 @@ def test_what_is_no_epoch(folder: Path, epoch: Any, kind: type[Exception]) -> No
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"version": 99}, "version 99, this release reads 1"),
-        ({"fingerprint": "0" * 32}, "state is of other train shards.*resume with the shards it was saved with"),
-        ({"steps": -1}, "steps -1"),
-        ({"epoch": -1}, "epoch -1"),
-        ({"batches": None}, "batches"),
-        ({"batches": {}}, "state lacks"),
+        ({"version": 99}, "version=99, this release reads 1"),
+        ({"fingerprint": "0" * 32}, "is of other train data.*resume with the data it was saved with"),
+        ({"steps": -1}, r"state\['steps'\] must be an int from 0 to 2\*\*62, got -1"),
+        ({"epoch": -1}, r"state\['epoch'\] must be an int from 0 to 2\*\*62, got -1"),
+        ({"batch_sampler": None}, "batch_sampler"),
+        ({"batch_sampler": {}}, "state lacks"),
         ({"steps": "x"}, "steps"),
     ],
 )
@@ -243,7 +245,11 @@ def test_a_state_of_something_else_is_refused(folder: Path, change: dict[str, An
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [({"steps": None}, "steps"), ({"batches": None}, "batches"), ({"batches": {}}, "of None ranks")],
+    [
+        ({"steps": None}, "steps"),
+        ({"batch_sampler": None}, "batch_sampler"),
+        ({"batch_sampler": {}}, "checkpoint has num_replicas=None, got num_replicas=1"),
+    ],
 )
 def test_a_state_of_something_else_is_refused_without_a_sampler_of_state(
     folder: Path, change: dict[str, Any], told: str
@@ -260,7 +266,7 @@ def test_what_is_no_state(folder: Path, state: Any) -> None:
         plain(folder).load_state_dict(state)
 
 
-@pytest.mark.parametrize("missing", ["version", "epoch", "steps", "fingerprint", "batches"])
+@pytest.mark.parametrize("missing", ["version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"])
 def test_a_state_that_lacks_something_says_what(folder: Path, missing: str) -> None:
     loader = plain(folder)
     state = {name: value for name, value in loader.state_dict().items() if name != missing}
@@ -268,27 +274,32 @@ def test_a_state_that_lacks_something_says_what(folder: Path, missing: str) -> N
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("options", "told"), [({"seed": 1}, "seed"), ({"size": 5}, "batch size")])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"seed": 1}, "seed=0, got seed=1: use that seed"), ({"size": 5}, "other samples.*batch size")],
+)
 def test_another_seed_or_batch_size_is_refused_with_the_cure(folder: Path, options: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=f"{told}.*begin anew"):
+    with pytest.raises(ValueError, match=f"{told}.*start without the checkpoint"):
         plain(folder, **options).load_state_dict(plain(folder).state_dict())
 
 
 def test_other_shards_are_refused(folder: Path, tmp_path: Path) -> None:
     write_tars([(f"s{i:02d}", {"json": b"%d" % (i + 1)}) for i in range(COUNT)], tmp_path, n_shards=3)
     index_shards(tmp_path)
-    with pytest.raises(ValueError, match="other train shards"):
+    with pytest.raises(ValueError, match="other train data"):
         plain(tmp_path).load_state_dict(plain(folder).state_dict())
 
 
 def test_without_a_sampler_of_state_ranks_stay_as_many(folder: Path) -> None:
-    two = make(folder, Bare(), world=(2, 0), check_ranks=False)
+    two = make(folder, Bare(), num_replicas=2, rank=0, check_ranks=False)
     next(iter(two))
-    same = make(folder, Bare(), world=(2, 1), check_ranks=False)
+    same = make(folder, Bare(), num_replicas=2, rank=1, check_ranks=False)
     same.load_state_dict(two.state_dict())
     assert list(same) == list(Bare())[1:]
-    with pytest.raises(ValueError, match=r"of 2 ranks, here are 3, and Bare has no state_dict.*as many ranks"):
-        make(folder, Bare(), world=(3, 0)).load_state_dict(two.state_dict())
+    with pytest.raises(
+        ValueError, match=r"num_replicas=2, got num_replicas=3, and Bare has no state_dict.*as many ranks"
+    ):
+        make(folder, Bare(), num_replicas=3, rank=0).load_state_dict(two.state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -306,7 +317,9 @@ def test_a_closed_loader_opens_again(folder: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_stay_from_epoch_to_epoch(folder: Path, workers: int) -> None:
-    loader = make(folder, PlainBatchSampler(COUNT, 4), num_workers=workers, collate_fn=lambda samples: os.getpid())
+    loader = make(
+        folder, DistributedBatchSampler(COUNT, 4), num_workers=workers, collate_fn=lambda samples: os.getpid()
+    )
     first = set(epoch_of(loader, 0))
     second = set(epoch_of(loader, 1))
     assert first == second
@@ -347,13 +360,14 @@ def drawn_of_all(samples: list[Any]) -> tuple[float, float, float]:
     return random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002 - what is seeded
 
 
-@pytest.mark.parametrize("kind", [Bare, lambda: PlainBatchSampler(COUNT, 4)])
-@pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize("kind", [Bare, lambda: DistributedBatchSampler(COUNT, 4)])
+@pytest.mark.parametrize(("workers", "context"), [(3, "fork"), pytest.param(2, "spawn", marks=pytest.mark.nightly)])
 def test_random_numbers_are_those_of_the_step(folder: Path, kind: Any, workers: int, context: str) -> None:
     whole = make(folder, kind(), num_workers=2, collate_fn=drawn_of_all)
     first, second = epoch_of(whole, 0), epoch_of(whole, 1)
     assert len({number for batch in first + second for number in batch}) == 3 * len(first + second)
     for done in (1, 4):
+        whole.set_epoch(1)
         assert list(islice(whole, done)) == second[:done]
         resumed = make(folder, kind(), num_workers=workers, multiprocessing_context=context, collate_fn=drawn_of_all)
         resumed.load_state_dict(whole.state_dict())
@@ -409,7 +423,7 @@ def test_arguments_that_are_not_allowed(folder: Path, options: Any, told: str) -
 
 
 def test_an_epoch_without_batches(folder: Path) -> None:
-    loader = make(folder, PlainBatchSampler(0, 4))
+    loader = make(folder, DistributedBatchSampler(0, 4))
     assert (len(loader), list(loader), loader.steps) == (0, [], 0)
 
 
@@ -450,28 +464,19 @@ def test_a_length_that_is_too_large_is_an_error(folder: Path, workers: int, done
 
 
 class Steps:
-    """A training loop that takes each epoch it is given."""
+    """A training loop that counts its steps."""
 
-    done = 0
+    trainer, done = None, 0
 
     def steps_done(self) -> int:
         return self.done
-
-    def which_epoch(self, asked: int) -> int:
-        return asked
-
-    def before_epochs(self) -> None:
-        pass
-
-    def on_epoch(self) -> None:
-        pass
 
 
 def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
     loader = plain(folder)
     whole = list(plain(folder))
     steps = Steps()
-    loader.follows = steps
+    loader.fit_loop = steps  # type: ignore[assignment]
     for number, _ in enumerate(loader):
         during = loader.state_dict()
         steps.done += 1
@@ -485,20 +490,20 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"batches": {"position": "1"}}, "position.* must be an int"),
-        ({"batches": {"position": None}}, "position.* must be an int"),
-        ({"batches": {"position": -1}}, "it was changed"),
+        ({"batch_sampler": {"position": "1"}}, "position.* must be an int"),
+        ({"batch_sampler": {"position": None}}, "position.* must be an int"),
+        ({"batch_sampler": {"position": -1}}, "it was changed"),
         ({"steps": 0}, "it was changed"),
-        ({"epoch": 5}, "of epoch 5, but its batches are of 0"),
-        ({"steps": 10**30}, "ints of 0 to"),
-        ({"epoch": 10**30}, "ints of 0 to"),
+        ({"epoch": 5}, "of epoch 5, but its batch sampler is in 0"),
+        ({"steps": 10**30}, "from 0 to 2"),
+        ({"epoch": 10**30}, "from 0 to 2"),
     ],
 )
 def test_a_state_that_was_changed_by_hand(folder: Path, change: dict[str, Any], told: str) -> None:
     loader = plain(folder)
     assert len(list(islice(loader, 2))) == 2
     state = loader.state_dict()
-    changed = {**state, **change, "batches": {**state["batches"], **change.get("batches", {})}}
+    changed = {**state, **change, "batch_sampler": {**state["batch_sampler"], **change.get("batch_sampler", {})}}
     with pytest.raises(ValueError, match=told):
         plain(folder).load_state_dict(changed)
 
@@ -516,7 +521,7 @@ def test_more_steps_than_there_are_batches_to_count(folder: Path) -> None:
         ({"timeout": float("nan")}, ValueError, "timeout must be"),
         ({"timeout": "x"}, ValueError, "timeout must be"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be"),
-        ({"damaged": "drop"}, ValueError, "damaged must be"),
+        ({"on_error": "drop"}, ValueError, "on_error must be"),
     ],
 )
 def test_options_that_are_not_allowed(folder: Path, options: Any, kind: type[Exception], told: str) -> None:
@@ -531,3 +536,184 @@ def test_batches_need_a_length(folder: Path) -> None:
 
 def test_prefetching_is_for_workers_only(folder: Path) -> None:
     assert len(list(plain(folder, prefetch_factor=3))) == 6
+
+
+class Squares(torch.utils.data.Dataset[int]):
+    """A torch dataset that reads one sample at a time."""
+
+    fingerprint = "squares"
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+class Columns(Squares):
+    """A dataset that reads a batch at a time, as Hugging Face's do."""
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("read batch by batch")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [index**2 for index in indices]
+
+
+class Two(Squares):
+    """A dataset of two named sources."""
+
+    names = ("first", "second")
+    cumulative_sizes = (3, COUNT)
+
+
+@pytest.mark.parametrize("dataset", [[i**2 for i in range(COUNT)], Squares(), Columns(), Two()])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_map_style_dataset(dataset: Any, workers: int) -> None:
+    def loader() -> ResumableLoader:
+        return ResumableLoader(dataset, DistributedBatchSampler(COUNT, 4, seed=1), collate_fn=list, num_workers=workers)
+
+    whole, killed, resumed = loader(), loader(), loader()
+    batches = list(whole)
+    assert sorted(number for batch in batches for number in batch) == [i**2 for i in range(COUNT)]
+    assert list(islice(killed, 2)) == batches[:2]
+    resumed.load_state_dict(killed.state_dict())
+    assert (len(resumed), resumed.remaining) == (6, 4)
+    assert list(resumed) == batches[2:]
+    assert (len(resumed), resumed.remaining) == (6, 0)
+    names = getattr(dataset, "names", ("train",))
+    assert tuple(whole.report().samples) == names
+    for one in (whole, killed, resumed):
+        one.close()
+
+
+def test_a_state_of_another_dataset_is_refused() -> None:
+    def state(dataset: Any, **options: Any) -> Any:
+        return ResumableLoader(dataset, [[0, 1]], **options).state_dict()
+
+    plain = ResumableLoader([1, 2, 3], [[0, 1]])
+    plain.load_state_dict(state([4, 5, 6]))  # only their length is known
+    for other in (state([1, 2]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
+        with pytest.raises(ValueError, match=r"checkpoint is of other train data: .* resume with the data"):
+            plain.load_state_dict(other)
+    with pytest.raises(ValueError, match="checkpoint has seed=3, got seed=0: use that seed"):
+        plain.load_state_dict(state([1, 2, 3], seed=3))
+
+
+@pytest.mark.parametrize("dataset", [iter([1]), 5, {1, 2}])
+def test_what_is_no_map_style_dataset(dataset: Any) -> None:
+    with pytest.raises(TypeError, match=r"dataset must have len\(\) and integer indices, got"):
+        ResumableLoader(dataset, [[0]])
+
+
+@kinds
+def test_epochs_advance_by_themselves_unless_one_was_chosen(folder: Path, kind: str) -> None:
+    epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(6)]
+    loader = KINDS[kind](folder)
+    assert [list(loader) for _ in range(3)] == epochs[:3]
+    assert len(list(islice(loader, 2))) == 2  # a break begins the epoch anew
+    assert list(loader) == epochs[3]
+    loader.set_epoch(2)
+    loader.set_epoch(1)
+    assert [list(loader) for _ in range(2)] == epochs[1:3]
+    state = loader.state_dict()
+    again = KINDS[kind](folder)
+    again.load_state_dict(state)
+    assert (again.remaining, list(again), list(again)) == (0, [], epochs[3])
+
+
+@kinds
+def test_a_later_set_epoch_wins_over_an_older_state(folder: Path, kind: str) -> None:
+    """A loader that is told its epoch before it is given a state, as torchdata's StatefulDataLoader does."""
+    epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(3)]
+    killed = KINDS[kind](folder)
+    list(islice(killed, 2))
+    first = killed.state_dict()
+    killed.set_epoch(2)
+    list(islice(killed, 2))
+    third = killed.state_dict()
+    loader = KINDS[kind](folder)
+    loader.set_epoch(1)
+    loader.load_state_dict(first)
+    assert (loader.epoch, loader.steps, list(loader)) == (1, 0, epochs[1])
+    loader.load_state_dict(first)  # the choice has been iterated
+    assert (loader.epoch, loader.steps, list(loader)) == (0, 2, epochs[0][2:])
+    loader.set_epoch(1)
+    loader.load_state_dict(third)
+    assert (loader.epoch, loader.steps, list(loader)) == (2, 2, epochs[2][2:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@kinds
+def test_two_iterations_at_once_are_independent(folder: Path, kind: str, workers: int) -> None:
+    loader = KINDS[kind](folder, num_workers=workers)
+    whole = epoch_of(KINDS[kind](folder), 0)
+    first = iter(loader)
+    seen = [next(first), next(first)]
+    second = iter(loader)
+    other = [next(second)]
+    assert (loader.steps, loader.state_dict()["steps"]) == (1, 1)
+    for _ in range(2):  # in turns
+        seen.append(next(first))
+        other.append(next(second))
+    assert loader.steps == 3
+    assert seen + list(first) == other + list(second) == whole
+    loader.close()
+
+
+def test_every_epoch_is_the_same_where_it_is_fixed(folder: Path) -> None:
+    loader = make(folder, DistributedBatchSampler(COUNT, 4), fixed_epoch=True)
+    first = list(loader)
+    loader.set_epoch(5)
+    loader.sampler.set_epoch(6)
+    assert (list(loader), list(loader), loader.epoch) == (first, first, 0)
+
+
+def test_a_batch_sampler_is_made_for_the_ranks_there_are(folder: Path) -> None:
+    def make_batches(num_replicas: int, rank: int) -> DistributedBatchSampler:
+        return DistributedBatchSampler(COUNT, 4, num_replicas=num_replicas, rank=rank)
+
+    loaders = [make(folder, make_batches, num_replicas=2, rank=rank, check_ranks=False) for rank in range(2)]
+    assert [len(loader) for loader in loaders] == [3, 3]
+    assert sorted(number for loader in loaders for batch in loader for number in batch) == list(range(COUNT))
+
+
+def test_the_indices_of_the_present_batch_are_known(folder: Path) -> None:
+    loader = plain(folder)
+    assert all(list(loader.indices) == batch for batch in loader)
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked(folder: Path, context: str) -> None:
+    loader = plain(folder, num_workers=1, multiprocessing_context=context)
+    assert list(loader) == list(plain(folder))
+    loader.close()
+
+
+def test_workers_start_before_ranks_compare_their_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork right behind a collective leaves the child stuck on Python 3.11."""
+    children: list[int] = []
+    monkeypatch.setattr(
+        "headrace.webdatamodule.loader.compare_plans",
+        lambda plan, name: children.append(len(multiprocessing.active_children())),
+    )
+    loader = plain(folder, num_workers=2)
+    assert len(list(loader)) == 6
+    loader.close()
+    assert children == [2]
+
+
+def test_forks_beside_threads_do_not_warn(folder: Path) -> None:
+    """Python 3.12 and newer would."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader = plain(folder, num_workers=1, multiprocessing_context="fork")
+            assert len(list(loader)) == 6
+            loader.close()
+    finally:
+        end.set()
+        thread.join()

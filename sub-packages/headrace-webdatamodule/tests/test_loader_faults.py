@@ -17,6 +17,10 @@ SCRIPT = str(Path(__file__).with_name("loader_worker.py"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")]
 
 
+def nightly(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
@@ -66,13 +70,14 @@ def shard(folder: Path) -> str:
     return str(sorted(folder.glob("*.tar"))[1])  # of samples 5 to 9
 
 
+@pytest.mark.nightly
 def test_all_goes_well(folder: Path, tmp_path: Path) -> None:
     told = run(folder, tmp_path / "pids")
     assert [key for batch in told["came"] for key in batch] == [f"s{i:02d}" for i in range(20)]
     assert told["left"] == []
 
 
-@pytest.mark.parametrize("what", ["kill", "exit"])
+@pytest.mark.parametrize("what", ["kill", nightly("exit")])
 def test_a_worker_that_dies_is_an_error_with_the_sample(folder: Path, tmp_path: Path, what: str) -> None:
     told = run(folder, tmp_path / "pids", what=what)
     assert told["kind"] == "RuntimeError"
@@ -86,12 +91,14 @@ def test_a_worker_that_dies_is_an_error_with_the_sample(folder: Path, tmp_path: 
     assert told["left"] == []
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_at_the_first_of_its_batches_is_named(folder: Path, tmp_path: Path) -> None:
     told = run(folder, tmp_path / "pids", what="kill", workers=1)
     assert told["kind"] == "RuntimeError"
     assert "in shard" in told["notes"][-1]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_path: Path) -> None:
     told = run(folder, tmp_path / "pids", what="stuck", timeout=4)
     assert told["kind"] == "RuntimeError"
@@ -103,7 +110,18 @@ def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_pa
     assert told["left"] == []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("leave", [False, nightly(True)])
+def test_a_worker_that_ignores_signals_is_killed(folder: Path, tmp_path: Path, leave: bool) -> None:
+    told = run(folder, tmp_path / "pids", what="deaf", grace=0.5, timeout=2, leave=leave)
+    assert "timed out after 2 seconds" in told["said"]
+    assert told.get("left", []) == []
+
+
+def test_a_worker_that_ignores_signals_does_not_keep_the_process_from_ending(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "pids", what="deaf", grace=0.5, stop=3, leave=True)
+
+
+@pytest.mark.parametrize("workers", [nightly(0), 2])
 @pytest.mark.parametrize(("what", "kind"), [("raise", "OSError"), ("collate", "ValueError")])
 def test_an_exception_names_sample_and_shard(folder: Path, tmp_path: Path, what: str, kind: str, workers: int) -> None:
     told = run(folder, tmp_path / "pids", what=what, workers=workers)
@@ -117,13 +135,22 @@ def test_an_exception_names_sample_and_shard(folder: Path, tmp_path: Path, what:
     assert told["left"] == []
 
 
-@pytest.mark.parametrize("what", ["", "raise"])
+@pytest.mark.parametrize("what", ["", nightly("raise")])
 def test_a_loader_that_is_never_closed_leaves_no_process(folder: Path, tmp_path: Path, what: str) -> None:
     run(folder, tmp_path / "pids", what=what, leave=True)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signum", "start"),
+    [
+        (signal.SIGKILL, "fork"),
+        (signal.SIGTERM, "spawn"),
+        nightly(signal.SIGKILL, "spawn"),
+        nightly(signal.SIGTERM, "fork"),
+        nightly(signal.SIGINT, "fork"),
+        nightly(signal.SIGINT, "spawn"),
+    ],
+)
 def test_a_parent_that_is_killed_leaves_no_process(folder: Path, tmp_path: Path, signum: int, start: str) -> None:
     pids = tmp_path / "pids"
     with started(folder, pids, pause=3, start=start) as process:

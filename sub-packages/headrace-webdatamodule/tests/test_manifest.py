@@ -1,4 +1,6 @@
+import copy
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,16 +15,34 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.checksums import checksum64
-from headrace.webdatamodule.shards.columns import DERIVED, add_column, columns_that_stay, open_column
-from headrace.webdatamodule.shards.errors import ManifestError
-from headrace.webdatamodule.shards.grouping import RESERVED
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.manifest import NAME, ColumnEntry, Manifest, ShardEntry, is_plain_name
-from headrace.webdatamodule.shards.writer import write_tars
-from headrace.webdatamodule.shards.writing.finishing import only_manifest
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
+    ManifestError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_shards,
+    write_tars,
+)
+from headrace.webdatamodule.shards.format.tar import RESERVED
+from headrace.webdatamodule.shards.index.build import index_shard
+from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.manifest import (
+    DERIVED,
+    MOST_BYTES,
+    NAME,
+    ColumnEntry,
+    ShardEntry,
+    is_plain_name,
+    kept_columns,
+    open_column,
+    unfinished_write,
+)
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.writing.write import only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -139,7 +159,7 @@ KILLED = """
 import sys
 import time
 from dataclasses import replace
-from headrace.webdatamodule.shards.manifest import Manifest
+from headrace.webdatamodule.shards.index.manifest import Manifest
 manifest = Manifest.load(sys.argv[1])
 print("ready", flush=True)
 while True:
@@ -309,13 +329,13 @@ def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyP
 def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
     add_column(folder, f"{DERIVED}x", np.zeros(10))
     manifest = add_column(folder, "n", np.zeros(10))
-    assert columns_that_stay(folder, manifest, cure="") == manifest.columns
+    assert kept_columns(folder, manifest, cure="") == manifest.columns
     other = replace(manifest, shards=manifest.shards[:1])
     with pytest.raises(ManifestError, match=r"these columns were made: n\. Do this$"):
-        columns_that_stay(folder, other, cure="Do this")
-    assert columns_that_stay(folder, other, replaced={"n", "m"}, cure="") == ()
+        kept_columns(folder, other, cure="Do this")
+    assert kept_columns(folder, other, replaced={"n", "m"}, cure="") == ()
     (folder / NAME).unlink()
-    assert columns_that_stay(folder, other, cure="") == ()
+    assert kept_columns(folder, other, cure="") == ()
 
 
 def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
@@ -333,3 +353,156 @@ def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
 def test_an_entry_is_what_the_index_says(folder: Path) -> None:
     for entry in Manifest.load(folder).shards:
         assert ShardEntry.of(ShardIndex.open(folder / entry.name)) == entry
+
+
+def test_an_endless_manifest_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / NAME).open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(ManifestError, match=f"{MOST_BYTES + 1} bytes, more than the {MOST_BYTES} "):
+        Manifest.load(tmp_path)
+
+
+BAD: list[tuple[str, Any]] = [
+    *[(key, value) for key in ("samples", "nbytes", "skipped") for value in (10**400, 2**63, -1, True, 1.0, "1", None)],
+    *[("name", value) for value in ("\ud800.tar", "x" * 300, "é" * 200, "a\0", "", 3, None, "a/b.tar", "NUL:")],
+    *[("index", value) for value in ("", "0" * 17, "g" * 16, 3, "\ud800" * 16)],
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_manifest_that_says_what_cannot_be_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    made(tmp_path, UNLIKE)
+    table = json.loads((tmp_path / NAME).read_text())
+    wrong = copy.deepcopy(table)
+    wrong["shards"][0][key] = value
+    (tmp_path / NAME).write_text(json.dumps(wrong))
+    with pytest.raises(ManifestError, match="index the directory again") as caught:
+        Manifest.load(tmp_path)
+    assert len(str(caught.value)) < 1000
+    assert verify_shards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": "headrace-shards", "version": NaN}',
+        '{"format": "headrace-shards", "version": 1, "version": 1}',
+        '{"format": "headrace-shards", "version": true}',
+        '{"format": "headrace-shards", "version": %s}' % ("9" * 5000),
+        "[" * 100_000,
+        "Infinity",
+        "\ufeff{}",
+        "",
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("members", [["txt", "txt"], ["\ud800"], ["__key__"], [3], ["txt", None]])
+def test_members_that_cannot_be_are_refused(members: list[Any]) -> None:
+    with pytest.raises(ManifestError):
+        Manifest((), tuple(members))
+
+
+def test_a_manifest_cannot_have_a_shard_removed_as_a_column(tmp_path: Path) -> None:
+    write_tars([("a", {"txt": b"1"})], tmp_path, n_shards=1)
+    [entry] = index_shards(tmp_path).shards
+    for file in (entry.name, f"{entry.name}.hri", "manifest.json"):
+        replace(Manifest.load(tmp_path), columns=(ColumnEntry("tok", "<i8", file, "0" * 16),)).save(tmp_path)
+        add_column(tmp_path, "tok", [3])
+        assert {path.name for path in tmp_path.iterdir()} >= {entry.name, f"{entry.name}.hri", "manifest.json"}
+    [before] = Manifest.load(tmp_path).columns
+    add_column(tmp_path, "tok", [4])
+    assert not (tmp_path / before.file).exists()  # the column that was replaced is
+
+
+COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
+
+
+SAMPLES = [(f"s{i:02d}", {"txt": b"%d" % i}) for i in range(24)]
+
+
+TOLD = r"a write was stopped at 1 of 12 shards.*run it again, or remove shard\.plan\.json to keep what is there"
+
+
+KILLED_WRITE = """
+import os, signal, sys
+from headrace.webdatamodule import write_shards
+class Dying:
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"s{i:02d}", {"txt": b"%d" % i}
+write_shards(Dying(), sys.argv[1], n_shards=12, workers=1)
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """The first of twelve shards, and the note that tells of the others."""
+    done = subprocess.run([sys.executable, "-c", KILLED_WRITE, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob("*.tar")] == ["shard-000000.tar"]
+    return tmp_path
+
+
+def test_a_part_of_a_set_is_not_taken_for_all_of_it(begun: Path) -> None:
+    before = sorted(path.name for path in begun.iterdir())
+    for use in (index_shards, IndexedShards):
+        with pytest.raises(ManifestError, match=TOLD):
+            use(begun)
+    [fault] = verify_shards(begun)
+    assert "stopped at 1 of 12 shards" in str(fault)
+    assert sorted(path.name for path in begun.iterdir()) == before
+
+
+@pytest.mark.parametrize(("command", "code"), [("info", 2), ("index", 2), ("verify", 1), ("ls", 2)])
+def test_commands_name_the_same_cure(begun: Path, command: str, code: int) -> None:
+    done = subprocess.run([*COMMAND, command, str(begun)], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "stopped at 1 of 12 shards" in done.stdout + done.stderr
+    assert "headrace-shards index" not in done.stdout + done.stderr
+
+
+def test_both_cures_help(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kept = tmp_path_factory.mktemp("kept")
+    for path in begun.glob("shard-*"):
+        (kept / path.name).write_bytes(path.read_bytes())
+    assert write_shards(SAMPLES, begun, n_shards=12, workers=1).n_samples == 24
+    assert (verify_shards(begun), len(index_shards(begun).shards)) == ([], 12)
+    (kept / "shard.plan.json").unlink(missing_ok=True)
+    assert (index_shards(kept).n_samples, verify_shards(kept)) == (2, [])
+
+
+def test_a_part_that_a_manifest_made_look_whole_is_a_fault(begun: Path) -> None:
+    note = (begun / "shard.plan.json").read_bytes()
+    (begun / "shard.plan.json").unlink()
+    index_shards(begun)
+    (begun / "shard.plan.json").write_bytes(note)
+    [fault] = verify_shards(begun)
+    assert "stopped at 1 of 12 shards" in str(fault)
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"[]", b"{}", b"[" * 100_000, b'{"format": "headrace-plan", "shards": -1}', b"\xff"]
+)
+def test_notes_of_others_say_nothing(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / "x.plan.json").write_bytes(note)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "y.plan.json")
+    assert unfinished_write(tmp_path) is None
+
+
+def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.plan.json").write_text(f'{{"format": "headrace-plan", "shards": {10**30}}}')
+    with pytest.raises(ManifestError, match="stopped at 0 of 1000"):
+        index_shards(tmp_path)
+
+
+def test_a_directory_without_tar_files_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"there are no \.tar files in"):
+        IndexedShards(tmp_path)

@@ -19,10 +19,10 @@ from headrace.webdatamodule import (
     verify_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.manifest import ColumnEntry
-from headrace.webdatamodule.shards.pickles import pack_files
-from headrace.webdatamodule.shards.tar import members
+from headrace.webdatamodule.shards.index.build import build_index
+from headrace.webdatamodule.shards.index.manifest import ColumnEntry
+from headrace.webdatamodule.shards.writing.pack_files import pack_files
+from headrace.webdatamodule.shards.writing.shard_task import members
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,4 @@
 import io
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -19,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from headrace.webdatamodule.shards.columns import add_column
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.reader import Check, IndexedShards
-from headrace.webdatamodule.shards.verify import verify_shards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.manifest import add_column
+from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards, Verify
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=2000), min_size=1)
@@ -87,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.one_of(SHARDS, SHARDS_ALIKE), st.sampled_from(FORMATS), NAMES, st.sampled_from(["read", "open", "none"]))
 def test_samples_are_those_of_tarfile_and_webdataset(
-    shards: list[list[dict[str, bytes]]], kind: int, name: str, check: Check
+    shards: list[list[dict[str, bytes]]], kind: int, name: str, check: Verify
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         paths = write(Path(root), shards, kind, name)
@@ -95,7 +94,7 @@ def test_samples_are_those_of_tarfile_and_webdataset(
         expected = by_tarfile(paths)
         assert by_webdataset(paths) == expected
         for source in (root, f"{root}/manifest.json", paths):
-            dataset = IndexedShards(source, decode=None, check=check)
+            dataset = IndexedShards(source, decode=None, verify=check)
             assert len(dataset) == len(expected)
             assert [dataset[i] for i in range(len(expected))] == expected
             assert list(dataset) == list(dataset.iterate()) == expected
@@ -248,7 +247,7 @@ def test_a_dataset_is_small_when_it_is_sent_whatever_its_size(tmp_path: Path) ->
 
 
 def test_a_pickled_dataset_reads_the_same(folder: Path) -> None:
-    dataset = IndexedShards(folder, ["bin"], decode=None, check="open")
+    dataset = IndexedShards(folder, ["bin"], decode=None, verify="open")
     assert dataset[7] == pickle.loads(pickle.dumps(dataset))[7]
 
 
@@ -263,25 +262,6 @@ def test_workers_of_torch_read_batches(folder: Path, method: str) -> None:
     )
     expected = [[everything[index] for index in batch] for batch in batches]
     assert list(loader) == expected
-
-
-def _report_maps(dataset: IndexedShards, results: Any) -> None:
-    dataset._held.get(2)
-    results.put((len(dataset._held._held), dataset[0]["__key__"]))
-
-
-def test_a_forked_process_maps_for_itself(folder: Path) -> None:
-    dataset = IndexedShards(folder, decode=None)
-    list(dataset)
-    assert len(dataset._held._held) == 3
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=_report_maps, args=(dataset, results))
-    child.start()
-    assert results.get() == (1, "s000")
-    child.join()
-    assert child.exitcode == 0
-    assert len(dataset._held._held) == 3
 
 
 def test_threads_may_read_together(folder: Path) -> None:
@@ -331,7 +311,7 @@ def test_what_cannot_be_read_is_refused_at_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("check", "never"),
+        ("verify", "never"),
         ("max_open", 0),
         ("keys", [3]),
         ("keys", [["txt"]]),
@@ -362,7 +342,7 @@ def test_keys_may_come_one_by_one(folder: Path) -> None:
 def test_the_reader_loads_neither_torch_nor_lightning() -> None:
     script = """
 import sys
-import headrace.webdatamodule.shards.reader
+import headrace.webdatamodule.shards.reading.dataset
 sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"torch", "lightning", "webdataset"} else 0)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -394,11 +374,22 @@ def test_what_is_given_in_the_place_of_shards_is_told(folder: Path, tmp_path: Pa
         ({"a": folder}, ValueError, r"IndexedWebDataModule \{name: directory\}"),
         (tmp_path / "x.fasta", ValueError, "is not a tar: headrace-shards pack"),
         ([tmp_path / "x.fasta"], ValueError, "is not a tar: headrace-shards pack"),
-        (folder / "wdshards-{000000..000001}.tar", FileNotFoundError, "patterns and braces.*give the directory"),
-        ([folder / "*.tar"], FileNotFoundError, "patterns and braces.*give the directory"),
-        ("s3://bucket/a-{000000..000001}.tar", ValueError, "is a pattern.*give the directory's URL"),
-        (["s3://bucket/*.tar"], ValueError, "is a pattern.*give the directory's URL"),
+        (folder / "none-{000000..000001}.tar", FileNotFoundError, "none-000000.tar.*or a pattern"),
+        ([folder / "none*.tar"], FileNotFoundError, r"none\*.tar.*or a pattern"),
+        (["s3://bucket/*.tar"], ValueError, "without '\\*'.*give the directory's URL"),
     ]
     for source, kind, message in wrong:
         with pytest.raises(kind, match=message):
             IndexedShards(source)
+
+
+def test_patterns_and_braces_are_expanded(folder: Path, tmp_path: Path) -> None:
+    every = list(IndexedShards(folder))
+    for source in (folder / "*.tar", f"{folder}/wdshards-{{000000..000002}}.tar", [folder / "wdshards-00000?.tar"]):
+        assert list(IndexedShards(source)) == every
+    first_and_last = IndexedShards(f"{folder}/wdshards-{{000002,000000}}.tar")
+    assert (first_and_last.key(0), first_and_last.key(-1)) == ("s033", "s015")
+    odd = tmp_path / "a[1]{2,3}"
+    write_tars([("s", {"txt": b"1"})], odd, n_shards=1)
+    index_shards(odd)
+    assert len(IndexedShards(odd)) == len(IndexedShards([odd / "wdshards-000000.tar"])) == 1

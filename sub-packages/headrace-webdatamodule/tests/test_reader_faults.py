@@ -19,11 +19,12 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexing import index_shard, index_shards
-from headrace.webdatamodule.shards.manifest import Manifest
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.set_index import write_set_index
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60
 
@@ -32,6 +33,7 @@ def make(folder: Path, byte: int = 7, size: int = 700) -> list[Path]:
     samples = [(f"s{i:02d}", {"a": bytes([byte, i]) * size, "b": b"%d" % i}) for i in range(COUNT)]
     paths = write_tars(samples, folder, n_shards=2)
     index_shards(folder)
+    (folder / "manifest.hrs").unlink()  # which would stand in for the shards' own indexes
     return paths
 
 
@@ -88,9 +90,9 @@ def test_the_checks_differ_in_when_they_are_made(tmp_path: Path) -> None:
     second = make(tmp_path)[1]
     offset, size = member(second, 5, 0)
     flip(second, offset + size // 2)
-    on_read = IndexedShards(tmp_path, decode=None, check="read")
-    on_open = IndexedShards(tmp_path, decode=None, check="open")
-    never = IndexedShards(tmp_path, decode=None, check="none")
+    on_read = IndexedShards(tmp_path, decode=None, verify="read")
+    on_open = IndexedShards(tmp_path, decode=None, verify="open")
+    never = IndexedShards(tmp_path, decode=None, verify="none")
     assert on_read[36]["b"] == b"36"
     assert on_open[6]["b"] == b"6"
     with pytest.raises(DamagedShardError, match=r"s35\.a"):
@@ -105,7 +107,7 @@ def test_open_checks_the_members_that_are_not_read_too(tmp_path: Path) -> None:
     flip(tmp_path / "wdshards-000000.tar", offset)
     assert IndexedShards(tmp_path, ["b"], decode=None)[5] == {"__key__": "s05", "b": b"5"}
     with pytest.raises(DamagedShardError, match=r"s05\.a"):
-        IndexedShards(tmp_path, ["b"], decode=None, check="open")[5]
+        IndexedShards(tmp_path, ["b"], decode=None, verify="open")[5]
 
 
 @pytest.mark.parametrize("check", ["read", "open", "none"])
@@ -113,7 +115,7 @@ def test_open_checks_the_members_that_are_not_read_too(tmp_path: Path) -> None:
 def test_a_cut_shard_is_an_error(tmp_path: Path, left: int, check: Any) -> None:
     shard = make(tmp_path)[0]
     os.truncate(shard, left % shard.stat().st_size)
-    dataset = IndexedShards(tmp_path, decode=None, check=check)
+    dataset = IndexedShards(tmp_path, decode=None, verify=check)
     for read in (lambda: dataset[0], lambda: dataset.__getitems__([3]), lambda: list(dataset)):
         with pytest.raises(StaleIndexError, match="bytes, but") as caught:
             read()
@@ -125,8 +127,8 @@ def test_a_shard_that_is_cut_while_it_is_open_does_not_kill_the_process(tmp_path
     script = """
 import os, sys
 from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.reader import IndexedShards
-dataset = IndexedShards(sys.argv[1], decode=None, check="none")
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+dataset = IndexedShards(sys.argv[1], decode=None, verify="none")
 iterator = dataset.iterate()
 next(iterator), dataset[59]
 for name in ("wdshards-000000.tar", "wdshards-000001.tar"):
@@ -147,13 +149,13 @@ sys.exit(found)
 def test_a_replaced_shard_is_an_error_for_who_opens_it(tmp_path: Path, check: Any) -> None:
     folder, other = tmp_path / "a", tmp_path / "b"
     shard, replacement = make(folder)[0], make(other, byte=8)[0]
-    dataset = IndexedShards(folder, decode=None, check=check)
+    dataset = IndexedShards(folder, decode=None, verify=check)
     before = dataset.__getitems__(range(COUNT))
     assert shard.stat().st_size == replacement.stat().st_size
     replacement.replace(shard)
     # The map is one of the old file, which the index fits.
     assert dataset.__getitems__(range(COUNT)) == before
-    for later in (IndexedShards(folder, decode=None, check=check), pickle.loads(pickle.dumps(dataset))):
+    for later in (IndexedShards(folder, decode=None, verify=check), pickle.loads(pickle.dumps(dataset))):
         with pytest.raises(StaleIndexError, match="other content"):
             later[0]
 
@@ -194,6 +196,19 @@ def test_an_index_that_is_missing_is_an_error(tmp_path: Path) -> None:
         IndexedShards([shard])
 
 
+def test_the_index_of_a_set_stands_in_for_those_of_its_shards(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    expected = list(IndexedShards(tmp_path))
+    write_set_index(tmp_path, Manifest.load(tmp_path))
+    whole = (tmp_path / "manifest.hrs").read_bytes()
+    index_path(paths[0]).rename(tmp_path / "kept")
+    assert list(IndexedShards(tmp_path)) == expected
+    (tmp_path / "kept").rename(index_path(paths[0]))
+    for damaged in (b"", whole[:-1], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], whole[:40] + b"x" + whole[41:]):
+        (tmp_path / "manifest.hrs").write_bytes(damaged)  # then those of the shards are read
+        assert list(IndexedShards(tmp_path)) == expected
+
+
 def test_a_shard_that_is_missing_is_an_error(tmp_path: Path) -> None:
     shard = make(tmp_path)[0]
     shard.unlink()
@@ -209,14 +224,14 @@ def test_a_damaged_index_is_never_believed(whole: list[Path], data: st.DataObjec
     check: Any = data.draw(st.sampled_from(["read", "open"]))
     try:
         flip(path, byte, bit)
-        dataset = IndexedShards(whole[0].parent, decode=None, check=check)
+        dataset = IndexedShards(whole[0].parent, decode=None, verify=check)
         for read in (lambda: dataset[COUNT - 1], lambda: dataset.sizes("a"), lambda: dataset.key(-1)):
             with pytest.raises((DamagedIndexError, StaleIndexError)) as caught:
                 read()
             assert caught.value.shard == str(whole[1])
         path.write_bytes(intact[:byte])
         with pytest.raises((DamagedIndexError, StaleIndexError)):
-            IndexedShards(whole[0].parent, decode=None, check=check)[COUNT - 1]
+            IndexedShards(whole[0].parent, decode=None, verify=check)[COUNT - 1]
     finally:
         path.write_bytes(intact)
 
@@ -237,7 +252,7 @@ def test_shards_that_the_manifest_does_not_list_are_not_read(tmp_path: Path) -> 
 
 LIMITED = """
 import os, resource, sys
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.errors import ShardError
 dataset = IndexedShards(sys.argv[1], decode=None, max_open=int(sys.argv[2]) or None)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -289,7 +304,7 @@ def test_a_list_of_more_shards_than_descriptors_can_be_made(many: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from headrace.webdatamodule.shards.reader import IndexedShards
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sys.exit(len(IndexedShards(sorted(Path(sys.argv[1]).glob("*.tar")))) % 256)
 """

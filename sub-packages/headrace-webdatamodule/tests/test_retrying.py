@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards import ShardError
-from headrace.webdatamodule.shards.retrying import Patience, passes, persist
+from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy, is_transient, retry
 
 
 class StatusError(Exception):
@@ -44,7 +44,7 @@ def missing(cause: BaseException | None) -> FileNotFoundError:
     ],
 )
 def test_what_may_pass(error: BaseException, expected: bool) -> None:
-    assert passes(error) is expected
+    assert is_transient(error) is expected
 
 
 @given(st.lists(st.integers(0, 5), max_size=6), st.integers(1, 5))
@@ -59,7 +59,7 @@ def test_each_is_asked_for_until_it_comes(failures: list[int], tries: int) -> No
             made.append(one if left[one] < 0 else OSError())
         return made
 
-    got = persist(ask, range(len(failures)), Patience(tries, wait=0.0))
+    got = retry(ask, range(len(failures)), RetryPolicy(tries, backoff=0.0))
     for one, times in enumerate(failures):
         assert (got[one] == one) is (times < tries)
         assert asked[one] == min(times + 1, tries)
@@ -72,14 +72,14 @@ def test_a_lasting_error_ends_it() -> None:
         calls.append(len(wanted))
         return [OSError(), PermissionError()]
 
-    assert [type(one) for one in persist(ask, [1, 2], Patience(wait=0))] == [OSError, PermissionError]
+    assert [type(one) for one in retry(ask, [1, 2], RetryPolicy(backoff=0))] == [OSError, PermissionError]
     assert calls == [2]
 
 
 def test_waits_grow_to_a_limit() -> None:
-    patience = Patience(9, wait=1.0, longest=5.0)
+    patience = RetryPolicy(9, backoff=1.0, max_backoff=5.0)
     assert 1 <= patience.seconds(1) <= 1.5
     assert 4 <= patience.seconds(3) <= 6
     assert 5 <= patience.seconds(8) <= 7.5
-    with pytest.raises(ValueError, match="1 or more"):
-        Patience(tries=0)
+    with pytest.raises(ValueError, match="max_attempts must be an int >= 1"):
+        RetryPolicy(max_attempts=0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, add_column, index_shards, write_tars
-from headrace.webdatamodule.indexed.sources import Sources
+from headrace.webdatamodule.loading.dataset import ConcatShards, count_by_source
 
 COUNTS = {"first": 7, "empty": 0, "second": 12, "third": 1}
 TOTAL = sum(COUNTS.values())
@@ -28,16 +28,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def sources(folders: dict[str, Path]) -> Sources:
+def sources(folders: dict[str, Path]) -> ConcatShards:
     parts = {name: IndexedShards(folder) for name, folder in folders.items() if COUNTS[name]}
-    return Sources(parts)
+    return ConcatShards(parts)
 
 
 def keys() -> list[str]:
     return [f"{name}{i}" for name, count in COUNTS.items() for i in range(count)]
 
 
-def test_samples_come_source_after_source(sources: Sources) -> None:
+def test_samples_come_source_after_source(sources: ConcatShards) -> None:
     assert len(sources) == TOTAL
     assert sources.names == ("first", "second", "third")
     assert list(sources.cumulative_sizes) == [7, 19, 20]
@@ -45,29 +45,29 @@ def test_samples_come_source_after_source(sources: Sources) -> None:
 
 
 @given(st.lists(st.integers(0, TOTAL - 1)))
-def test_a_batch_comes_in_the_order_of_its_indices(sources: Sources, indices: list[int]) -> None:
+def test_a_batch_comes_in_the_order_of_its_indices(sources: ConcatShards, indices: list[int]) -> None:
     given_: Any
     for given_ in (indices, np.array(indices, np.int64)):
         assert [sample["__key__"] for sample in sources.__getitems__(given_)] == [keys()[i] for i in indices]
-    counts = sources.counts(np.array(indices, np.int64))
+    counts = count_by_source(sources, np.array(indices, np.int64))
     assert counts.tolist() == [sum(keys()[i].startswith(name) for i in indices) for name in sources.names]
 
 
 def test_one_source_reads_alike(folders: dict[str, Path]) -> None:
-    only = Sources({"only": IndexedShards(folders["second"])})
+    only = ConcatShards({"only": IndexedShards(folders["second"])})
     assert [sample["json"] for sample in only.__getitems__([11, 0, 11])] == [11, 0, 11]
-    assert only.place(11) == f"sample 'second11' in shard {str(only.parts[0].shard_of(11))!r}"
+    assert only.describe(11) == f"sample 'second11' in shard {str(only.parts[0].shard_of(11))!r}"
 
 
-def test_a_place_names_sample_source_and_shard(sources: Sources) -> None:
+def test_a_place_names_sample_source_and_shard(sources: ConcatShards) -> None:
     assert sources.locate(7) == (1, 0)
-    told = sources.place(19)
+    told = sources.describe(19)
     assert told.startswith("sample 'third0' of source 'third' in shard ")
     assert sources.parts[2].shard_of(0) in told
 
 
 @pytest.mark.parametrize("index", [TOTAL, -TOTAL - 1, 10**9])
-def test_there_is_no_such_sample(sources: Sources, index: int) -> None:
+def test_there_is_no_such_sample(sources: ConcatShards, index: int) -> None:
     with pytest.raises(IndexError):
         sources.__getitems__([index])
     with pytest.raises((IndexError, ValueError)):
@@ -77,25 +77,25 @@ def test_there_is_no_such_sample(sources: Sources, index: int) -> None:
 def test_names_and_bytes_make_the_fingerprint(folders: dict[str, Path]) -> None:
     one, two = (IndexedShards(folders[name]) for name in ("first", "second"))
     prints = {
-        Sources(parts).fingerprint
+        ConcatShards(parts).fingerprint
         for parts in ({"a": one}, {"b": one}, {"a": two}, {"a": one, "b": two}, {"a": two, "b": one})
     }
     assert len(prints) == 5
-    again = Sources({"a": IndexedShards(folders["first"])})
-    assert again.fingerprint == Sources({"a": one}).fingerprint == pickle.loads(pickle.dumps(again)).fingerprint
+    again = ConcatShards({"a": IndexedShards(folders["first"])})
+    assert again.fingerprint == ConcatShards({"a": one}).fingerprint == pickle.loads(pickle.dumps(again)).fingerprint
 
 
 def test_columns_leave_the_fingerprint(folders: dict[str, Path]) -> None:
-    before = Sources({"a": IndexedShards(folders["third"])}).fingerprint
+    before = ConcatShards({"a": IndexedShards(folders["third"])}).fingerprint
     add_column(folders["third"], "tokens", [3])
-    assert Sources({"a": IndexedShards(folders["third"])}).fingerprint == before
+    assert ConcatShards({"a": IndexedShards(folders["third"])}).fingerprint == before
 
 
-def test_closed_sources_open_again(sources: Sources) -> None:
+def test_closed_sources_open_again(sources: ConcatShards) -> None:
     sources.close()
     assert sources[19]["json"] == 0
 
 
 def test_no_source_is_refused() -> None:
     with pytest.raises(ValueError, match="no source: name at least one"):
-        Sources({})
+        ConcatShards({})

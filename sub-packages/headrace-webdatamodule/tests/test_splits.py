@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import Split
-from headrace.webdatamodule.splits import by_split, positive_int, suffix_keys
+from headrace.webdatamodule.splits import by_split, positive_int
 
 
 def test_the_splits() -> None:
-    assert [split.name for split in Split] == ["train", "val", "test"]
+    assert [split.name for split in Split] == ["train", "val", "test", "predict"]
 
 
 def test_a_mapping_is_copied() -> None:
@@ -19,11 +19,18 @@ def test_a_mapping_is_copied() -> None:
     assert by_split("kwargs_wds", None) == {}
 
 
+def test_names_of_splits_do_as_well() -> None:
+    given: dict[Split | str, int] = {"predict": 1, Split.val: 2}
+    assert by_split("n_samples", given) == {Split.predict: 1, Split.val: 2}
+    with pytest.raises(ValueError, match=r"n_samples has Split.val twice: as a member of Split and by its name"):
+        by_split("n_samples", {**given, "val": 1})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train": 1}, "got 'train'; use Split.train"),
-        ({"training": 1}, "got 'training'; use one of Split.train, Split.val, Split.test"),
+        ({"training": 1}, "keys must be Split.train, .* or their names, got 'training'"),
+        ({5: 1}, "or their names, got 5"),
         (5, r"n_samples must be a mapping from Split.*got 5"),
     ],
 )
@@ -48,26 +55,3 @@ def test_counts_below_one_are_refused(value: Any) -> None:
 def test_what_is_no_count_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="n must be a positive int"):
         positive_int("n", value)
-
-
-def test_suffix_keys() -> None:
-    assert suffix_keys("a.pyd") == ("a.pyd",)
-    assert suffix_keys(iter(["a", "b"])) == ("a", "b")
-
-
-@pytest.mark.parametrize("given", [5, [b"a"], None])
-def test_keys_that_are_no_text(given: Any) -> None:
-    with pytest.raises(TypeError, match="suffix_keys_wds must be"):
-        suffix_keys(given)
-
-
-@pytest.mark.parametrize("given", [[], "", ["a", ""]])
-def test_no_keys(given: Any) -> None:
-    with pytest.raises(ValueError, match="at least one member key"):
-        suffix_keys(given)
-
-
-@pytest.mark.parametrize("given", [".pkl", ["json", ".pkl"]])
-def test_member_keys_go_without_a_leading_dot(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"without a leading dot: write 'pkl', got '\.pkl'"):
-        suffix_keys(given)

@@ -1,143 +1,408 @@
-import tarfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+"""Tar files: the members that tarfile reads, every fault of their structure, and the samples that members form."""
 
-import numpy as np
+import contextlib
+import io
+import subprocess
+import tarfile
+import tracemalloc
+from pathlib import Path
+
 import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_tar import made_by_tarfile
 
-from headrace.webdatamodule import ShardError
-from headrace.webdatamodule.shards.storable import check_key
-from headrace.webdatamodule.shards.tar import members, stage_tar, write_tar
+from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
+from headrace.webdatamodule.shards.format.tar import Member, Samples, group, skip_reason, split_name, walk
 
-KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
-SAMPLES = st.dictionaries(
-    KEYS.filter(lambda key: not key.startswith("__") and len(key.encode()) < 90),
-    st.dictionaries(st.sampled_from(["txt", "a.bin", "0"]), st.binary(max_size=1500), min_size=1),
-    min_size=1,
-    max_size=5,
-)
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+# Bytes that are no UTF-8 are lone surrogates in Python's names.
+LETTERS = st.characters(codec="utf-8", exclude_characters="\0/") | st.sampled_from("#.\udc80\udcff_")
+PARTS = st.text(LETTERS, min_size=1, max_size=60)
+NAMES = st.lists(PARTS, min_size=1, max_size=6).map("/".join)
+Spec = list[tuple[str, bytes]]
 
 
-def read_with_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
-    with path.open("rb") as stream:  # its WebDataset leaves the file open
-        files = wds.tariterators.tar_file_expander([{"url": str(path), "stream": stream}])
-        samples = list(wds.tariterators.group_by_keys(files))
-    return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
+def tar(spec: Spec, kind: int = tarfile.USTAR_FORMAT) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=kind, encoding="utf-8", errors="surrogateescape") as file:
+        for name, data in spec:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            header.mtime = 1.5 if kind == tarfile.PAX_FORMAT else 1  # the fraction makes an extended header
+            file.addfile(header, io.BytesIO(data))
+    return stream.getvalue()
 
 
-@given(SAMPLES)
-def test_webdataset_reads_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]
-) -> None:
-    path = tmp_path_factory.mktemp("tar") / "a-000000.tar"
-    write_tar(path, samples.items())
-    assert read_with_webdataset(path) == list(samples.items())
-    sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
-    assert list(members(path)) == sizes
-    assert path.read_bytes() == made_by_tarfile(samples.items())
+def one_header(data: bytes = b"", name: str = "a.txt", **fields: object) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = len(data)
+    for field, value in fields.items():
+        setattr(header, field, value)
+    return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512) + bytes(1024)
 
 
-def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path: Path) -> None:
-    samples = [("d" * 120 + "/ü", {"bin": bytes(3 << 20)}), ("b", {"x": b"1", "y.z": b""})]
-    write_tar(tmp_path / "a.tar", samples)
-    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile(samples)
+def reseal(block: bytearray) -> None:
+    block[148:156] = b"%06o\0 " % (256 + sum(block[:148]) + sum(block[156:512]))
 
 
-def test_a_tar_file_without_samples_is_one(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [])
-    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile([])
+def as_tarfile_sees(data: bytes) -> list[Member]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8", errors="surrogateescape") as file:
+        return [
+            Member(one.name, one.offset_data, one.size, one.offset, "file" if one.isreg() else "directory")
+            for one in file
+        ]
 
 
-def test_bytes_depend_on_the_samples_only_and_the_format_is_plain_ustar(tmp_path: Path) -> None:
-    for name in ("a.tar", "b.tar"):
-        write_tar(tmp_path / name, [("k", {"x": b"12"})])
+def plain(members: list[Member]) -> list[Member]:
+    return [one._replace(name=one.name.rstrip("/")) if one.kind == "directory" else one for one in members]
+
+
+@given(st.sampled_from(FORMATS), st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6))
+def test_members_are_those_that_tarfile_reads(kind: int, spec: Spec) -> None:
+    if kind == tarfile.USTAR_FORMAT:
+        spec = [("d" * 90 + "/" + name[:20].strip("/"), data) for name, data in spec]  # it holds 100 bytes and a prefix
+    data = tar(spec, kind)
+    assert list(walk(data)) == as_tarfile_sees(data)
+    assert [member.name for member in walk(data)] == [name for name, _ in spec]
+    assert [data[m.offset : m.offset + m.size] for m in walk(data)] == [content for _, content in spec]
+
+
+def test_members_are_those_that_webdataset_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with wds.TarWriter(str(path)) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"deep/{number:04d}", "txt": "x" * number, "json": {"n": number}})
+    data = path.read_bytes()
+    assert list(walk(data)) == as_tarfile_sees(data)
+    assert sum(1 for _ in walk(data)) == 40
+
+
+@pytest.mark.parametrize("kind", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_members_are_those_that_gnu_tar_wrote(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "in"
+    names = ["a.txt", "#b.txt", "übung.json", "deep/er/c.bin", "d" * 90 + ".txt"]
+    if kind not in ("v7", "ustar"):
+        names += ["long/" * 30 + "e" * 120 + ".txt"]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * (300 * number))
+    label = ["--label=volume"] if kind in ("gnu", "oldgnu") else []
+    command = ["tar", f"--format={kind}", "--sort=name", *label, "-cf", "../a.tar", "."]
+    assert subprocess.run(command, cwd=folder, check=False).returncode == 0
     data = (tmp_path / "a.tar").read_bytes()
-    assert data == (tmp_path / "b.tar").read_bytes()
-    assert data[257:265] == b"ustar\x0000"
-    with tarfile.open(tmp_path / "a.tar") as tar:
-        [header] = tar.getmembers()
-    assert (header.mtime, header.pax_headers, header.offset_data) == (0, {}, 512)
+    found = list(walk(data))
+    assert [member.kind for member in found[: len(label)]] == ["label"] * len(label)
+    assert plain(found[len(label) :]) == as_tarfile_sees(data)[len(label) :]
+    assert {m.name for m in found if m.kind == "file"} == {f"./{name}" for name in names}
 
 
-def test_an_error_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "a-000000.tar"
-    write_tar(path, [("old", {"x": b""})])
-
-    def breaks() -> Iterator[tuple[str, Mapping[str, bytes]]]:
-        yield "new", {"x": b"1"}
-        raise OSError("the source went away")
-
-    with pytest.raises(OSError, match="went away"):
-        write_tar(path, breaks())
-    assert [p.name for p in tmp_path.iterdir()] == ["a-000000.tar"]
-    assert [name for name, _ in members(path)] == ["old.x"]
+def test_names_that_would_be_dangerous_to_unpack_are_only_names() -> None:
+    names = ["../up.txt", "/root.txt", "a#b.txt", "ü/漢.json", "a b.txt", "a\nb.txt", "c:\\d.txt"]
+    assert [member.name for member in walk(tar([(name, b"") for name in names]))] == names
 
 
-def test_a_staged_shard_is_invisible_to_globs(tmp_path: Path) -> None:
-    staged = stage_tar(tmp_path / "a-000000.tar", [("k", {"x": b""})])
-    assert staged.exists()
-    assert not list(tmp_path.glob("*.tar"))
-    assert staged.name.startswith(".")
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("step", [64, pytest.param(1, marks=pytest.mark.nightly)])
+def test_each_cut_is_found(kind: int, step: int) -> None:
+    data = tar([("a.txt", b"1" * 700), ("a.cls", b""), ("b.txt", b"2")], kind)
+    end = list(walk(data))[-1].offset + 512 + 1024
+    near = {at + by for at in range(0, len(data) + 1, 512) for by in (-1, 0, 1)}
+    lengths = sorted(near | set(range(0, len(data) + 1, step)))
+    for length in (length for length in lengths if 0 <= length < end):
+        with pytest.raises(DamagedShardError) as caught:
+            list(walk(data[:length], shard="s.tar"))
+        assert caught.value.shard == "s.tar"
+        assert caught.value.offset is not None
+        assert caught.value.offset <= length
+    for length in (length for length in lengths if end <= length <= len(data)):
+        if length % 512:
+            with pytest.raises(DamagedShardError, match="no multiple of 512"):
+                list(walk(data[:length]))
+        else:
+            assert sum(1 for _ in walk(data[:length])) == 3
 
 
-@pytest.mark.parametrize("key", ["", "a.b", "/a", "__a__", "__a", "a/", "a\0"])
-def test_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ShardError, match="cannot be stored"):
-        check_key(key)
-    with pytest.raises(ShardError, match="cannot be stored"):
-        write_tar(tmp_path / "a.tar", [(key, {"x": b""})])
+def test_each_flipped_bit_of_a_header_is_found_there() -> None:
+    data = tar([("a.txt", b"1" * 700), ("b.txt", b"2")])
+    at = list(walk(data))[1].start
+    for bit in range(4096):
+        if 148 <= bit // 8 < 156:  # the checksum itself has two bytes that mean nothing
+            continue
+        broken = bytearray(data)
+        broken[at + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedShardError, match=r"the header is damaged|no tar header") as caught:
+            list(walk(bytes(broken)))
+        assert caught.value.offset == at
 
 
-@pytest.mark.parametrize("sample", [{"": b""}, {"a/b": b""}, {"A": b"", "a": b""}, {1: b""}, {"a": b"", 1: b""}])
-def test_member_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, sample: dict[Any, bytes]) -> None:
-    with pytest.raises(ShardError, match=r"member key .* cannot be stored.*sample 'k'"):
-        write_tar(tmp_path / "a.tar", [("k", sample)])
+def test_a_header_with_signed_sums_is_read() -> None:
+    block = bytearray(one_header(name="ü.txt"))
+    reseal(block)
+    total = int(block[148:154], 8) - 256 * sum(byte > 127 for byte in block[:512])
+    block[148:156] = b"%06o\0 " % total
+    assert [member.name for member in walk(bytes(block))] == ["ü.txt"]
 
 
-def test_a_sample_without_members_and_a_long_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match="no members"):
-        write_tar(tmp_path / "a.tar", [("k", {})])
-    with pytest.raises(ShardError, match="100 bytes"):
-        write_tar(tmp_path / "a.tar", [("k" * 101, {"x": b""})])
-    assert not list(tmp_path.iterdir())
+def expect(data: bytes, match: str, *, offset: int, member: str | None = None, refused: bool = False) -> None:
+    with pytest.raises(RefusedMemberError if refused else DamagedShardError, match=match) as caught:
+        list(walk(data, shard="s.tar"))
+    assert (caught.value.shard, caught.value.offset, caught.value.member) == ("s.tar", offset, member)
+
+
+def test_what_is_no_tar_file_is_named() -> None:
+    expect(b"", "empty: it has 0 bytes", offset=0)
+    expect(b"<!DOCTYPE html><html>", "no tar file.*<!DOCTYPE html>", offset=0)
+    expect(b"<!DOCTYPE html><html>" * 100, "no tar header, but b'<!DOCTYPE html>", offset=0)
+    expect(b"\x1f\x8b" + bytes(600), "compressed", offset=0)
+    expect(bytes(range(256)) * 8, "no tar header", offset=0)
+
+
+def test_two_tars_joined_and_a_lost_page_are_named() -> None:
+    data = tar([("a.txt", b"1"), ("b.txt", b"2")])
+    expect(data + data, f"something follows at byte {len(data)}.*joined", offset=2048)
+    lost = tar([(f"{number}.txt", b"1") for number in range(20)])
+    expect(lost[:4096] + bytes(4096) + lost[8192:], "page was lost", offset=4096)
+    expect(lost[:4096] + bytes(512) + lost[4608:], "page was lost", offset=4096)
+
+
+def test_the_end_may_be_short_but_not_missing() -> None:
+    data = one_header(b"1")
+    assert len(list(walk(data))) == 1
+    expect(data[:-512], "two blocks of zeros .* missing", offset=1024)
+    expect(data[:-1024], "two blocks of zeros .* missing", offset=1024)
+    expect(data[:600], "promises 1 bytes of data, but 88 follow: the shard is cut", offset=0, member="a.txt")
+
+
+def test_absurd_sizes_are_named() -> None:
+    for size in (8 << 30, (8 << 30) - 1, 1 << 60):
+        expect(one_header(size=size), f"promises {size} bytes", offset=0, member="a.txt")
+    expect(one_header(size=-1), "negative size", offset=0, member="a.txt")
+    for field in (b"0x1\0", b"99\0"):
+        block = bytearray(one_header())
+        block[124:136] = field.ljust(12, b"\0")
+        reseal(block)
+        expect(bytes(block), "the header is damaged", offset=0)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("kind", "match"),
     [
-        (np.arange(4.0), r"must be bytes, got ndarray: numpy\.save.*sample 'k', member 'k\.x'"),
-        ("text", r"must be bytes, got str: .*text\.encode\(\)"),
-        (3, "must be bytes, got int"),
+        (tarfile.LNKTYPE, "hard link"),
+        (tarfile.SYMTYPE, "symbolic link"),
+        (tarfile.CHRTYPE, "character device"),
+        (tarfile.BLKTYPE, "block device"),
+        (tarfile.FIFOTYPE, "FIFO"),
+        (tarfile.GNUTYPE_SPARSE, "sparse"),
+        (b"M", "another volume"),
+        (b"D", "incremental"),
+        (b"N", "old GNU"),
+        (b"Q", "unknown type b'Q'"),
     ],
 )
-def test_members_that_are_no_bytes_are_refused(tmp_path: Path, data: Any, message: str) -> None:
-    with pytest.raises(ShardError, match=message):
-        write_tar(tmp_path / "a.tar", [("k", {"x": data})])
-    assert not list(tmp_path.iterdir())
+def test_what_is_no_plain_file_is_refused_by_name(kind: bytes, match: str) -> None:
+    before = one_header(b"1", "first.txt")[:-1024]
+    expect(before + one_header(name="x.txt", type=kind), match, offset=1024, member="x.txt", refused=True)
 
 
-def test_bytes_like_members_are_stored_whole(tmp_path: Path) -> None:
-    numbers = np.arange(4.0)
-    sample: dict[str, Any] = {"a": numbers.data, "b": bytearray(b"22"), "c": memoryview(b"abcdef")[::2]}
-    write_tar(tmp_path / "a.tar", [("k", sample)])
-    plain = {"a": numbers.tobytes(), "b": b"22", "c": b"ace"}
-    assert read_with_webdataset(tmp_path / "a.tar") == [("k", plain)]
+@pytest.mark.parametrize("kind", ["gnu", "posix"])
+def test_a_sparse_file_of_gnu_tar_is_refused(tmp_path: Path, kind: str) -> None:
+    with (tmp_path / "hole.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    command = ["tar", f"--format={kind}", "--sparse", "-cf", "a.tar", "hole.bin"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    with pytest.raises(RefusedMemberError, match="sparse"):
+        list(walk((tmp_path / "a.tar").read_bytes()))
 
 
-@pytest.mark.parametrize("sample", [(3, {"x": b""}), (["k"], {"x": b""}), ("k", [b""]), ("k", None)])
-def test_what_is_no_sample_is_refused(tmp_path: Path, sample: Any) -> None:
-    with pytest.raises(ShardError, match="must be a pair of a text"):
-        write_tar(tmp_path / "a.tar", [sample])
+def test_a_size_beyond_8_gib_is_read_in_each_form() -> None:
+    expect(one_header(size=9 << 30), f"promises {9 << 30} bytes", offset=0, member="a.txt")
+    header = tarfile.TarInfo("a.txt")
+    header.size = 9 << 30
+    expect(header.tobuf(tarfile.PAX_FORMAT), f"promises {9 << 30} bytes", offset=1024, member="a.txt")
 
 
-@pytest.mark.parametrize("key", ["a\ud800", "\udc80"])
-def test_keys_that_are_no_utf8_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
-        check_key(key)
-    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
-        write_tar(tmp_path / "a.tar", [(key, {"x": b""})])
+def pax_record(key: bytes, value: bytes) -> bytes:
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body) + len(str(len(body)))
+    return str(length + (len(str(length)) > len(str(len(body))))).encode() + body
+
+
+def extended(kind: bytes, body: bytes) -> bytes:
+    return one_header(body, "ext", type=kind)[:-1024]
+
+
+def test_extended_headers_reach_as_far_as_they_should() -> None:
+    member = one_header(b"1")[:-1024]
+    local, world = extended(b"x", pax_record(b"path", b"l.txt")), extended(b"g", pax_record(b"path", b"g.txt"))
+    assert [one.name for one in walk(local + member + member + bytes(1024))] == ["l.txt", "a.txt"]
+    names = [one.name for one in walk(world + member + local + member + bytes(1024))]
+    assert names == ["g.txt", "l.txt"]
+    long = extended(b"L", b"n" * 300 + b".txt\0") + extended(b"K", b"link\0")
+    assert [(one.name, one.start, one.offset) for one in walk(long + member + bytes(1024))] == [
+        ("n" * 300 + ".txt", 0, 2560)
+    ]
+
+
+def test_extended_headers_that_fit_nothing_are_named() -> None:
+    local = extended(b"x", pax_record(b"path", b"l.txt"))
+    expect(local + bytes(1024), "not followed by its member", offset=1024)
+    expect(local, "not followed by its member", offset=1024)
+    member = one_header(b"1")
+    for value in (b"-1", b"1" * 30):
+        expect(extended(b"x", pax_record(b"size", value)) + member, "negative or too", offset=1024, member="a.txt")
+    expect(extended(b"x", pax_record(b"path", b"a\0b")) + member, "no usable name", offset=1024, member="a\0b")
+    expect(one_header(name=""), "no usable name", offset=0, member="")
+
+
+def test_directories_of_the_v7_format_are_directories() -> None:
+    block = bytearray(one_header(name="folder/"))
+    block[156] = 0
+    reseal(block)
+    assert [member.kind for member in walk(bytes(block))] == ["directory"]
+
+
+@given(st.sampled_from([b"x", b"g", b"L", b"K", b"X"]), st.binary(max_size=1500))
+def test_extended_headers_of_any_bytes_raise_our_errors_only(kind: bytes, body: bytes) -> None:
+    with contextlib.suppress(ShardError):
+        list(walk(extended(kind, body) + one_header(b"1")))
+
+
+@pytest.mark.parametrize(
+    ("before", "match"),
+    [
+        (extended(b"x", pax_record(b"comment", b"x" * 70_000)), "an extended header has 70.* bytes, more than"),
+        (extended(b"L", b"1" * 60_000), "a number of 1000 digits"),
+        (extended(b"x", pax_record(b"path", b"a.txt")) * 1000, "hundreds of extended headers"),
+        (
+            b"".join(extended(b"g", pax_record(b"k%d" % n, b"")) + one_header()[:512] for n in range(1002)),
+            "1000 global",
+        ),
+        (extended(b"g", pax_record(b"size", b"5000")), "the header promises 5000|global extended header changes"),
+        (extended(b"x", pax_record(b"GNU.sparse.map", b"0,5")), "sparse"),
+        (extended(b"x", pax_record(b"GNU.sparse.size", b"9" * 30)), "sparse"),
+    ],
+    ids=["long", "digits", "chain", "globals", "size", "map", "sparse"],
+)
+def test_extended_headers_made_to_hurt_are_refused(before: bytes, match: str) -> None:
+    with pytest.raises(ShardError, match=match) as caught:
+        list(walk(before + one_header(b"1"), shard="s.tar"))
+    assert caught.value.shard == "s.tar"
+    assert caught.value.offset is not None
+
+
+def test_a_million_members_take_no_memory_each() -> None:
+    block = one_header()[:512]
+    data = memoryview(block * 5_000 + bytes(1024))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in walk(data)) == 5_000
+        assert tracemalloc.get_traced_memory()[1] < 200_000  # 40 bytes each
+    finally:
+        tracemalloc.stop()
+
+
+FEW_LETTERS = st.sampled_from("aB.._/-é#")
+SHORT_NAMES = st.text(FEW_LETTERS, min_size=1, max_size=12)
+
+
+def files(*names: str) -> list[Member]:
+    return [Member(name, 512 + 1024 * n, 10, 1024 * n, "file") for n, name in enumerate(names)]
+
+
+def as_dicts(samples: Samples) -> list[tuple[str, tuple[str, ...]]]:
+    layouts = list(samples.layouts)
+    return [(key, layouts[number]) for key, number in zip(samples.keys, samples.layout_of, strict=True)]
+
+
+@given(SHORT_NAMES)
+def test_names_are_split_as_webdataset_does_but_for_hidden_files(name: str) -> None:
+    reason = skip_reason(files(name)[0])
+    key, suffix = wds.tariterators.base_plus_ext(name)
+    if reason == "no extension":
+        assert key is None
+    elif reason == "":
+        assert split_name(name) == (key, suffix)
+    else:
+        assert reason == "hidden"
+        assert name.rpartition("/")[2].startswith(".")
+
+
+@given(
+    st.lists(
+        SHORT_NAMES.filter(lambda name: name[-1] != "/" and skip_reason(files(name)[0]) != "hidden"),
+        max_size=8,
+        unique=True,
+    )
+)
+def test_samples_are_those_that_webdataset_reads(names: list[str]) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as file:
+        for name in names:
+            header = tarfile.TarInfo(name)
+            header.mtime = 0
+            file.addfile(header)
+    stream.seek(0)
+    try:
+        samples = group(walk(stream.getvalue()))
+    except GroupingError:
+        return
+    found = wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander([{"url": "x", "stream": stream}]))
+    read = [
+        (one["__key__"], tuple(key for key in one if key not in ("__key__", "__url__", "__local_path__")))
+        for one in found
+    ]
+    assert read == [(key, tuple(suffix.lower() for suffix in layout)) for key, layout in as_dicts(samples)]
+
+
+def test_members_keep_their_order_and_case() -> None:
+    samples = group(files("a.txt", "a.JSON.gz", "b.txt", "c.txt", "c.JSON.gz"))
+    assert as_dicts(samples) == [("a", ("txt", "JSON.gz")), ("b", ("txt",)), ("c", ("txt", "JSON.gz"))]
+    assert samples.layout_of == [0, 1, 0]
+    assert samples.offsets == [512, 1536, 2560, 3584, 4608]
+    assert samples.end == 5120
+
+
+def test_what_is_skipped_is_named_with_its_reason() -> None:
+    folder = Member("folder.d", 512, 0, 0, "directory")
+    odd = files("README", "__meta__/x.json", "__index__.json", "__a.txt", "dir/.hidden", ".top.txt", "a.txt")
+    samples = group([folder, *odd])
+    assert [(one.name, one.reason) for one in samples.skipped] == [
+        ("folder.d", "directory"),
+        ("README", "no extension"),
+        ("__meta__/x.json", "meta"),
+        ("dir/.hidden", "hidden"),
+        (".top.txt", "hidden"),
+    ]
+    assert samples.keys == ["__index__", "__a", "a"]
+
+
+def test_a_skipped_member_between_a_samples_members_does_not_part_them() -> None:
+    assert group(files("a.x", "README", "a.y")).keys == ["a"]
+
+
+def test_no_members_make_no_samples() -> None:
+    assert group([]) == Samples()
+
+
+def expect_grouping(match: str, names: list[str], sample: str, member: str) -> None:
+    with pytest.raises(GroupingError, match=match) as caught:
+        group(files(*names), shard="s.tar")
+    error = caught.value
+    assert (error.shard, error.sample, error.member) == ("s.tar", sample, member)
+    assert error.offset == 1024 * (len(names) - 1)
+
+
+def test_members_that_do_not_stand_together_are_named() -> None:
+    expect_grouping("next to one another", ["a.x", "b.x", "a.y"], "a", "a.y")
+    expect_grouping("next to one another", ["a.x", "b.x", "a.x"], "a", "a.x")
+
+
+def test_two_members_of_one_key_are_named() -> None:
+    expect_grouping("two members of this key", ["a.x", "a.x"], "a", "a.x")
+    expect_grouping("two members of this key", ["a.x", "a.X"], "a", "a.X")
+    expect_grouping("two members of this key", ["a.x", "b.x", "b.y", "b.Y"], "b", "b.Y")
+
+
+def test_keys_of_readers_are_refused() -> None:
+    expect_grouping("use for themselves", ["a.x", "a.__key__"], "a", "a.__key__")

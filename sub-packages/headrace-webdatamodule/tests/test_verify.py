@@ -5,18 +5,22 @@ import random
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.columns import add_column
-from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.index import index_path
-from headrace.webdatamodule.shards.indexing import index_shards
-from headrace.webdatamodule.shards.manifest import NAME, Manifest
-from headrace.webdatamodule.shards.verify import Fault, verify_shards
-from headrace.webdatamodule.shards.walking import walk
+from headrace.webdatamodule.shards.errors import (
+    ShardError,
+)
+from headrace.webdatamodule.shards.format.tar import walk
+from headrace.webdatamodule.shards.index.build import index_shards
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.shard_index import index_path
+from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -120,11 +124,11 @@ def test_1000_cuts_are_found(folder: Path) -> None:
     check_cuts(folder, 1000, seed=3)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_each_byte_of_some_samples_is_watched_over(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["ustar", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gnu", "pax"))])
+def test_each_byte_of_some_samples_is_watched_over(folder: Path, name: str, pytestconfig: pytest.Config) -> None:
     path = folder / f"{name}.tar"
     members = list(walk(path.read_bytes()))[10:13]
-    for byte in range(members[0].start, members[2].start, 7):
+    for byte in range(members[0].start, members[2].start, 7 if pytestconfig.getoption("--nightly") else 29):
         with flip(path, 8 * byte):
             faults = verify_shards(folder)
         assert faults, byte
@@ -249,7 +253,10 @@ def test_an_index_of_another_time_is_found(folder: Path) -> None:
     old = (folder / NAME).read_bytes()
     index_shards(folder, drop_columns=True)
     (folder / NAME).write_bytes(old)
-    one(folder, "the index is another one than the manifest's", shard=str(path))
+    stale, other = verify_shards(folder)
+    assert "manifest.hrs: the index of the set belongs to another manifest" in stale.message
+    assert "the index is another one than the manifest's" in other.message
+    assert other.shard == str(path)
 
 
 def test_a_manifest_of_other_white_space_is_found(folder: Path) -> None:
@@ -286,3 +293,36 @@ def test_a_fault_reads_like_an_error() -> None:
     error = ShardError("bad", shard="a.tar", sample="s", member="s.txt", offset=512)
     assert str(Fault.of(error)) == str(error)
     assert str(Fault("bad")) == "bad"
+
+
+@pytest.mark.parametrize("members", [(), ("txt",), ("cls", "txt", "zzz")])
+def test_wrong_members_of_a_manifest_are_a_fault(tmp_path: Path, members: tuple[str, ...]) -> None:
+    made(tmp_path, UNLIKE)
+    replace(Manifest.load(tmp_path), members=members).save(tmp_path)
+    [fault] = verify_shards(tmp_path)
+    assert "but the shards have ['cls', 'txt']" in fault.message
+
+
+@pytest.mark.parametrize("change", [{"samples": 4}, {"skipped": 1}, {"nbytes": 1}])
+def test_wrong_counts_of_a_manifest_are_a_fault(tmp_path: Path, change: dict[str, Any]) -> None:
+    made(tmp_path, UNLIKE)
+    manifest = Manifest.load(tmp_path)
+    replace(manifest, shards=(replace(manifest.shards[0], **change),)).save(tmp_path)
+    assert [fault.shard for fault in verify_shards(tmp_path)] == [str(tmp_path / manifest.shards[0].name)]
+
+
+def test_a_column_of_another_form_than_the_manifest_says_is_a_fault(tmp_path: Path) -> None:
+    made(tmp_path, UNLIKE)
+    [column] = add_column(tmp_path, "n", [1, 2, 3]).columns
+    replace(Manifest.load(tmp_path), columns=(replace(column, dtype="<f4"),)).save(tmp_path)
+    [fault] = verify_shards(tmp_path)
+    assert "not <f4" in fault.message
+
+
+def test_many_faults_take_no_time(tmp_path: Path) -> None:
+    path = made(tmp_path, [(f"{n:05d}", {"txt": b"1"}) for n in range(5_000)])
+    data = bytearray(path.read_bytes())
+    for at in range(512, 5_000 * 1024, 1024):
+        data[at + 511] = 1
+    path.write_bytes(data)
+    assert len(verify_shards(tmp_path)) == 5_000

@@ -38,13 +38,12 @@ from headrace.webdatamodule.shards import (
     open_column,
     verify_shards,
 )
-from headrace.webdatamodule.shards.building import build_index
-from headrace.webdatamodule.shards.indexing import fitting_index
-from headrace.webdatamodule.shards.tar import write_tar
-from headrace.webdatamodule.shards.writing import running, ustar
-from headrace.webdatamodule.shards.writing.parts import Part, StoppedError, remove_abandoned, remove_run
-from headrace.webdatamodule.shards.writing.planning import bounds_by_bytes, bounds_of
-from headrace.webdatamodule.shards.writing.running import InProcessWarning
+from headrace.webdatamodule.shards.format import ustar
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index
+from headrace.webdatamodule.shards.writing import executor as running
+from headrace.webdatamodule.shards.writing.executor import InProcessWarning
+from headrace.webdatamodule.shards.writing.plan import bounds_by_bytes, bounds_of
+from headrace.webdatamodule.shards.writing.shard_task import Part, StoppedError, remove_abandoned, remove_run, write_tar
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 pytestmark = pytest.mark.slow
@@ -600,7 +599,7 @@ def test_writers_of_one_set_write_it_once(tmp_path: Path, caplog: pytest.LogCapt
     assert verify_shards(tmp_path) == []
     assert all(fitting_index(path) for path in tars(tmp_path))
     assert not list(tmp_path.glob(".*"))
-    assert "another process may be writing" in caplog.text
+    assert "another process is writing" in caplog.text
 
 
 def test_writers_of_different_sets_do_not_mix_them(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.tar import members
-from headrace.webdatamodule.shards.writer import find_shards, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.plan import find_shards, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.shard_task import members
 
 
 def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:

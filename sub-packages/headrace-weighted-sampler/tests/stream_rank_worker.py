@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.weighted_sampler.interleave import InterleavedDataset
+from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 
 class Same(IterableDataset[str]):
@@ -24,8 +24,8 @@ class Same(IterableDataset[str]):
             yield self.item
 
 
-def main(folder: Path, rank: int, world: int) -> None:
-    """Write down the first items of the main process and of each worker, forked and spawned."""
+def main(folder: Path, rank: int, world: int, methods: list[str]) -> None:
+    """Write down the first items of the main process and of each worker, started by each method."""
     dataset = InterleavedDataset([Same("a"), Same("b")], [1, 1], seed=5, stopping="endless")
     dist.init_process_group(
         "gloo",
@@ -35,7 +35,7 @@ def main(folder: Path, rank: int, world: int) -> None:
         timeout=timedelta(seconds=60),
     )
     runs = {"main": "".join(islice(dataset, 1024)), "stream": dataset.state_dict()["stream"]}
-    for method in ("fork", "spawn"):
+    for method in methods:
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
         items = list(islice(loader, 2048))
         runs[method] = ["".join(items[worker::2]) for worker in range(2)]
@@ -46,4 +46,4 @@ def main(folder: Path, rank: int, world: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

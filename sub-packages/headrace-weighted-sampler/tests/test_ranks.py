@@ -1,10 +1,20 @@
-"""Laws of dealing positions to ranks."""
+"""Where rank and number of ranks come from, and which positions each rank takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from headrace.weighted_sampler.ranks import deal_end, rank_positions
+from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
+from headrace.weighted_sampler._ranks import Ranks, process_group, rank_positions, sharded_end
 
 LENGTHS = st.integers(0, 300)
 WORLDS = st.integers(1, 16)
@@ -12,7 +22,7 @@ WORLDS = st.integers(1, 16)
 
 @given(LENGTHS, st.integers(0, 320), WORLDS, st.booleans())
 def test_the_end_is_the_nearest_full_step(length: int, start: int, world: int, drop_last: bool) -> None:
-    end = deal_end(length, start, world, drop_last)
+    end = sharded_end(length, start, world, drop_last)
     assert (end - start) % world == 0
     if start >= length:
         assert end == start
@@ -32,3 +42,125 @@ def test_the_ranks_share_the_positions_in_turn(start: int, steps: int, world: in
         shares.append(np.concatenate([np.empty(0, np.int64), *blocks]))
     assert [len(share) for share in shares] == [steps] * world
     assert np.array_equal(np.stack(shares, axis=1).ravel(), np.arange(start, end))
+
+
+def test_one_rank_when_nothing_is_known() -> None:
+    assert process_group() is None
+    assert Ranks().resolve() == (1, 0)
+    assert Ranks(1).resolve() == (1, 0)
+
+
+def test_a_world_without_a_rank_is_refused_rather_than_read_twice() -> None:
+    sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=2)
+    with pytest.raises(ValueError, match="num_replicas=2 was given without rank, and torch"):
+        next(iter(sampler))
+
+
+def test_a_rank_without_a_world_is_refused() -> None:
+    sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, rank=1)
+    with pytest.raises(ValueError, match="rank=1 was given without num_replicas"):
+        len(sampler)
+
+
+class Mesh:
+    """As much of a device mesh as is needed."""
+
+    ndim = 1
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.ranks = size, rank
+
+    def size(self) -> int:
+        return self.ranks[0]
+
+    def get_local_rank(self) -> int:
+        return self.ranks[1]
+
+
+def test_a_mesh_stands_for_num_replicas_and_rank() -> None:
+    ranks = [WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(3, rank)) for rank in range(3)]
+    plain = [WeightedDistributedSampler(range(10), {(0, 10): 1}, 3, rank) for rank in range(3)]
+    assert [(sampler.num_replicas, sampler.rank) for sampler in ranks] == [(3, 0), (3, 1), (3, 2)]
+    assert [list(sampler) for sampler in ranks] == [list(sampler) for sampler in plain]
+
+
+def test_ranks_are_looked_up_when_the_epoch_begins() -> None:
+    mesh = Mesh(1, 0)
+    sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=mesh)
+    indices = iter(sampler)
+    mesh.ranks = 2, 1
+    assert list(indices) == list(WeightedDistributedSampler(range(10), {(0, 10): 1}, 2, 1))
+    assert len(sampler) == 5
+
+
+@pytest.mark.parametrize("given", [{"num_replicas": 2}, {"rank": 0}, {"num_replicas": 2, "rank": 0}])
+def test_a_mesh_beside_numbers_is_refused(given: dict[str, Any]) -> None:
+    for make in (
+        lambda: WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(2, 0), **given),
+        lambda: InterleavedDataset([[1]], [1], mesh=Mesh(2, 0), **given),
+    ):
+        with pytest.raises(ValueError, match=r"mesh and num_replicas/rank were both given .* drop mesh"):
+            make()
+
+
+def test_what_is_not_a_mesh_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"mesh must be a 1-D DeviceMesh or have size\(\) .*, got int"):
+        WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=4)  # type: ignore[arg-type]
+    square = Mesh(2, 0)
+    square.ndim = 2
+    with pytest.raises(ValueError, match=r"mesh must have 1 dimension, .* got 2: .*mesh\[\"dp\"\]"):
+        WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=square)
+    with pytest.raises(ValueError, match=r"mesh.get_local_rank\(\) must be an int from 0 to 1, got 2"):
+        len(WeightedDistributedSampler(range(10), {(0, 10): 1}, mesh=Mesh(2, 2)))
+
+
+def test_interleaved_streams_take_ranks_and_meshes_too() -> None:
+    def stream(**ranks: Any) -> list[int]:
+        dataset = InterleavedDataset([[0] * 600, [1] * 600], [1, 1], **ranks)
+        items = list(dataset)
+        assert dataset.state_dict()["stream"]["num_replicas"] == 2
+        return items
+
+    assert stream(mesh=Mesh(2, 1)) == stream(num_replicas=2, rank=1) != stream(mesh=Mesh(2, 0))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_workers_of_a_mesh_know_their_rank(method: str) -> None:
+    dataset = InterleavedDataset([[0] * 60, [1] * 60], [1, 1], mesh=Mesh(2, 1))
+    loader: DataLoader[int] = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+    assert list(loader) == list(dataset)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_processes_deliver_the_epoch_together(tmp_path: Path, world: int) -> None:
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    worker = str(Path(__file__).with_name("rank_worker.py"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, worker, str(tmp_path), str(rank), str(world)],
+            env={**os.environ, **interface, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # does nothing to those that have ended
+    assert [process.returncode for process in processes] == [0] * world, errors
+
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    assert [rank["world"] for rank in ranks] == [[world, rank] for rank in range(world)]
+    alone = WeightedDistributedSampler(range(90), {(0, 60): 1, (60, 90): 0.5}, seed=5)
+    for epoch, run in enumerate(("whole", "next")):
+        alone.set_epoch(epoch)
+        assert together(ranks, run) == alone.take(0, 75).tolist() + alone.take(0, -75 % world).tolist()
+    assert together(ranks, "data_parallel") == together(ranks, "next")
+    assert all(rank["tensor_parallel"] == alone.take(0, 75).tolist() for rank in ranks)
+    assert together(ranks, "resumed") == together(ranks, "whole")[3 * 4 * world :]
+
+
+def together(ranks: list[dict[str, list[int]]], run: str) -> list[int]:
+    return [index for step in zip(*(rank[run] for rank in ranks), strict=True) for index in step]

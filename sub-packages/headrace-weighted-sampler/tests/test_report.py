@@ -2,6 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler
 
 WEIGHTS = {(0, 100): 0.255, (100, 110): 2, (110, 113): 0}
 
@@ -48,7 +49,7 @@ def test_seen_and_repeats_are_counted_from_the_first_epoch_on(epoch: int) -> Non
 
 
 def test_samples_of_equal_weight_are_counted_too() -> None:
-    sampler = WeightedDistributedSampler(range(50), np.arange(50) % 3, num_replicas=7, rank=0)
+    sampler = WeightedDistributedSampler(range(50), np.arange(50) % 3, num_replicas=7, rank=0, semantics="ratio")
     report = sampler.report()
     assert [line.name for line in report.sources] == ["weight 1", "weight 2"]
     assert sum(line.delivered for line in report.sources) == 7 * len(sampler) == 49 + len(report.padded)
@@ -107,3 +108,53 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "and 60 more sources" in str(report)
     rounded = WeightedDistributedSampler(range(9000), np.random.default_rng(0).uniform(1, 2, 9000)).report()
     assert "weights rounded by at most 0.0" in str(rounded)
+
+
+NESTED: dict[str, Any] = {"web": (0.7, {"en": 3, "rest": (1, {"de": 1, "fi": 1})}), "code": 0.3}
+LANGUAGES = NamedConcatDataset({"de": range(100), "code": range(300), "en": range(900), "fi": range(50)})
+
+
+def test_nested_weights_are_proportions_of_their_groups() -> None:
+    sampler = WeightedDistributedSampler(LANGUAGES, NESTED, epoch_length=4000)
+    flat = {"en": 0.525, "de": 0.0875, "fi": 0.0875, "code": 0.3}
+    assert list(sampler) == list(WeightedDistributedSampler(LANGUAGES, flat, epoch_length=4000))
+    assert {line.name: line.draws for line in sampler.report().sources} == {
+        "de": 350,
+        "code": 1200,
+        "en": 2100,
+        "fi": 350,
+    }
+    sources = {name: [name] * 50 for name in flat}
+    streams = [InterleavedDataset(sources, weights, stopping="endless") for weights in (NESTED, flat)]
+    assert list(islice(streams[0], 2000)) == list(islice(streams[1], 2000))
+
+
+def test_the_report_of_nested_weights_is_a_tree() -> None:
+    report = WeightedDistributedSampler(LANGUAGES, NESTED, epoch_length=4000).report()
+    lines = [(line.groups, line.name, line.draws, line.size) for line in report.tree]
+    assert lines == [
+        ((), "web", 2800, 1050),
+        (("web",), "rest", 700, 150),
+        (("web", "rest"), "de", 350, 100),
+        (("web", "rest"), "fi", 350, 50),
+        (("web",), "en", 2100, 900),
+        ((), "code", 1200, 300),
+    ]
+    shown = [line[:7].rstrip() for line in str(report).splitlines()[1:-1]]
+    assert shown == ["source", "web", "  rest", "    de", "    fi", "  en", "code"]
+    assert report.tree[0].share == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "fault"),
+    [
+        ({"web": (1, {"en": 1}), "en": 1}, {}, "weights names 'en' twice"),
+        ({"web": (1, {"en": 0})}, {}, r"weights\['web'\]\[1\] must hold at least one weight above 0"),
+        ({"web": (-1, {"en": 1})}, {}, r"weights\['web'\] must not be negative"),
+        ({"web": (1, {"en": -1})}, {}, r"weights\['web'\]\[1\]\['en'\] must not be negative"),
+        (NESTED, {"semantics": "count"}, "nested weights need semantics='proportion', got 'count'"),
+    ],
+)
+def test_nested_weights_that_cannot_be_are_refused(weights: Any, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        WeightedDistributedSampler(LANGUAGES, weights, **options)

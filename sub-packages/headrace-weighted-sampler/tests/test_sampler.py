@@ -145,7 +145,7 @@ def test_take_is_a_stretch_of_the_global_sequence(weights: dict[tuple[int, int],
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 2), (-1, 2), (0, 12), (11, 12)])
 def test_take_refuses_positions_outside_the_epoch(start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match=r"^(start|stop) must be from 0 to"):
+    with pytest.raises(ValueError, match=r"^(start|stop) must be an int from 0 to"):
         WeightedDistributedSampler(range(11), {(0, 11): 1}).take(start, stop)
 
 
@@ -187,14 +187,14 @@ class Stream(IterableDataset[int]):
     [
         ({"dataset": Stream()}, TypeError, "dataset must have a length, got Stream"),
         ({"dataset": None}, TypeError, "dataset must have a length, got NoneType"),
-        ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be at least 1, got 0"),
-        ({"num_replicas": 2.0}, TypeError, "num_replicas must be an integer, got 2.0"),
+        ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be an int >= 1, got 0"),
+        ({"num_replicas": 2.0}, TypeError, "num_replicas must be an int >= 1, got 2.0"),
         ({"num_replicas": 4, "rank": 4}, ValueError, "rank must be from 0 to num_replicas - 1, got rank=4"),
-        ({"num_replicas": 4, "rank": -1}, ValueError, "rank must be at least 0, got -1"),
-        ({"num_replicas": 4, "rank": True}, TypeError, "rank must be an integer, got True"),
-        ({"seed": -1}, ValueError, "seed must be from 0 to"),
-        ({"seed": 2**64}, ValueError, "seed must be from 0 to"),
-        ({"seed": 1.5}, TypeError, "seed must be an integer"),
+        ({"num_replicas": 4, "rank": -1}, ValueError, "rank must be an int >= 0, got -1"),
+        ({"num_replicas": 4, "rank": True}, TypeError, "rank must be an int >= 0, got True"),
+        ({"seed": -1}, ValueError, "seed must be an int from 0 to"),
+        ({"seed": 2**64}, ValueError, "seed must be an int from 0 to"),
+        ({"seed": 1.5}, TypeError, "seed must be an int from 0 to"),
         ({"drop_last": "no"}, TypeError, "drop_last must be True or False, got 'no'"),
         ({"weight_dict": {(0, 11): 1}}, ValueError, "outside the dataset of 10 samples"),
     ],
@@ -206,15 +206,15 @@ def test_bad_arguments_are_refused_by_name(options: dict[str, Any], error: type[
 
 def test_bad_calls_are_refused_by_name() -> None:
     sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=2, rank=0)
-    with pytest.raises(ValueError, match=r"epoch must be from 0 to .*, got -1"):
+    with pytest.raises(ValueError, match=r"epoch must be an int from 0 to .*, got -1"):
         sampler.set_epoch(-1)
     with pytest.raises(ValueError, match=r"num_skip_batches=4 is more .*: 5 samples on this rank are 3 batch"):
         sampler.set_skip_batches(4, 2)
-    with pytest.raises(ValueError, match="micro_batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="micro_batch_size must be an int >= 1, got 0"):
         sampler.set_skip_batches(1, 0)
-    with pytest.raises(ValueError, match="position must be from 0 to 11, got 12"):
+    with pytest.raises(ValueError, match="position must be an int from 0 to 11, got 12"):
         sampler.state_dict(position=12)
-    with pytest.raises(ValueError, match="start must be from 0 to 10, got 11"):
+    with pytest.raises(ValueError, match="start must be an int from 0 to 10, got 11"):
         sampler.padded(11)
     assert sampler.position == 0
 

@@ -23,10 +23,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.webdatamodule import IndexedShards, write_shards
-from headrace.webdatamodule.indexed.plain import PlainBatchSampler
-from headrace.webdatamodule.indexed.sources import Sources
-from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, write_shards
+from headrace.webdatamodule.loading.dataset import ConcatShards
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 BATCH, BUDGET = 64, 16_384
@@ -59,7 +57,7 @@ def padded(samples: list[dict[str, Any]]) -> torch.Tensor:
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8).view(len(texts), longest)
 
 
-def batchings(sizes: Any, sources: Sources) -> dict[str, Making]:
+def batchings(sizes: Any, sources: ConcatShards) -> dict[str, Making]:
     """Batch samplers to compare with, each made anew for either loader."""
     sized = partial(
         DistributedSizeAwareBatchSampler, sizes, BUDGET, strategy="bucketed", cost="padded", num_replicas=1, rank=0
@@ -70,7 +68,7 @@ def batchings(sizes: Any, sources: Sources) -> dict[str, Making]:
         return sized(sampler=order)
 
     return {
-        f"{BATCH} small samples": partial(PlainBatchSampler, len(sizes), BATCH),
+        f"{BATCH} small samples": partial(DistributedBatchSampler, len(sizes), BATCH),
         f"{BUDGET:,} tokens, padded": sized,
         f"{BUDGET:,} tokens, mixture": mixed,
     }
@@ -133,7 +131,7 @@ def main() -> None:
         for name in ("one", "other"):
             write_shards(half, f"{folder}/{name}", n_shards=4, workers=1)
         sources, raw = (
-            Sources({name: IndexedShards(f"{folder}/{name}", decode=decode) for name in ("one", "other")})
+            ConcatShards({name: IndexedShards(f"{folder}/{name}", decode=decode) for name in ("one", "other")})
             for decode in ({"seq": None}, None)
         )
         sizes = np.concatenate([part.sizes("seq") for part in sources.parts])
@@ -143,13 +141,18 @@ def main() -> None:
                 report(what, make, sources, sizes, workers, options.runs)
         for workers in options.workers:
             report(
-                f"{BATCH}, undecoded", partial(PlainBatchSampler, len(sizes), BATCH), raw, sizes, workers, options.runs
+                f"{BATCH}, undecoded",
+                partial(DistributedBatchSampler, len(sizes), BATCH),
+                raw,
+                sizes,
+                workers,
+                options.runs,
             )
         sources.close()
         raw.close()
 
 
-def report(what: str, make: Making, sources: Sources, sizes: Any, workers: int, runs: int) -> None:
+def report(what: str, make: Making, sources: ConcatShards, sizes: Any, workers: int, runs: int) -> None:
     bare: DataLoader[Any] = DataLoader(
         sources, batch_sampler=make(), collate_fn=padded, num_workers=workers, persistent_workers=workers > 0
     )

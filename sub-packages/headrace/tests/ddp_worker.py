@@ -30,10 +30,16 @@ class Sequences(Dataset[Tensor]):
 
 
 class Model(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, batches: DistributedSizeAwareBatchSampler) -> None:
         super().__init__()
+        self.batches = batches
         self.layer = torch.nn.Linear(1, 1)
         self.seen: list[list[list[int]]] = []
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        # Lightning asks in every epoch, and then for the length, which differs from epoch to epoch.
+        self.batches.set_epoch(self.trainer.current_epoch)
+        return DataLoader(Sequences(), batch_sampler=self.batches, collate_fn=padded)
 
     def on_train_epoch_start(self) -> None:
         self.seen.append([])
@@ -47,17 +53,6 @@ class Model(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class WholeEpochs(lightning.Callback):
-    """Lightning counts batches in the first epoch; a mixture's batches are one more or less in the next."""
-
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        length = len(trainer.train_dataloader)  # type: ignore[arg-type]  # one loader
-        trainer.fit_loop.max_batches = length
-        loaders = trainer.fit_loop._combined_loader
-        if loaders is not None:
-            loaders.limits = [length]
 
 
 def padded(samples: list[Tensor]) -> Tensor:
@@ -77,11 +72,10 @@ def main(rank: int, world: int, port: int, out: str) -> None:
     batches = DistributedSizeAwareBatchSampler(
         np.array(LENGTHS), BUDGET, strategy="bucketed", cost="padded", sampler=order, window=100
     )
-    loader = DataLoader(Sequences(), batch_sampler=batches, collate_fn=padded)
-    model = Model()
+    model = Model(batches)
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,
-        callbacks=WholeEpochs(),
+        reload_dataloaders_every_n_epochs=1,
         accelerator="cpu",
         devices=1,
         num_nodes=world,
@@ -92,7 +86,7 @@ def main(rank: int, world: int, port: int, out: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(model, loader)
+    trainer.fit(model)
     Path(out).write_text(json.dumps(model.seen))
     # Lightning leaves a gloo group open; its threads then race with the end of the interpreter, which may abort.
     dist.barrier()

@@ -96,7 +96,7 @@ class Model(lightning.LightningModule):
 def data(options: Options) -> IndexedWebDataModule:
     return IndexedWebDataModule(
         {Split.train: options.shards},
-        batching=partial(
+        batch_sampler=partial(
             DistributedSizeAwareBatchSampler,
             max_total_size=options.budget,
             strategy="bucketed",
@@ -104,7 +104,7 @@ def data(options: Options) -> IndexedWebDataModule:
             window=64,
         ),
         sizes="txt",
-        order=partial(WeightedDistributedSampler, weights=options.weights),
+        sampler=partial(WeightedDistributedSampler, weights=options.weights, semantics="ratio"),
         collate_fn=keys_of,
         num_workers=options.workers,
         seed=7,

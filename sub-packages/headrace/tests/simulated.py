@@ -1,13 +1,13 @@
 """Ranks of a training run side by side in one process, each with the data module that it would have."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import IndexedWebDataModule, Split, index_shards, write_tars
@@ -20,6 +20,7 @@ WAYS = [  # that the batch sampler allows
     for cost in ("sum", "padded")
     if cost == "sum" or strategy in ("sequential", "bucketed")
 ]
+FEW_WAYS = re.compile("repeats .* of the batches of epoch")  # a warning that sets as small as these deserve
 Keys = list[str]
 
 
@@ -77,19 +78,23 @@ class Recipe:
             cost=self.cost,  # type: ignore[arg-type]  # likewise
             window=64,
         )
-        weights = None if self.weights is None else dict(zip(shards, self.weights, strict=True))
+        order: Any = None
+        if self.weights is not None:
+            weights = dict(zip(shards, self.weights, strict=True))
+            order = partial(WeightedDistributedSampler, weights=weights, semantics="ratio")
         module = IndexedWebDataModule(
             {Split.train: shards},
-            batching=sized if self.batch_size is None else self.batch_size,
+            batch_size=self.batch_size,
+            batch_sampler=sized if self.batch_size is None else None,
             sizes="txt" if self.batch_size is None else None,
-            order=None if weights is None else partial(WeightedDistributedSampler, weights=weights),
+            sampler=order,
             collate_fn=keys_of,
             num_workers=workers,
             seed=self.seed,
+            num_replicas=world,
+            rank=rank,
             **options,
         )
-        # A trainer tells the data module where it is, and no more than this is asked of it.
-        module.trainer = cast(Any, SimpleNamespace(world_size=world, global_rank=rank, datamodule=None))
         module.setup("fit")
         return module
 

@@ -32,7 +32,7 @@ def script(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("start", ["python", "torchrun"])
+@pytest.mark.parametrize("start", ["python", pytest.param("torchrun", marks=pytest.mark.nightly)])
 def test_the_script_trains_on_two_ranks(start: str, tmp_path: Path) -> None:
     samples = [(f"m{n:03d}", {"atoms.json": json.dumps([n % 90] * (1 + n % 60)).encode()}) for n in range(300)]
     write_shards(samples, tmp_path / "train", n_shards=3)

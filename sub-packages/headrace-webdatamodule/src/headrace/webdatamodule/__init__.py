@@ -32,22 +32,26 @@ from headrace.webdatamodule.shards import (
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
-    from headrace.webdatamodule.indexed.agreement import DifferentPlanError
-    from headrace.webdatamodule.indexed.delivering import DamagedSampleWarning
-    from headrace.webdatamodule.indexed.protocols import Batching, Ordering
-    from headrace.webdatamodule.indexed.sizes import SizesInMemoryWarning
-    from headrace.webdatamodule.indexed.tally import LoaderReport
-    from headrace.webdatamodule.indexed_module import IndexedWebDataModule, SharedShardsWarning
+    from headrace.webdatamodule.indexed_datamodule import IndexedWebDataModule, SharedShardsWarning
     from headrace.webdatamodule.loader import ResumableLoader
+    from headrace.webdatamodule.loading.batch_sampler import (
+        BatchSamplerFactory,
+        DistributedBatchSampler,
+        SamplerFactory,
+    )
+    from headrace.webdatamodule.loading.dataset import DamagedSampleWarning
+    from headrace.webdatamodule.loading.distributed import RankMismatchError
+    from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
+    from headrace.webdatamodule.loading.stats import LoaderReport
     from headrace.webdatamodule.shards import InProcessWarning, Remote, write_shards
 
 __all__ = [
-    "Batching",
+    "BatchSamplerFactory",
     "DamagedIndexError",
     "DamagedSampleWarning",
     "DamagedShardError",
     "DecodeError",
-    "DifferentPlanError",
+    "DistributedBatchSampler",
     "Fault",
     "GroupingError",
     "InProcessWarning",
@@ -56,11 +60,12 @@ __all__ = [
     "LoaderReport",
     "Manifest",
     "ManifestError",
-    "Ordering",
     "PickledDataWDS",
+    "RankMismatchError",
     "RefusedMemberError",
     "Remote",
     "ResumableLoader",
+    "SamplerFactory",
     "ShardError",
     "ShardIndex",
     "SharedShardsWarning",
@@ -86,18 +91,19 @@ __all__ = [
 _HOME = "headrace.webdatamodule"
 # Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
 _LATER = {
-    "Batching": "indexed.protocols",
-    "DamagedSampleWarning": "indexed.delivering",
-    "DifferentPlanError": "indexed.agreement",
+    "BatchSamplerFactory": "loading.batch_sampler",
+    "DamagedSampleWarning": "loading.dataset",
+    "DistributedBatchSampler": "loading.batch_sampler",
     "InProcessWarning": "shards",
-    "IndexedWebDataModule": "indexed_module",
-    "LoaderReport": "indexed.tally",
-    "Ordering": "indexed.protocols",
+    "IndexedWebDataModule": "indexed_datamodule",
+    "LoaderReport": "loading.stats",
     "PickledDataWDS": "datamodule",
+    "RankMismatchError": "loading.distributed",
     "Remote": "shards",
     "ResumableLoader": "loader",
-    "SharedShardsWarning": "indexed_module",
-    "SizesInMemoryWarning": "indexed.sizes",
+    "SamplerFactory": "loading.batch_sampler",
+    "SharedShardsWarning": "indexed_datamodule",
+    "SizesInMemoryWarning": "loading.sizes",
     "Split": "datamodule",
     "WebDataModule": "datamodule",
     "write_shards": "shards",

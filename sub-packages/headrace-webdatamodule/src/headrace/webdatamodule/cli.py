@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import os
 import sys
-from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
-from typing import NoReturn
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
 
-from headrace.webdatamodule.commands import cat, export_dali, index, info, ls, pack, sizes, verify
-from headrace.webdatamodule.commands.output import DAMAGE, INPUT, STOPPED, drop, open_stderr, say
-from headrace.webdatamodule.commands.wording import wording
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.cli_io import (
+    Pieces,
+    byte_count,
+    discard,
+    error_text,
+    is_set,
+    json_list,
+    json_pieces,
+    local_path,
+    open_shards,
+    positive,
+    say,
+    table,
+    text_lines,
+    write_out,
+)
+from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, fingerprint_of, open_source
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -21,32 +45,24 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.interop import Component, dali_path, export_dali, indexed_components
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.sources import open_index
+from headrace.webdatamodule.shards.writing.executor import pool
+from headrace.webdatamodule.shards.writing.write import write_and_tell
 
-COMMANDS = (pack, index, verify, ls, cat, info, sizes, export_dali)
+DAMAGE, INPUT, STOPPED = 1, 2, 130
 _DAMAGES = (DamagedIndexError, DamagedShardError, DecodeError, GroupingError, RefusedMemberError, StaleIndexError)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line that names the command only."""
-
-    def error(self, message: str) -> NoReturn:
-        """Write the message and exit with status 2."""
-        say("error", message)
-        self.exit(INPUT)
-
-
-def parser() -> Parser:
-    """Return the parser of the command line."""
-    codes = "exit codes: 0 all is well, 1 faults or damage were found, 2 usage or input is wrong, 130 stopped by Ctrl-C"
-    made = Parser(prog="headrace-shards", description="Tar shards of samples: pack, index, verify, read.", epilog=codes)
-    commands = made.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        name = command.__name__.rpartition(".")[2].replace("_", "-")
-        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=codes)
-        command.add_arguments(one)
-        one.add_argument("--json", action="store_true", help="print one JSON document")
-        one.set_defaults(run=command.run)
-    return made
+_CODES = "exit codes: 0 all is well, 1 faults or damage were found, 2 usage or input is wrong, 130 stopped by Ctrl-C"
+_SHARD_BYTES = 256 << 20
+Outcome = tuple[int, Pieces]  # the exit code, and what to print
+Run = Callable[[argparse.Namespace], Outcome]
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+_COMMANDS: list[tuple[Run, str, str, tuple[Argument, ...]]] = []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,30 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all is well, 1 when faults or damage were found, 2 when the input is wrong, 130 after Ctrl-C. Wrong
         usage ends with `SystemExit` of code 2. Errors are one line on stderr.
     """
-    open_stderr()
-    if sys.stdout is not None:
-        # A terminal that cannot show a letter gets its escape sequence, not a traceback.
-        getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    if sys.stderr is None:  # progress bars need one
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     try:
-        options = parser().parse_args(argv)
-        code: int = options.run(options)
+        options = _parser().parse_args(argv)
+        code, pieces = options.run(options)
+        write_out(pieces)
     except KeyboardInterrupt:
-        drop(sys.stdout)
+        discard(sys.stdout)
         return STOPPED
     except (BrokenExecutor, ImportError, OSError, ShardError, TypeError, ValueError) as error:
-        say("error", wording(error))
+        say("error", error_text(error))
         return exit_code(error)
-    return code
+    return int(code)
 
 
 def exit_code(error: Exception) -> int:
     """Tell damage from wrong input.
-
-    Args:
-        error: What was raised.
-
-    Returns:
-        1 for damaged shards, indexes and manifests, 2 for all else.
 
     >>> exit_code(DamagedShardError("cut")), exit_code(FileNotFoundError("a.tar"))
     (1, 2)
@@ -90,6 +99,415 @@ def exit_code(error: Exception) -> int:
     missing = isinstance(error.__cause__, FileNotFoundError)
     damaged = isinstance(error, _DAMAGES) or (isinstance(error, ManifestError) and not missing)
     return DAMAGE if damaged else INPUT
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line that names the command only."""
+
+    def error(self, message: str) -> NoReturn:
+        say("error", message)
+        self.exit(INPUT)
+
+
+def _parser() -> _Parser:
+    text = "Tar shards of samples: pack, index, verify, read."
+    made = _Parser(prog="headrace-shards", description=text, epilog=_CODES)
+    commands = made.add_subparsers(metavar="COMMAND", required=True)
+    for run, summary, description, arguments in _COMMANDS:
+        name = run.__name__.strip("_").replace("_", "-")
+        parser = commands.add_parser(name, help=summary, description=description, epilog=_CODES)
+        for names, options in arguments:
+            parser.add_argument(*names, **options)
+        parser.add_argument("--json", action="store_true", help="print one JSON document")
+        parser.set_defaults(run=run)
+    return made
+
+
+def _arg(*names: str, **options: Any) -> Argument:
+    return names, options
+
+
+def _command(summary: str, description: str, *arguments: Argument) -> Callable[[Run], Run]:
+    def add(run: Run) -> Run:
+        _COMMANDS.append((run, summary, description, arguments))
+        return run
+
+    return add
+
+
+# Arguments
+
+
+_WORKERS = _arg("--workers", type=positive, metavar="N", help="processes to work in (default: this one)")
+_DIRECTORY = _arg("directory", type=local_path, metavar="DIR", help="where the tar files lie")
+_INDEXED = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed directory, or an indexed tar file")
+_SOURCE = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed directory, or one tar file")
+
+
+def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
+    return nullcontext() if workers is None or workers == 1 else pool(workers)
+
+
+# Commands
+
+
+@_command(
+    "pack files, pickles, FASTA or an LMDB into shards",
+    "Pack samples into indexed shards; nothing is unpickled. Files of directories that share a name up to the"
+    " first dot are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by"
+    " key. A FASTA record is a sample whose key is its number, with the members 'id.txt' (the header line without"
+    " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, its dots"
+    " and slashes as dashes. An entry of an LMDB is a sample with one member. OUT may not hold other tar files;"
+    " packing the same again changes nothing, and completes a run that was stopped.",
+    _arg("sources", nargs="+", type=local_path, metavar="SOURCE", help="directories, FASTA files (.gz too) or LMDBs"),
+    _arg("out", type=local_path, metavar="OUT", help="directory of the shards; made if need be"),
+    _arg("--from", dest="kind", choices=KINDS, help="what the sources are (default: by their names)"),
+    _arg(
+        "--samples-per-shard",
+        type=positive,
+        metavar="N",
+        help="samples in a shard, at most; shards are equal up to one sample",
+    ),
+    _arg(
+        "--bytes-per-shard",
+        type=byte_count,
+        metavar="N",
+        help="bytes of a shard, at most; 512M is allowed (default 256M)",
+    ),
+    _arg("--n-shards", type=positive, metavar="N", help="number of shards, equal up to one sample"),
+    _arg("--prefix", default="shard", metavar="NAME", help="begin of the shards' names (default shard)"),
+    _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
+    _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
+    _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id is its first word"),
+    _arg("--keys", type=local_path, metavar="FILE", help="which entries of an LMDB, a key a line (default: all)"),
+    _WORKERS,
+)
+def _pack(options: argparse.Namespace) -> Outcome:
+    sizes = {"samples_per_shard": options.samples_per_shard, "n_shards": options.n_shards}
+    given = {name: size for name, size in {**sizes, "bytes_per_shard": options.bytes_per_shard}.items() if size}
+    if len(given) > 1:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{flags} exclude one another: give one of them")
+    for source in options.sources:  # a second run would pack the shards
+        if options.out.resolve().is_relative_to(source.resolve()):
+            raise ValueError(f"OUT {str(options.out)!r} lies in the source {str(source)!r}: choose one beside it")
+    with tempfile.TemporaryDirectory(prefix="headrace-shards-") as scratch:
+        samples = open_source(
+            options.sources,
+            Path(scratch),
+            kind=options.kind,
+            split_at=options.split_at,
+            member=options.member,
+            keys=options.keys,
+            key_from=options.key_from,
+            warn=lambda message: say("warning", message),
+        )
+        if not given or "bytes_per_shard" in given:
+            given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
+        manifest, kept = write_and_tell(
+            samples,
+            options.out,
+            **given,
+            workers=options.workers or 1,
+            prefix=options.prefix,
+            fingerprint=fingerprint_of(samples.stamps()),
+        )
+    wrote = len(manifest.shards) - kept
+    if options.json:
+        return 0, json_pieces({**_summary(options.out, manifest), "kept": kept, "wrote": wrote})
+    return 0, text_lines([_sentence("packed", manifest), *([f"kept {kept:,}, wrote {wrote:,} shards"] if kept else [])])
+
+
+@_command(
+    "index the tar files of a directory",
+    "Write an index beside each tar file of a directory, and manifest.json last. Indexes that fit are kept.",
+    _DIRECTORY,
+    _arg("--drop-columns", action="store_true", help="forget columns that belong to other shards"),
+    _WORKERS,
+)
+def _index(options: argparse.Namespace) -> Outcome:
+    if not options.directory.is_dir():
+        raise NotADirectoryError(f"{str(options.directory)!r} is no directory: give one that holds tar files")
+    with warnings.catch_warnings(record=True) as caught, _executor(options.workers) as executor:
+        warnings.simplefilter("always", SkippedMembersWarning)
+        try:
+            manifest = index_shards(options.directory, executor=executor, drop_columns=options.drop_columns)
+        except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped
+            cure = "" if "drop_columns" not in str(error) else " (on the command line --drop-columns)"
+            raise ValueError(f"{error}{cure}") from error
+    for one in caught:
+        say("warning", str(one.message))
+    if options.json:
+        return 0, json_pieces(_summary(options.directory, manifest))
+    return 0, text_lines([_sentence("indexed", manifest)])
+
+
+def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "shards": len(manifest.shards),
+        "samples": manifest.n_samples,
+        "bytes": sum(shard.nbytes for shard in manifest.shards),
+        "skipped": sum(shard.skipped for shard in manifest.shards),
+        "members": list(manifest.members),
+        "columns": [column.name for column in manifest.columns],
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def _sentence(done: str, manifest: Manifest) -> str:
+    nbytes = sum(shard.nbytes for shard in manifest.shards)
+    counts = f"{len(manifest.shards):,} shards, {manifest.n_samples:,} samples, {nbytes:,} bytes"
+    return f"{done} {counts}, members: {', '.join(manifest.members)}"
+
+
+@_command(
+    "read everything again and name each damage",
+    "Read all bytes of shards, indexes, columns and manifest, and print each fault. Exits with 1 if there is one.",
+    _DIRECTORY,
+    _WORKERS,
+)
+def _verify(options: argparse.Namespace) -> Outcome:
+    with _executor(options.workers) as executor:
+        faults = verify_shards(options.directory, executor=executor)
+    code = DAMAGE if faults else 0
+    if options.json:
+        return code, json_pieces({"directory": str(options.directory), "faults": [asdict(fault) for fault in faults]})
+    return code, text_lines([*map(str, faults), f"{len(faults):,} faults" if len(faults) != 1 else "1 fault"])
+
+
+@_command(
+    "list samples",
+    "List samples, one a line: key, members and bytes of data, with tabs between. With --long, list members, one a"
+    " line: shard, offset of the data, bytes, XXH3 checksum (32 bits) and name. Control characters are escaped.",
+    _SOURCE,
+    _arg("--long", action="store_true", help="a line for each member"),
+)
+def _ls(options: argparse.Namespace) -> Outcome:
+    indexes: Iterable[ShardIndex]
+    if is_set(options.source):
+        for _ in open_shards(options.source):  # nothing is printed when a shard is damaged
+            pass
+        indexes = open_shards(options.source)
+    else:
+        indexes = list(open_shards(options.source))
+    if options.json:
+        items = (sample for index in indexes for sample in _plain_samples(index))
+        return 0, json_list({"source": str(options.source)}, "samples", items)
+    lines = _long_lines if options.long else _short_lines
+    return 0, text_lines(line for index in indexes for line in lines(index))
+
+
+def _members(index: ShardIndex) -> Iterator[tuple[str, list[tuple[Component, str]]]]:
+    checksums = iter(index.checksums.tolist())
+    for key, components in zip(index.keys, indexed_components(index), strict=True):
+        yield key, [(one, f"{next(checksums):08x}") for one in components]
+
+
+def _short_lines(index: ShardIndex) -> Iterator[str]:
+    for key, components in zip(index.keys, indexed_components(index), strict=True):
+        yield f"{_cell(key)}\t{_cell(','.join(one.key for one in components))}\t{sum(one.size for one in components)}"
+
+
+def _long_lines(index: ShardIndex) -> Iterator[str]:
+    shard = _cell(Path(index.shard).name)
+    for _, members in _members(index):
+        for one, checksum in members:
+            yield f"{shard}\t{one.offset}\t{one.size}\t{checksum}\t{_cell(one.name)}"
+
+
+def _plain_samples(index: ShardIndex) -> Iterator[dict[str, Any]]:
+    for key, members in _members(index):
+        parts = [
+            {"member": one.key.lower(), "name": one.name, "offset": one.offset, "bytes": one.size, "xxh3": checksum}
+            for one, checksum in members
+        ]
+        yield {"key": key, "shard": index.shard, "bytes": sum(one.size for one, _ in members), "members": parts}
+
+
+def _cell(text: str) -> str:
+    return text.replace("\t", "\\t")  # a tab inside a name would look like the one between columns
+
+
+@_command(
+    "write the bytes of a sample or a member to stdout",
+    "Write the bytes of one member (KEY.MEMBER) to stdout as they are stored, or those of all members of a sample"
+    " (KEY), one after another; where all of several are texts, each begins on a line of its own. Checksums are"
+    " verified. With --json, the bytes are in base64.",
+    _INDEXED,
+    _arg("name", metavar="KEY[.MEMBER]", help="of the sample, as ls prints it"),
+)
+def _cat(options: argparse.Namespace) -> Outcome:
+    name: str = options.name
+    dot = name.find(".", name.rfind("/") + 1)
+    key, member = (name, None) if dot < 0 else (name[:dot], name[dot + 1 :].lower())
+    at, sample = read_sample(options.source, key, member)
+    if options.json:
+        plain = [
+            {"member": one, "bytes": len(data), "base64": base64.b64encode(data).decode()}
+            for one, data in sample.items()
+        ]
+        return 0, json_pieces({"key": key, "index": at, "members": plain})
+    return 0, _apart(list(sample.values()), terminal=sys.stdout is not None and sys.stdout.isatty())
+
+
+def read_sample(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
+    """The members to print, by their keys; no other ones are read, and none is too large."""
+    dataset = IndexedShards(source, decode=None)
+    try:
+        at = dataset.find(key)
+    except KeyError:
+        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
+    index = open_index(dataset.shard_of(at))
+    there = index.layout(index.find(key))
+    if member is not None and member not in there:
+        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, there))}")
+    wanted = None if member is None else [member]
+    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
+    del sample["__key__"]
+    return at, sample
+
+
+def _apart(members: list[bytes], *, terminal: bool) -> list[bytes]:
+    # Several texts get line ends between them, and at their end on a terminal; all else stays as it is.
+    texts = [data for data in members if data]
+    if len(texts) < 2 or not all(map(_is_text, texts)):
+        return members
+    ends = [b"" if data.endswith(b"\n") else b"\n" for data in texts]
+    if not terminal:
+        ends[-1] = b""
+    return [piece for pair in zip(texts, ends, strict=True) for piece in pair if piece]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+@_command(
+    "print counts and sizes",
+    "Print how many shards, samples and bytes there are, and how large the members are.",
+    _SOURCE,
+)
+def _info(options: argparse.Namespace) -> Outcome:
+    document = describe(options.source)
+    return 0, json_pieces(document) if options.json else text_lines(_info_lines(document))
+
+
+def describe(source: Path) -> dict[str, Any]:
+    """Counts and sizes of some shards, as `json` can write them."""
+    shards, sizes = [], dict[str, list[Any]]()
+    for index in open_shards(source):
+        beside = index_path(index.shard)
+        shards.append(
+            {
+                "name": Path(index.shard).name,
+                "samples": index.n_samples,
+                "bytes": index.shard_bytes,
+                "index_bytes": beside.stat().st_size if beside.exists() else None,
+                "skipped": index.n_skipped,
+                "skipped_names": list(index.skipped_names),
+            }
+        )
+        for member in index.member_keys:
+            positions = index.positions(member)
+            sizes.setdefault(member, []).append(index.sizes[positions[positions >= 0]])
+    manifest = Manifest.load(source if source.is_dir() else source.parent) if is_set(source) else None
+    return {
+        "source": str(source),
+        "samples": sum(shard["samples"] for shard in shards),
+        "bytes": sum(shard["bytes"] for shard in shards),
+        "members": {member: _spread(sizes[member]) for member in sorted(sizes)},
+        "columns": [{"name": one.name, "dtype": one.dtype} for one in manifest.columns] if manifest else [],
+        "fingerprint": manifest.fingerprint if manifest else None,
+        "shards": shards,
+    }
+
+
+def _spread(parts: Sequence[Any]) -> dict[str, int | float]:
+    sizes = np.concatenate(parts).astype(np.uint64)
+    middle = float(np.median(sizes))
+    return {
+        "samples": sizes.size,
+        "bytes": int(sizes.sum()),
+        "min": int(sizes.min()),
+        "median": int(middle) if middle.is_integer() else middle,
+        "max": int(sizes.max()),
+    }
+
+
+def _info_lines(document: dict[str, Any]) -> Iterator[str]:
+    shards = document["shards"]
+    yield f"{len(shards):,} shards, {document['samples']:,} samples, {document['bytes']:,} bytes"
+    heads = ("samples", "bytes", "min", "median", "max")
+    members = document["members"].items()
+    yield from ("", *table([("member", *heads), *((name, *(one[head] for head in heads)) for name, one in members)]))
+    if document["columns"]:
+        yield from ("", *table([("column", "dtype"), *((one["name"], one["dtype"]) for one in document["columns"])]))
+    counts = ("samples", "bytes", "skipped")
+    yield from ("", *table([("shard", *counts), *((one["name"], *(one[count] for count in counts)) for one in shards)]))
+
+
+@_command(
+    "print the size of each sample",
+    "Print the bytes of one member of each sample, or the values of a column, one line a sample in the order of"
+    " the shards: `headrace-shards sizes out/ seq.txt > lengths.txt`, for `headrace-batches lengths.txt --budget"
+    " N`. A column comes before a member of the same name; columns of several numbers have spaces between.",
+    _INDEXED,
+    _arg("name", metavar="MEMBER|COLUMN", help="what to print; `info` lists them"),
+)
+def _sizes(options: argparse.Namespace) -> Outcome:
+    sizes = sizes_of(IndexedShards(options.source), options.name)
+    if options.json:
+        return 0, json_pieces({"source": str(options.source), "name": options.name, "sizes": sizes.tolist()})
+    return 0, text_lines(" ".join(map(repr, row)) for row in sizes.reshape(len(sizes), -1).tolist())
+
+
+def sizes_of(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
+    """A column's values, or the bytes of a member: shape [n_samples] or [n_samples, k]."""
+    if name not in shards.columns:
+        if name.lower() not in shards.member_keys:
+            have = ", ".join([*shards.member_keys, *sorted(shards.columns)])
+            raise ValueError(f"there is neither a member nor a column {name!r}, but {have}: name one of these")
+        return shards.sizes(name)
+    values = np.asarray(shards.column(name))
+    if values.dtype.kind not in "iuf" or values.ndim > 2 or 0 in values.shape[1:]:
+        raise ValueError(f"column {name!r} holds {values.dtype} of shape {list(values.shape[1:])}, not sizes")
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
+        if not np.isfinite(values).all():
+            at = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
+            raise ValueError(f"column {name!r} holds {values[at]} for sample {shards.key(at)!r}, not a size")
+    return values
+
+
+@_command(
+    "write NVIDIA DALI's indexes",
+    "Write the v1.2 text index of NVIDIA DALI for each shard, and print the paths.",
+    _arg("directory", type=local_path, metavar="DIR", help="an indexed directory"),
+    _arg("--out", type=local_path, metavar="DIR", help="where to write (default: beside the shards)"),
+)
+def _export_dali(options: argparse.Namespace) -> Outcome:
+    if not options.directory.is_dir():
+        raise NotADirectoryError(f"{str(options.directory)!r} is no directory: give one of indexed shards")
+    targets: dict[Path, str] = {}
+    for shard in [index.shard for index in open_shards(options.directory)]:
+        target = dali_path(shard) if options.out is None else options.out / dali_path(shard).name
+        if target in targets:
+            both = f"{Path(targets[target]).name!r} and {Path(shard).name!r}"
+            raise ValueError(f"the shards {both} both get the index {target.name!r}: rename one before its first dot")
+        targets[target] = shard
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    for target, shard in targets.items():
+        export_dali(shard, target)
+    if options.json:
+        return 0, json_pieces(
+            {"exported": [{"shard": shard, "index": str(target)} for target, shard in targets.items()]}
+        )
+    return 0, text_lines(map(str, targets))
 
 
 if __name__ == "__main__":

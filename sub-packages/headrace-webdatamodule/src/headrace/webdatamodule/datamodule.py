@@ -1,97 +1,105 @@
-"""The data modules of streams. Imports lightning, as `indexed_module.py` does."""
+"""`Split`, `WebDataModule` and `PickledDataWDS`: tar shards as streams. Imports lightning and webdataset."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
+from weakref import ref
 
 import lightning
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule.composing import calls_of, stages_of
-from headrace.webdatamodule.pipeline import Recipe, SplitData
-from headrace.webdatamodule.shards.allowed import AllowedClass
-from headrace.webdatamodule.shards.pickles import pack_files
-from headrace.webdatamodule.splits import (
-    Split,
-    by_split,
-    check_mixes,
-    needed_by,
-    positive_int,
-    stage_name,
-    suffix_keys,
+from headrace.webdatamodule._lightning import FitLoop
+from headrace.webdatamodule.loading.distributed import TrainerMesh, check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.shards.writing.pack_files import pack_files
+from headrace.webdatamodule.splits import Split, by_split, needed_by, positive_int, stage_name
+from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
+from headrace.webdatamodule.streaming.pipeline import (
+    StreamDataset,
+    StreamOptions,
+    calls_of,
+    open_stream,
+    stages_of,
 )
-from headrace.webdatamodule.streaming.mixing import Mix
-from headrace.webdatamodule.streaming.resumable import EpochLoader
-from headrace.webdatamodule.trainer.following import follow_trainer
-from headrace.webdatamodule.urls import check_place, local_directory, scheme_of
+from headrace.webdatamodule.streaming.sources import Mix, check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
 
+_T = TypeVar("_T")
+_PerSplit: TypeAlias = Mapping[Split, _T] | Mapping[str, _T] | Mapping[Split | str, _T]
+_Place = str | PathLike[str]
+_Calls = Sequence[tuple[str, Mapping[str, Any]]]
+
 
 class WebDataModule(lightning.LightningDataModule):
-    """Tar shards as train, val and test loaders of a Lightning trainer.
+    """Tar shards as train, val, test and predict loaders of a Lightning trainer, read as a stream.
 
-    For each split the way of a sample is: shards, sorted by name (or shuffled, see `kwargs_wds`) ->
-    split among ranks and workers -> the members named by `suffix_keys_wds`, decoded by their extension
-    without running code, as a tuple -> `pipeline_wds` -> out of the worker -> `pipeline_prebatch_wld`,
-    where the batching belongs -> the trainer.
+    For each split a sample passes: the shards, sorted by name (or shuffled, see `kwargs_wds`) -> split among ranks and
+    workers -> the members named by `suffix_keys_wds`, decoded by their extension without running code, as a tuple ->
+    `pipeline_wds` -> out of the worker -> `pipeline_prebatch_wld`, where the batching belongs -> the trainer.
 
-    `Trainer.fit()` needs the train split and takes the val split if there is one; `validate()` needs
-    val; `test()` and `predict()` need test.
+    `Trainer.fit()` needs the train split and uses the val split if there is one; `validate()` needs val; `test()`
+    needs test; `predict()` uses predict, or test if there is no predict split. Arguments that are mappings take
+    members of `Split` or their names, such as "train".
 
-    **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches an epoch on every rank, and
-    its `len()` says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`,
-    that is every sample once. When the shards run dry earlier, the loader begins them again, because a rank
-    that stops early would leave the others waiting; but a val or test loader on one rank has a shorter epoch.
-    When samples remain, they are left out of the epoch. Either way a warning tells the numbers, once.
+    **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches per epoch on every rank, and its `len()`
+    says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`, that is every sample once.
+    When the shards run out earlier, the loader reads them again, because a rank that stops early would leave the
+    others waiting; but a val, test or predict loader on one rank has a shorter epoch. When samples remain, they are
+    left out of the epoch. Either way a warning gives the numbers, once. The train loader has another order in each
+    epoch, which depends on the seed and the epoch number only; the other loaders have the same order every time.
 
     **Several ranks.** Where all shards have an index beside them (`index_shards`, or any writer of this package that
-    makes them), all ranks and workers get equal shares of the samples, whatever the shards hold; at most
-    `ranks - 1` samples come twice, and a warning says so. Otherwise each rank reads whole shards, every world-th of
-    the list, and shards of unequal size make some ranks repeat samples and others leave some out, as the warnings
-    say; fewer shards than ranks are refused. All ranks yield equally many batches in any case.
+    makes them), all ranks and workers get equal shares of the samples, whatever the shards hold; at most `ranks - 1`
+    samples come twice, and a warning says so. Otherwise each rank reads whole shards, every n-th of the list, and
+    shards of unequal size make some ranks repeat samples and others leave some out, as the warnings say; fewer shards
+    than ranks are refused. All ranks yield equally many batches in any case. Ranks are the data-parallel ones: tensor
+    parallel ranks of a trainer get the same batches. They are asked for when an epoch begins.
 
-    **Resuming.** The module and the train loader keep the epoch and the batches of it that were trained on, so
-    that a fit goes on in mid-epoch from Lightning's checkpoints, also from those after an error or a stop in
-    mid-epoch, with the same numbers of ranks and workers. With
-    an index, and stages of webdataset's that give one sample for one (`map`, `map_tuple`, ...) and one
-    `batched(n)`, the loader begins at the position; otherwise it reads the epoch up to there again, and a warning
-    says why. A checkpoint of other shards, seeds or options is refused. A function for `map` that drops samples by
-    returning None belongs into `webdataset.select` when several ranks train.
+    **Resuming.** The module keeps the epoch and the number of its batches that were trained on, so that a fit resumes
+    in the middle of an epoch from Lightning's checkpoints, also from those after an error, with the same numbers of
+    ranks and workers. The batches before that position are read again and skipped: for long epochs,
+    `IndexedWebDataModule` resumes without. A checkpoint of other shards, seeds or options is refused.
 
     Args:
-        n_samples: Samples an epoch for each split, over all ranks.
-        suffix_keys_wds: Member key, or keys, to extract: "tensor.pyd" is the member
-            "<sample key>.tensor.pyd" of the tar file. Samples become tuples, also with one key.
+        n_samples: Samples per epoch for each split, over all ranks.
+        suffix_keys_wds: Member key, or keys, to extract: "tensor.pyd" is the member "<sample key>.tensor.pyd" of the
+            tar file. Samples become tuples, also with one key.
         dirs_tars_wds: Directory of the shards for each split; or several, `{name: directory}`, with a `mix`.
-        global_batch_size: Samples a batch over all ranks. It does not batch: it sets the epoch's length.
+        global_batch_size: Samples per batch over all ranks. It does not batch: it sets the epoch's length.
         prefix_tars_wds: Shards are `{directory}/{prefix_tars_wds}-*.tar`; those of `write_shards` have "shard".
-        pipeline_wds: For each split a composable, or several, applied to the samples in the workers: a
-            callable from iterator to iterator, such as `webdataset.shuffle(100)`. A `random.Random` in a
-            stage of webdataset's, or the `seed` of its shuffle, is the seed of a generator for each
-            epoch, rank and worker. A shuffle with neither takes the `seed` of `kwargs_wds` (default 0).
+        pipeline_wds: For each split a composable, or several, applied to the samples in the workers: a callable from
+            iterator to iterator, such as `webdataset.shuffle(100)`. A `random.Random` in a stage of webdataset's, or
+            the `seed` of its shuffle, seeds a generator for each epoch, rank and worker. A shuffle with neither uses
+            the `seed` of `kwargs_wds` (default 0). What stages draw from the global generators of `random`, numpy and
+            torch in a worker is seeded in the same way, unless `kwargs_wld` has a `worker_init_fn`.
         pipeline_prebatch_wld: The same for samples as they leave the workers; batch here.
-        kwargs_wds: For each split, options of `webdataset.WebDataset`. A true `shardshuffle` shuffles all
-            shards, differently each epoch, by `seed` (default 0). `nodesplitter` is
-            `webdataset.split_by_node` by default.
-        kwargs_wld: For each split, options of `webdataset.WebLoader`, such as `num_workers`. As in every
-            DataLoader that does not batch, arrays become tensors and tuples lists on the way out of it;
-            a `collate_fn` that returns its argument keeps them.
+        kwargs_wds: For each split, options of `webdataset.WebDataset`. A true `shardshuffle` shuffles all shards,
+            differently in each epoch of training, by `seed` (default 0). `nodesplitter` is `webdataset.split_by_node`
+            by default.
+        kwargs_wld: For each split, options of `webdataset.WebLoader`, such as `num_workers`. As in every DataLoader
+            that does not batch, arrays become tensors and tuples lists on the way out of it; a `collate_fn` that
+            returns its argument keeps them.
         invoke_wds: For each split, (method name, kwargs) pairs: called on the WebDataset at last.
         invoke_wld: The same for the WebLoader, such as `[("with_epoch", {"nbatches": 100})]`.
-        allowed_classes: Classes and functions that pickles in the shards may use, beyond tensors, arrays,
-            numbers and builtin containers; themselves, or named as "module.Name".
+        allowed_classes: Classes and functions that pickles in the shards may use, beyond tensors, arrays, numbers and
+            builtin containers; themselves, or named as "module.Name".
         allow_pipe: Whether `dirs_tars_wds` may hold `pipe:` URLs, which run a shell.
-        mix: For each split with several directories a callable that gets `{name: iterable of samples}` and returns
+        mix: For each split with several directories a callable that receives `{name: iterable of samples}` and returns
             one iterable, such as `functools.partial(InterleavedDataset, weights={...}, stopping="endless")` of
-            headrace.weighted_sampler. Each worker calls it for each pass. Samples are mixed before `pipeline_wds`;
-            an epoch has `n_samples` samples of the mixture.
+            headrace.weighted_sampler. Each worker calls it for each pass. Samples are mixed before `pipeline_wds`; an
+            epoch has `n_samples` samples of the mixture.
         exact: Whether ranks share samples rather than shards: True needs an index beside each shard and refuses
             options that forbid it, False shares shards, None shares samples if possible.
+        num_replicas: Number of data-parallel ranks; the trainer's, else the process group's, when not given.
+        rank: This data-parallel rank, 0 to `num_replicas - 1`; given together with `num_replicas`.
+        mesh: Instead of both, a 1-D DeviceMesh of the data-parallel ranks, or anything with `size()` and
+            `get_local_rank()`.
 
     Raises:
-        TypeError: A mapping whose keys are not `Split`s, or values of the wrong kind.
+        TypeError: A mapping whose keys are not splits, or values of the wrong kind.
         ValueError: A count below 1, or a URL that is not allowed.
 
     >>> import tempfile, webdataset as wds
@@ -110,61 +118,56 @@ class WebDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        n_samples: Mapping[Split, int],
+        n_samples: _PerSplit[int],
         suffix_keys_wds: str | Iterable[str],
-        dirs_tars_wds: Mapping[Split, str | PathLike[str] | Mapping[str, str | PathLike[str]]],
+        dirs_tars_wds: _PerSplit[_Place] | _PerSplit[Mapping[str, _Place]] | _PerSplit[_Place | Mapping[str, _Place]],
         global_batch_size: int,
         prefix_tars_wds: str = "wdshards",
-        pipeline_wds: Mapping[Split, Any] | None = None,
-        pipeline_prebatch_wld: Mapping[Split, Any] | None = None,
-        kwargs_wds: Mapping[Split, Mapping[str, Any]] | None = None,
-        kwargs_wld: Mapping[Split, Mapping[str, Any]] | None = None,
-        invoke_wds: Mapping[Split, Sequence[tuple[str, Mapping[str, Any]]]] | None = None,
-        invoke_wld: Mapping[Split, Sequence[tuple[str, Mapping[str, Any]]]] | None = None,
+        pipeline_wds: _PerSplit[Any] | None = None,
+        pipeline_prebatch_wld: _PerSplit[Any] | None = None,
+        kwargs_wds: _PerSplit[Mapping[str, Any]] | None = None,
+        kwargs_wld: _PerSplit[Mapping[str, Any]] | None = None,
+        invoke_wds: _PerSplit[_Calls] | None = None,
+        invoke_wld: _PerSplit[_Calls] | None = None,
         *,
-        allowed_classes: Collection[AllowedClass] = (),
+        allowed_classes: Collection[type | Callable[..., Any] | str] = (),
         allow_pipe: bool = False,
-        mix: Mapping[Split, Mix] | None = None,
+        mix: _PerSplit[Mix] | None = None,
         exact: bool | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: Any = None,
     ) -> None:
         super().__init__()
-        self._n_samples = {
+        counts = {
             split: positive_int(f"n_samples[{split}]", count)
             for split, count in by_split("n_samples", n_samples).items()
         }
-        given = by_split("dirs_tars_wds", dirs_tars_wds)
-        mixes = check_mixes(given, by_split("mix", mix))
-        self._sources = {
-            split: {
-                name: check_place(f"dirs_tars_wds[{split}][{name!r}]", place, allow_pipe=allow_pipe)
-                for name, place in places.items()
-            }
-            for split, places in given.items()
-            if isinstance(places, Mapping)
+        places = {
+            split: _checked_places(f"dirs_tars_wds[{split}]", given, allow_pipe=allow_pipe)
+            for split, given in by_split("dirs_tars_wds", dirs_tars_wds).items()
         }
-        self._places = {
-            split: check_place(f"dirs_tars_wds[{split}]", place, allow_pipe=allow_pipe)
-            for split, place in given.items()
-            if not isinstance(place, Mapping)
-        }
-        self._keys = suffix_keys(suffix_keys_wds)
-        self._prefix = prefix_tars_wds
+        self._given: dict[str, Collection[Split]] = {"n_samples": counts, "dirs_tars_wds": places}
+        mixes = _checked_mixes(places, by_split("mix", mix))
         batch_size = positive_int("global_batch_size", global_batch_size)
+        keys = _member_keys(suffix_keys_wds)
         stages_wds = by_split("pipeline_wds", pipeline_wds)
         stages_wld = by_split("pipeline_prebatch_wld", pipeline_prebatch_wld)
         options_wds = by_split("kwargs_wds", kwargs_wds)
         options_wld = by_split("kwargs_wld", kwargs_wld)
         calls_wds = by_split("invoke_wds", invoke_wds)
         calls_wld = by_split("invoke_wld", invoke_wld)
-        self._recipes = {
-            split: Recipe(
+        check_given_ranks(num_replicas, rank, mesh)
+        self._ranks = num_replicas, rank, mesh
+        self._options = {
+            split: StreamOptions(
                 name=split.name,
-                place=self._sources.get(split) or self._places[split],
+                places=places[split],
                 prefix=prefix_tars_wds,
-                keys=self._keys,
+                keys=keys,
                 n_samples=count,
                 global_batch_size=batch_size,
-                begin_again=split is Split.train,
+                training=split is Split.train,
                 stages_wds=stages_of(f"pipeline_wds[{split}]", stages_wds.get(split)),
                 stages_wld=stages_of(f"pipeline_prebatch_wld[{split}]", stages_wld.get(split)),
                 kwargs_wds=options_wds.get(split) or {},
@@ -175,13 +178,15 @@ class WebDataModule(lightning.LightningDataModule):
                 mix=mixes.get(split),
                 exact=exact,
             )
-            for split, count in self._n_samples.items()
-            if split in given
+            for split, count in counts.items()
+            if split in places
         }
-        self._data: dict[Split, SplitData] = {}
-        self._train: Any = None
-        self._resumed: Mapping[str, Any] | None = None  # of the checkpoint to go on from
-        self._left: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
+        self._datasets: dict[Split, StreamDataset] = {}
+        self._loaders: dict[Split, StreamLoader] | None = None  # of the trainer's present stage
+        self._train: StreamLoader | None = None
+        self._fit_loop: FitLoop | None = None
+        self._loaded: Mapping[str, Any] | None = None  # of the checkpoint to resume from
+        self._ended: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
 
     def prepare_data(self) -> None:
         """Nothing to do: the shards exist. Lightning calls this in one process per node."""
@@ -193,58 +198,82 @@ class WebDataModule(lightning.LightningDataModule):
             stage: "fit", "validate", "test" or "predict".
 
         Raises:
-            ValueError: An unknown stage, a split that the stage needs is missing, or an unknown option in
-                kwargs_wds or kwargs_wld.
+            ValueError: An unknown stage, a split that the stage needs is missing, an unknown option in kwargs_wds or
+                kwargs_wld, or more ranks than shards without indexes.
             FileNotFoundError: A split has no shards.
         """
         stage = stage_name(stage)
-        needed = needed_by(stage)
+        needed = self._needed_by(stage)
         self._need(needed, f"{stage}()")
+        self._loaders = None if self.trainer is None else {}
         if stage == "fit":
-            self._left = {}
-        wanted = {needed} | ({Split.val} & self._recipes.keys() if stage == "fit" else set())
-        self._data.update({split: SplitData(self._recipes[split]) for split in wanted})
+            self._ended = {}
+            self._fit_loop = None if self.trainer is None else FitLoop(self)
+        for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
+            self._datasets[split] = open_stream(self._options[split])
+            self._datasets[split].check_ranks(*_Ranks(self, self._ranks)())
 
-    def train_dataloader(self) -> Any:
-        """The loader of the train split; begins with the trainer's epoch, when there is a trainer."""
-        self._train = self._loader(Split.train, self.trainer.current_epoch if self.trainer else 0)
-        if self._resumed is not None and hasattr(self._train, "load_state_dict"):
-            self._train.load_state_dict(self._resumed)
-            self._resumed = None
-        if isinstance(self._train, EpochLoader):
-            follow_trainer(self, self._train)
+    def train_dataloader(self) -> StreamLoader:
+        """The loader of the train split; during a fit it is always the trainer's."""
+        if self._train is None or self._fit_loop is None:
+            self._train = self._loader(Split.train)
+            if self._loaded is not None:
+                self._train.restore(self._loaded["train"])
+                self._loaded = None
+            if self._fit_loop is not None:
+                self._train.fit_loop, self._fit_loop.loader = self._fit_loop, self._train
+        if self._fit_loop is not None and self._fit_loop.trainer is not None:
+            self._fit_loop.begin()
         return self._train
 
     def val_dataloader(self) -> Any:
-        """The loader of the val split; no loader when there is no val split, so that fit goes without."""
-        if Split.val in self._recipes:
+        """The loader of the val split; no loader when there is no val split, so that fit runs without one."""
+        if Split.val in self._options:
             return self._loader(Split.val)
         return _NoLoaders() if self.trainer else []
 
-    def test_dataloader(self) -> Any:
+    def test_dataloader(self) -> StreamLoader:
         """The loader of the test split."""
         return self._loader(Split.test)
 
-    def predict_dataloader(self) -> Any:
-        """The same as `test_dataloader`."""
-        return self.test_dataloader()
+    def predict_dataloader(self) -> StreamLoader:
+        """The loader of the predict split; of the test split if there is none."""
+        return self._loader(self._needed_by("predict"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the train loader stands; a trainer keeps it in its checkpoints."""
-        if self._resumed is not None:
-            return {"train": dict(self._resumed)}
-        return {"train": self._train.state_dict()} if hasattr(self._train, "state_dict") else self._left
+        """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
+        if self._loaded is not None:
+            return dict(self._loaded)
+        if self._train is None:
+            return self._ended
+        state = {"train": self._train.state_dict()}
+        if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
+            return state
+        return {**state, "trainer": self._fit_loop.epochs.state_dict(self._train)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next train loader go on where a state was saved.
+        """Let the next train loader resume where a state was saved.
+
+        A trainer that validates, tests or predicts with the weights of a checkpoint leaves the position alone.
 
         Args:
-            state_dict: As `state_dict` made it. `train_dataloader` compares it with the shards and the options.
+            state_dict: As `state_dict` returned it. `train_dataloader` compares it with the shards and the options.
+
+        Raises:
+            TypeError: It is no such state.
         """
-        self._resumed = state_dict.get("train")
+        checked: Any = state_dict
+        if not isinstance(checked, Mapping) or (checked and "train" not in checked):
+            raise TypeError(f"state_dict must be what state_dict() returned, got {checked!r}")
+        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
+            return
+        self._loaded = dict(state_dict) or None
+        if self._fit_loop is not None and "trainer" in state_dict:
+            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
+            self._fit_loop.allow_cuts()
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
-        """Forget where a stage stood: the next one begins anew, unless it is given a checkpoint."""
+        """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""
         self._end()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
@@ -252,19 +281,28 @@ class WebDataModule(lightning.LightningDataModule):
         self._end()
 
     def _end(self) -> None:
-        self._left = self.state_dict()
-        self._train = self._resumed = None
+        self._ended = self.state_dict()
+        for loader in (self._loaders or {}).values():
+            loader.close()
+        self._loaders = None
+        self._train = self._loaded = self._fit_loop = None
 
-    def _loader(self, split: Split, first_epoch: int = 0) -> Any:
+    def _loader(self, split: Split) -> StreamLoader:
         self._need(split, f"{split.name}_dataloader()")
-        if split not in self._data:
-            self._data[split] = SplitData(self._recipes[split])
-        return self._data[split].loader(first_epoch)
+        if self._loaders is not None and split in self._loaders:
+            return self._loaders[split]
+        if split not in self._datasets:
+            self._datasets[split] = open_stream(self._options[split])
+        loader = open_loader(self._datasets[split], _Ranks(self, self._ranks))
+        if self._loaders is not None:
+            self._loaders[split] = loader
+        return loader
+
+    def _needed_by(self, stage: str) -> Split:
+        return needed_by(stage, {split for given in self._given.values() for split in given})
 
     def _need(self, split: Split, what: str) -> None:
-        places = [*self._places, *self._sources]
-        arguments: dict[str, Collection[Split]] = {"n_samples": self._n_samples, "dirs_tars_wds": places}
-        for name, given in arguments.items():
+        for name, given in self._given.items():
             if split not in given:
                 have = ", ".join(map(str, given)) or "no split"
                 raise ValueError(f"{what} needs {split}, but {name} has {have}: add {name}[{split}]")
@@ -301,7 +339,7 @@ class PickledDataWDS(WebDataModule):
     def __init__(
         self,
         dir_pickles: str | PathLike[str],
-        names_subset: Mapping[Split, Sequence[str]],
+        names_subset: _PerSplit[Sequence[str]],
         *args: Any,
         n_tars_wds: int | None = None,
         **kwargs: Any,
@@ -314,9 +352,10 @@ class PickledDataWDS(WebDataModule):
         self._source = Path(dir_pickles).expanduser().absolute()
         self._n_tars = None if n_tars_wds is None else positive_int("n_tars_wds", n_tars_wds)
         for split in self._names:
-            if split not in self._places:
+            places = self._options[split].places if split in self._options else {}
+            if list(places) != [""]:
                 raise ValueError(f"names_subset has {split}, dirs_tars_wds has not: add its directory")
-            if scheme_of(self._places[split]) == "pipe":
+            if scheme_of(places[""]) == "pipe":
                 raise ValueError(f"dirs_tars_wds[{split}] is a pipe: shards are written to directories only")
 
     def prepare_data(self) -> None:
@@ -333,14 +372,31 @@ class PickledDataWDS(WebDataModule):
             OSError: The disk is full or the like; it names the shard.
         """
         for split, names in self._names.items():
+            options = self._options[split]
             pack_files(
                 self._source,
                 names,
-                self._keys,
-                local_directory(self._places[split]),
+                options.keys,
+                local_directory(options.places[""]),
                 n_shards=self._n_tars,
-                prefix=self._prefix,
+                prefix=options.prefix,
             )
+
+
+class _Ranks:
+    """The number of data-parallel ranks and this one: as given, else the trainer's, else the process group's.
+
+    It does not keep the data module alive, nor with it the workers of loaders that nobody uses any more.
+    """
+
+    def __init__(self, module: WebDataModule, given: tuple[Any, Any, Any]) -> None:
+        self._module, self._given = ref(module), given
+
+    def __call__(self) -> tuple[int, int]:
+        trainer = getattr(self._module(), "trainer", None)
+        if self._given == (None, None, None) and trainer is not None:
+            return data_parallel_ranks(mesh=TrainerMesh(trainer))
+        return data_parallel_ranks(*self._given)
 
 
 class _NoLoaders(CombinedLoader):
@@ -365,3 +421,43 @@ def _names(argument: str, given: Any) -> list[str]:
     if not names:
         raise ValueError(f"{argument} is empty: name the split's samples, or leave the split out")
     return names
+
+
+def _checked_places(name: str, given: Any, *, allow_pipe: bool) -> dict[str, str]:
+    """Directories by name; a single one has an empty name."""
+    if not isinstance(given, Mapping):
+        return {"": check_place(name, given, allow_pipe=allow_pipe)}
+    if not given:
+        raise ValueError(f"{name} is empty: name at least one source, such as {{'web': directory}}")
+    for source in given:
+        if not isinstance(source, str) or not source:
+            raise TypeError(f"{name}: the names of sources must be text, got {source!r}")
+    return {source: check_place(f"{name}[{source!r}]", place, allow_pipe=allow_pipe) for source, place in given.items()}
+
+
+def _checked_mixes(places: Mapping[Split, Mapping[str, str]], mixes: Mapping[Split, Any]) -> dict[Split, Any]:
+    """The functions that mix: one for each split of several directories, and for no other."""
+    what = "a callable from {name: iterable} to one iterable"
+    for split, sources in places.items():
+        if "" not in sources and split not in mixes:
+            raise ValueError(f"dirs_tars_wds[{split}] names {len(sources)} sources: add mix={{{split}: {what}}}")
+    for split, mix in mixes.items():
+        if "" in places.get(split, {"": ""}):
+            raise ValueError(f"mix has {split}, but dirs_tars_wds[{split}] is not a mapping {{name: directory}}")
+        if not callable(mix):
+            raise TypeError(f"mix[{split}] must be {what}, got {mix!r}")
+    return dict(mixes)
+
+
+def _member_keys(given: Any) -> tuple[str, ...]:
+    """`suffix_keys_wds` as a tuple."""
+    keys = (given,) if isinstance(given, str) else tuple(given) if hasattr(given, "__iter__") else (given,)
+    for key in keys:
+        if not isinstance(key, str):
+            raise TypeError(f"suffix_keys_wds must be a str or several, such as 'tensor.pyd', got {key!r}")
+    if not keys or not all(keys):
+        raise ValueError(f"suffix_keys_wds must name at least one member key, got {given!r}")
+    for key in keys:
+        if key.startswith("."):
+            raise ValueError(f"suffix_keys_wds has no leading dot: write {key.lstrip('.')!r}, got {key!r}")
+    return keys

@@ -1,28 +1,34 @@
-"""The resumable loader: a thin iterable over torch's `DataLoader` that counts what it delivered."""
+"""The resumable loader: an iterable over torch's `DataLoader` that knows which batches it has delivered."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
-from headrace.webdatamodule.indexed.agreement import agree
-from headrace.webdatamodule.indexed.arguments import seed_int
-from headrace.webdatamodule.indexed.checking import check_loading
-from headrace.webdatamodule.indexed.delivering import Batches, Damaged, DamagedSampleWarning, Skipped
-from headrace.webdatamodule.indexed.recording import Beginning, Recorded, Taken
-from headrace.webdatamodule.indexed.seeding import Steps
-from headrace.webdatamodule.indexed.shuffling import derive
-from headrace.webdatamodule.indexed.sources import Sources
-from headrace.webdatamodule.indexed.tally import LoaderReport, Tally
-from headrace.webdatamodule.indexed.waiting import Wait
-from headrace.webdatamodule.trainer.following import Follows
+from headrace.webdatamodule.loading.dataset import (
+    BatchDataset,
+    DamagedSampleWarning,
+    OnError,
+    Request,
+    Skipped,
+    describe_sample,
+    fingerprint_of,
+)
+from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
+from headrace.webdatamodule.loading.options import check_loading, seed_int
+from headrace.webdatamodule.loading.permutation import derive
+from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.worker import WorkerTimeout, end_workers, start_workers
 
 VERSION = 1
 _WARNED = 10  # skipped samples that get a warning each
@@ -30,12 +36,33 @@ _WARNED = 10  # skipped samples that get a warning each
 State = dict[str, Any]
 
 
-class Epochs(SequentialSampler):
-    """What trainers take for the loader's sampler: it passes epochs on, and need not be replaced.
+class Position(NamedTuple):
+    """A place in an epoch.
 
-    Args:
-        loader: What it belongs to.
+    Attributes:
+        steps: Batches of the epoch before it.
+        state: Of the batch sampler there; None when it has none.
     """
+
+    steps: int
+    state: State | None
+
+
+class _Iteration:
+    """One iteration; alive as long as its generator is.
+
+    Attributes:
+        position: Behind the batch that was delivered last.
+        in_flight: Batches that were requested and not yet delivered: their indices, and the position behind each.
+    """
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
+
+
+class _EpochSetter(SequentialSampler):
+    """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace."""
 
     def __init__(self, loader: ResumableLoader) -> None:
         super().__init__(loader.dataset)
@@ -44,51 +71,67 @@ class Epochs(SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the loader delivers next."""
         self._loader.set_epoch(epoch)
+        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
+            fit_loop.settle()
 
 
 class ResumableLoader:
-    """Batches of indexed shards, from any position on.
+    """Batches of a map-style dataset, from any position on.
 
-    It knows what reached the training loop, whatever its workers have fetched ahead: `state_dict()` holds the position
-    behind the last batch that was delivered. `load_state_dict()` goes on there, with any number of workers and, when
-    the batch sampler can (those of headrace can), of ranks. Nothing is read twice for that.
+    It knows which batches reached the training loop, whatever its workers have read ahead: `state_dict()` holds the
+    position behind the last one. `load_state_dict()` resumes there, with any number of workers and, if the batch
+    sampler can (those of headrace can), of ranks. No batch is read twice for that.
 
-    It is no `DataLoader`, which trainers would take apart and rebuild with a sampler of their own.
+    After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
+    another. After a `break`, it begins that epoch anew. Two iterations of one loader are independent; the state is that
+    of the one that began last, or of the trainer's.
+
+    It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
 
     Args:
-        sources: The samples.
-        batch_sampler: This rank's batches. With `state_dict` and `load_state_dict` any position is found by it, at any
-            number of ranks; else its batches are counted.
+        dataset: Anything with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`, `IndexedShards`.
+            Read with `__getitems__`, a batch at a time, where it has that; `names` and `cumulative_sizes` tell its
+            sources in reports.
+        batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict`, `load_state_dict` and
+            `remaining` it is resumed at any number of ranks; else its batches are counted. Or a function of
+            `num_replicas` and `rank` that makes it, called when an epoch begins with other ranks than before.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's own when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.
         prefetch_factor: Batches that each of them reads ahead; 2 when None.
         pin_memory: Whether batches are copied to memory that a GPU reads directly.
-        timeout: Seconds to wait for a batch of the workers before it is an error.
-        multiprocessing_context: How workers are started; see torch.
-        damaged: "raise" the error of a sample that is damaged, or "skip" the sample, count it and warn.
-        sizes: Of each sample, for the report on padding.
-        seed: Decides the random numbers of the workers, together with the name, the epoch, the step and the rank.
-        world: (number of ranks, this rank) that the batch sampler deals to.
-        name: For messages.
+        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
+        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+        on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
+            sample, count it and warn.
+        sizes: Of each sample, shape [n] or [n, k], for the report on padding.
+        seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
+        fingerprint: Stands for the dataset in states; the dataset's own `fingerprint` when None, else its length.
+        num_replicas: Number of data-parallel ranks; from the process group when an epoch begins, if None.
+        rank: This one; the same.
+        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        name: Of the split, for messages.
+        fixed_epoch: Whether every epoch is the same, as for validation: `set_epoch` is ignored.
         check_ranks: Whether all ranks compare their plans before each epoch.
 
-    >>> import tempfile
-    >>> from headrace.webdatamodule import IndexedShards, index_shards, write_tars
-    >>> folder = tempfile.mkdtemp()
-    >>> _ = write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(6)], folder, n_shards=2)
-    >>> _ = index_shards(folder)
-    >>> sources = Sources({"numbers": IndexedShards(folder)})
-    >>> loader = ResumableLoader(sources, [[0, 1], [2, 3], [4, 5]])
-    >>> loader.load_state_dict(loader.state_dict() | {"steps": 2})
-    >>> [batch["json"].tolist() for batch in loader]
-    [[4, 5]]
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument that is not allowed.
+
+    >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
+    >>> next(iter(loader))
+    ['a', 'b']
+    >>> state = loader.state_dict()
+    >>> resumed = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
+    >>> resumed.load_state_dict(state)
+    >>> len(resumed), resumed.remaining, list(resumed)
+    (3, 2, [['c', 'd'], ['e', 'f']])
     """
 
-    batch_sampler = None  # trainers look for one beside `sampler`
+    batch_sampler: Any = None  # trainers look for one beside `sampler`
 
     def __init__(
         self,
-        sources: Sources,
+        dataset: Any,
         batch_sampler: Any,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -97,70 +140,109 @@ class ResumableLoader:
         pin_memory: bool = False,
         timeout: float = 600.0,
         multiprocessing_context: Any = None,
-        damaged: Damaged = "raise",
+        on_error: OnError = "raise",
         sizes: npt.NDArray[Any] | None = None,
         seed: int = 0,
-        world: tuple[int, int] = (1, 0),
+        fingerprint: str | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: Mesh | None = None,
         name: str = "train",
+        fixed_epoch: bool = False,
         check_ranks: bool = True,
     ) -> None:
-        if damaged not in ("raise", "skip"):
-            raise ValueError(f"damaged must be 'raise' or 'skip', got {damaged!r}")
-        if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
-            kind = type(batch_sampler).__name__
-            raise TypeError(f"batch_sampler must give lists of positions in every epoch and have a length, got {kind}")
-        check_loading(timeout, prefetch_factor)
-        self._sources, self._batches, self._name = sources, batch_sampler, name
-        self._world, self._seed, self._check_ranks = world, seed_int(seed), check_ranks
-        self._recorded = Recorded(batch_sampler)
-        self._wait = Wait(timeout)
-        dataset = Batches(sources, collate_fn, damaged)
-        self._inner: DataLoader[Any] = DataLoader(
-            Steps(dataset),
-            batch_sampler=self._recorded,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
-            collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            pin_memory=pin_memory,
-            timeout=self._wait.seconds if num_workers else 0,
-            multiprocessing_context=multiprocessing_context if num_workers else None,
-            persistent_workers=num_workers > 0,
-            generator=torch.Generator(),  # else torch would draw from the process's own
-        )
-        self._tally = Tally(name, sources, sizes, world)
-        self._stateful = has_state(batch_sampler)
+        check_loading(num_workers, prefetch_factor, timeout, on_error)
+        check_given_ranks(num_replicas, rank, mesh)
+        self._make_batches: Callable[[int, int], Any] | None = None
+        self._batches: Any = None
+        if callable(batch_sampler) and not hasattr(batch_sampler, "__iter__"):
+            self._make_batches = batch_sampler
+        else:
+            self._batches = _checked(batch_sampler)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
+        self._dataset, self._name = dataset, name
+        self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
+        self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
+        self._fixed, self._check_ranks = fixed_epoch, check_ranks
+        self._timeout = WorkerTimeout(timeout)
+        self._options: dict[str, Any] = {
+            "num_workers": operator.index(num_workers),
+            "prefetch_factor": prefetch_factor if num_workers else None,
+            "pin_memory": pin_memory,
+            "timeout": self._timeout.seconds if num_workers else 0,
+            "multiprocessing_context": multiprocessing_context if num_workers else None,
+            "persistent_workers": num_workers > 0,
+        }
+        self._batch_dataset = BatchDataset(dataset, collate_fn, on_error)
+        self._stats = DeliveryStats(name, dataset, sizes)
+        self._made_for: tuple[int, int] | None = None  # ranks
         self._epoch = 0
-        self._begun: object = None
-        self._length: int | None = None
-        self._positions: list[tuple[int, State | None]] = []
-        self._restart(0)
-        self.follows: Follows | None = None
+        self._chosen = self._finished = False  # set_epoch was called since an iteration began; one came to its end
+        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
         self.on_batch: Callable[[Sequence[int]], None] | None = None
         self.counts: Callable[[], bool] | None = None
+        self.indices: Sequence[int] = ()
+        self._open()
+        if self._batches is not None:
+            self._restart(0)
+
+    def _open(self) -> None:
+        self._requests = _Requests()
+        self._inner: DataLoader[Any] = DataLoader(
+            self._batch_dataset,
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
+            collate_fn=self._batch_dataset.collate,  # type: ignore[arg-type]  # of what its __getitems__ gives
+            generator=torch.Generator(),  # else torch would draw from the process's own
+            **self._options,
+        )
+        self._current: weakref.ref[_Iteration] | None = None
+        self._positions: deque[Position] = deque([Position(0, None)])
+        self._before = 0
+        self._length: int | None = None
+        self._begun = self._resumed = False
 
     def __len__(self) -> int:
-        """How many batches the present epoch has on this rank, those before a resumed position included."""
+        """Batches of the whole epoch on this rank, those before a resumed position included."""
+        batches = self._sampler()
         if self._length is None:
-            before = self._before if self._stateful else 0
-            self._length = before + len(self._batches)
+            left = len(batches)
+            if self._before and hasattr(batches, "remaining"):
+                left = int(batches.remaining)
+            elif self._before and not has_state(batches):
+                left -= self._before
+            self._length = self._before + left
         return self._length
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the epoch."""
+        return len(self) - self.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""
-        if self.follows is not None:
-            self.follows.before_epochs()
-        # The rest happens at the first `next`: trainers make an iterator before they set the epoch.
+        # All happens at the first `next`: trainers make an iterator before they set the epoch.
         return self._deliver()
 
     @property
-    def dataset(self) -> Sources:
+    def dataset(self) -> Any:
         """The samples."""
-        return self._sources
+        return self._dataset
 
     @property
-    def sampler(self) -> Epochs:
+    def sampler(self) -> _EpochSetter:
         """Trainers call `loader.sampler.set_epoch`."""
-        return Epochs(self)
+        return _EpochSetter(self)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that read ahead."""
+        return int(self._options["num_workers"])
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """The number of data-parallel ranks and this rank, as of now."""
+        return data_parallel_ranks(*self._given_ranks)
 
     @property
     def epoch(self) -> int:
@@ -170,110 +252,149 @@ class ResumableLoader:
     @property
     def steps(self) -> int:
         """Batches of the present epoch that were delivered."""
-        return self._positions[-1][0]
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """The present epoch, and the batches of it that were delivered."""
-        return self._epoch, self.steps
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to deliver next; a position that was loaded holds for its own epoch only."""
-        epoch = operator.index(epoch)
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more, got {epoch}")
-        if self.follows is not None:
-            epoch = self.follows.which_epoch(epoch)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._set_epoch(epoch)
-            self._restart(0)
-        if self.follows is not None:
-            self.follows.on_epoch()
-
-    def state_dict(self) -> State:
-        """What it takes to go on behind the last batch that was delivered.
-
-        Returns:
-            A few numbers, the same on every rank: "version", "epoch", "steps" delivered in it, "fingerprint" of the
-            shards, and "batches", the state of the batch sampler.
-        """
-        done = None if self.follows is None else self.follows.steps_done()
-        # The last batch is on hand, but the training step on it failed: it is to come again.
-        before = len(self._positions) > 1 and done == self._positions[-2][0]
-        steps, batches = self._positions[-2 if before else -1]
-        own = {"ranks": self._world[0]} if batches is None else batches
-        fingerprint = self._sources.fingerprint
-        return {"version": VERSION, "epoch": self._epoch, "steps": steps, "fingerprint": fingerprint, "batches": own}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Args:
-            state: What `state_dict` gave, on any rank.
-
-        Raises:
-            TypeError: It is no mapping.
-            ValueError: It is of other shards, sizes, options or another seed; or of another number of ranks, and the
-                batch sampler has no state.
-        """
-        steps, epoch = check_state(state, self._sources.fingerprint, self._name)
-        own = state["batches"]
-        if not isinstance(own, Mapping):
-            raise TypeError(f"state['batches'] must be what state_dict() returned, got {type(own).__name__}")
-        if own.get("epoch", epoch) != epoch:
-            raise ValueError(f"state is of epoch {epoch}, but its batches are of {own['epoch']!r}: it was changed")
-        position = own.get("position", steps)
-        if type(position) is int and (position > 0) != (steps > 0):
-            raise ValueError(f"state has steps {steps}, but its batches stand at {own['position']}: it was changed")
-        if self._stateful:
-            self._batches.load_state_dict(own)
-        elif own.get("ranks") != self._world[0]:
-            kind = type(self._batches).__name__
-            raise ValueError(
-                f"the state is of {own.get('ranks')} ranks, here are {self._world[0]}, and {kind} has no state_dict by "
-                "which to deal the rest anew: resume with as many ranks, or give a batch sampler that has one"
-            )
-        else:
-            self._set_epoch(epoch)
-            if steps > len(self._batches):
-                raise ValueError(f"state has {steps} steps, more than the {len(self._batches)} batches of its epoch")
-        self._epoch = epoch
-        self._restart(steps)
-        self._resumed = True
+        return self._positions[-1].steps
 
     @property
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed
 
-    def rewind(self) -> None:
-        """Forget the position that was loaded: the epoch begins at its beginning."""
-        self._set_epoch(self._epoch + 1)  # a batch sampler forgets its position with its epoch
-        self._set_epoch(self._epoch)
-        self._restart(0)
-
-    def report(self) -> LoaderReport:
-        """What was delivered so far, on this rank."""
-        return self._tally.report()
-
-    def explain(self, error: BaseException) -> None:
-        """Note on an error of a worker what the loader waited for.
-
-        Errors out of an iteration have that note. But that a worker was killed interrupts whatever the main thread is
-        at, which may be a training step.
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to deliver next; a position that was loaded holds for its own epoch only.
 
         Args:
-            error: What was raised; left alone unless it is of one of this loader's workers.
+            epoch: 0 or more.
+
+        Raises:
+            TypeError: No int.
+            ValueError: Below 0.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch must be an int >= 0, got {epoch}")
+        if self._fixed:
+            return
+        if self.fit_loop is not None and self.fit_loop.trainer is not None:
+            self.fit_loop.begin(epoch)
+        else:
+            self.choose_epoch(epoch)
+
+    def choose_epoch(self, epoch: int) -> None:
+        """As `set_epoch`, by whoever decides on the epoch."""
+        if epoch != self._epoch:
+            self._go_to(epoch)
+        self._chosen = True
+
+    def _go_to(self, epoch: int) -> None:
+        self._epoch = epoch
+        _set_epoch(self._sampler(), epoch)
+        self._restart(0)
+
+    def rewind(self) -> None:
+        """Forget the position: the epoch begins at its beginning."""
+        _set_epoch(self._sampler(), self._epoch + 1)  # a batch sampler forgets its position with its epoch
+        _set_epoch(self._sampler(), self._epoch)
+        self._restart(0)
+
+    def state_dict(self) -> State:
+        """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
+
+        A batch whose training step failed comes again, and so do batches whose accumulated gradients have not reached
+        the optimizer.
+
+        Returns:
+            The same on every rank: "version", "seed", "epoch", "steps" delivered in it, "fingerprint" of the dataset,
+            and "batch_sampler", its state.
+        """
+        batches = self._sampler()
+        done = None if self.fit_loop is None else self.fit_loop.steps_done()
+        position = self._positions[-1]
+        if done is not None and done < position.steps:
+            position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
+        own = position.state if has_state(batches) else {"num_replicas": self.ranks[0]}
+        return {
+            "version": VERSION,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "steps": position.steps,
+            "fingerprint": self._fingerprint,
+            "batch_sampler": own,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where a state was taken.
+
+        A state of an older epoch than a later `set_epoch` chose is left alone, and so is any while a trainer fits with
+        a data module: the module's copy decides.
+
+        Args:
+            state: As `state_dict` returned it, on any rank.
+
+        Raises:
+            TypeError: It is no mapping.
+            ValueError: It is of another dataset, other sizes, options or another seed; or of another number of ranks,
+                and the batch sampler has no state.
+        """
+        if self.fit_loop is None or self.fit_loop.trainer is None:
+            self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `load_state_dict`, by whoever decides on the position."""
+        steps, epoch = _check_state(state, self._fingerprint, self._seed, self._name)
+        own = state["batch_sampler"]
+        if not isinstance(own, Mapping):
+            raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
+        if own.get("epoch", epoch) != epoch:
+            raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {own['epoch']!r}: it was changed")
+        position = own.get("position", steps)
+        if type(position) is int and (position > 0) != (steps > 0):
+            raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
+        if self._chosen and self._epoch > epoch and self.fit_loop is None:
+            return
+        batches = self._sampler()
+        if has_state(batches):
+            _load(batches, own, epoch)
+        else:
+            ranks = self.ranks[0]
+            if own.get("num_replicas") != ranks:
+                raise ValueError(
+                    f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={ranks}, and "
+                    f"{type(batches).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
+                    "give a batch sampler that has one"
+                )
+            before = self._epoch
+            _set_epoch(batches, epoch)
+            if steps > len(batches):
+                length = len(batches)
+                _set_epoch(batches, before)
+                raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
+        self._epoch = epoch
+        self._restart(steps)
+        self._resumed, self._chosen = True, False
+
+    def report(self) -> LoaderReport:
+        """Statistics of the batches that were delivered so far, on this rank."""
+        return self._stats.report()
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of a worker: the samples that the loader waited for.
+
+        Errors out of an iteration have that note. But a killed worker interrupts whatever the main thread is doing,
+        which may be a training step.
+
+        Args:
+            error: Left alone unless it is of one of this loader's workers.
         """
         pids = [str(worker.pid) for worker in getattr(self._iterator, "_workers", ())]
-        if isinstance(error, RuntimeError) and any(pid in str(error) for pid in pids):
-            self._explain(error)
+        iteration = self._latest()
+        if iteration is not None and isinstance(error, RuntimeError) and any(pid in str(error) for pid in pids):
+            self._explain(error, iteration)
 
     def close(self) -> None:
-        """End the workers and let go of the shards; both come back when they are needed."""
+        """End the workers and close the dataset; both come back when they are needed."""
         self._iterator = None
-        self._sources.close()
+        if callable(close := getattr(self._dataset, "close", None)):
+            close()
 
     @property
     def _iterator(self) -> Any:
@@ -283,116 +404,266 @@ class ResumableLoader:
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         running = self._inner._iterator
-        if iterator is None and running is not None and hasattr(running, "_shutdown_workers"):
-            running._shutdown_workers()
+        if iterator is None and running is not None:
+            end_workers(running)
         self._inner._iterator = iterator
 
-    def _set_epoch(self, epoch: int) -> None:
-        owner = self._batches
-        setter = getattr(owner, "set_epoch", None) or getattr(getattr(owner, "sampler", None), "set_epoch", None)
-        if callable(setter):
-            setter(epoch)
+    def _sampler(self) -> Any:
+        """The batch sampler of the ranks there are now, at the present position."""
+        if self._make_batches is None:
+            return self._batches
+        ranks = self.ranks
+        if ranks != self._made_for:
+            position, resumed = self._positions[-1], self._resumed
+            going_on = position.steps > 0 and not self._begun
+            if going_on and not has_state(self._batches):
+                raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
+            self._batches, self._made_for = _checked(self._make_batches(*ranks)), ranks
+            _set_epoch(self._batches, self._epoch)
+            self._length = None
+            if going_on:
+                _load(self._batches, position.state or {}, self._epoch)
+            if not self._begun:
+                self._restart(position.steps)
+                self._resumed = resumed
+        return self._batches
 
     def _restart(self, steps: int) -> None:
-        self._before, self._length, self._begun, self._resumed = steps, None, None, False
-        state = self._batches.state_dict() if self._stateful else None
+        self._before, self._length, self._begun, self._resumed, self._finished = steps, None, False, False, False
+        state = self._batches.state_dict() if has_state(self._batches) else None
         if state is not None and not steps and "position" in state:
-            state = {**state, "position": 0}  # an iteration that was given up has moved the batch sampler
-        self._positions = [(steps, state)]
+            state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
+        self._positions = deque([Position(steps, state)])
 
     def _deliver(self) -> Iterator[Any]:
-        steps = self._begin()
-        self._resumed = False
-        self._begun = mine = object()  # an iteration that another one replaced says no more where the loader stands
+        if self.fit_loop is not None and self.fit_loop.trainer is not None and self._latest() is not None:
+            yield from self._beside(Position(0, None))  # the trainer's iteration goes on
+            return
+        iteration, inner, plan = self._begin()
+        self._current = weakref.ref(iteration)
         try:
-            inner = iter(self._inner)
-            while (delivered := self._wait.next_of(inner)) is not None:
-                taken = self._recorded.on_the_way.popleft()
+            if self._check_ranks:
+                compare_plans(plan, self._name)
+            while True:
+                if self._latest() is not iteration:
+                    yield from self._beside(iteration.position)  # a later one has the workers and the position
+                    return
+                delivered = self._timeout.next_of(inner)
+                if delivered is None:
+                    break
+                indices, position = iteration.in_flight.popleft()
                 batch, skipped, error = delivered
                 if error is not None:
                     raise error
-                steps += 1
-                if self._begun is mine:
-                    self._positions = [self._positions[-1], (steps, taken.state)]
-                self._note(taken, skipped)
+                self._positions.append(position)
+                while len(self._positions) > self._kept:
+                    self._positions.popleft()
+                iteration.position = position
+                self._note(indices, skipped)
                 yield batch
-            if self._recorded.on_the_way:
+            if iteration.in_flight:
                 raise RuntimeError(f"the workers of the {self._name} loader ended before its batches did")
+            self._finished = True
         except Exception as error:
-            self._explain(error)
-            self._iterator = None  # left to the garbage collection, it takes 5 seconds a worker
+            self._explain(error, iteration)
+            if self._latest() is iteration:
+                self._iterator = None  # left to the garbage collection, it takes 5 seconds a worker
             raise
 
-    def _begin(self) -> int:
-        """Make ready for an iteration; gives the number of steps of the epoch that were delivered before."""
-        if self._begun is not None:  # the same epoch once more
-            self._restart(0)
-        steps = self._before
-        position = self._positions[-1][1]
-        if self._check_ranks and self._world[0] > 1:
-            own = None if position is None else position.get("fingerprint")
-            plan = {"epoch": self._epoch, "steps done": steps, "steps": len(self), "order and batches": own}
-            agree({**plan, "shards": self._sources.fingerprint, "position": repr(position)}, self._name)
-        length = len(self)  # before the sampler moves on
-        key = int(derive(self._seed, self._epoch, self._world[1], int.from_bytes(self._name.encode()[:7], "big"))[0])
-        if self._stateful:
-            self._recorded.beginning = Beginning(0, length - steps, key, steps)
-        else:
-            self._recorded.beginning = Beginning(steps, length, key)
-        self._before = 0
-        return steps
+    def _begin(self) -> tuple[_Iteration, Iterator[Any], dict[str, Any]]:
+        """Start an iteration, its workers included."""
+        self._sampler()
+        if self._begun:
+            if self._finished and not self._chosen and not self._fixed:
+                self._go_to(self._epoch + 1)
+            else:  # the same epoch once more
+                self._restart(0)
+        batches, (world, rank) = self._sampler(), self.ranks
+        length, start = len(self), self._positions[-1]
+        own = start.state or {}
+        plan = {
+            "epoch": self._epoch,
+            "steps done": start.steps,
+            "steps": length,
+            "order and batches": own.get("fingerprint"),
+            "order": getattr(batches, "order_digest", ""),
+            "shards": self._fingerprint,
+            "position": repr(start.state),
+        }
+        name = int.from_bytes(self._name.encode()[:7], "big")
+        iteration = _Iteration(start)
+        self._requests.begin(
+            batches,
+            iteration.in_flight,
+            start=start.steps,
+            stop=length,
+            skip=0 if has_state(batches) else start.steps,
+            key=int(derive(self._seed, self._epoch, rank, name)[0]),
+        )
+        self._stats.rank = (world, rank)
+        trainer = None if self.fit_loop is None else self.fit_loop.trainer
+        self._kept = 2 if trainer is None else trainer.accumulate_grad_batches + 1
+        self._before, self._begun, self._resumed, self._finished, self._chosen = 0, True, False, False, False
+        return iteration, start_workers(self._inner), plan
 
-    def _note(self, taken: Taken, skipped: list[Skipped]) -> None:
+    def end_iteration(self) -> None:
+        """The iteration that is going on, if any, has been abandoned."""
+        self._current = None
+
+    def _latest(self) -> _Iteration | None:
+        return None if self._current is None else self._current()
+
+    def _beside(self, position: Position) -> Iterator[Any]:
+        """The rest of this epoch, beside the iteration that has the workers and the position."""
+        other = self._copy(position)
+        try:
+            yield from other._deliver()
+        finally:
+            other._iterator = None
+
+    def _copy(self, position: Position) -> ResumableLoader:
+        """A loader of its own at a position of this epoch, whose batches count for nothing."""
+        other = copy.copy(self)
+        other._open()
+        if self._make_batches is None:
+            other._batches = copy.deepcopy(self._batches, {id(self._dataset): self._dataset})
+        else:
+            other._batches = _checked(self._make_batches(*(self._made_for or self.ranks)))
+        _set_epoch(other._batches, self._epoch + 1)
+        _set_epoch(other._batches, self._epoch)
+        if has_state(other._batches) and position.steps and position.state is not None:
+            _load(other._batches, position.state, self._epoch)
+        other._restart(position.steps)
+        other.fit_loop = other.on_batch = None
+        other._check_ranks, other.counts = False, bool
+        return other
+
+    def _note(self, indices: Sequence[int], skipped: list[Skipped]) -> None:
+        if skipped:
+            without = {sample[0] for sample in skipped}
+            indices = [index for index in indices if int(index) not in without]
+        self.indices = indices
         if self.counts is not None and not self.counts():
             return
-        indices = taken.indices
-        if skipped:
-            without = {one[0] for one in skipped}
-            indices = [index for index in indices if int(index) not in without]
-        self._tally.add(indices)
+        self._stats.add(indices)
         if self.on_batch is not None:
             self.on_batch(indices)
-        for one in skipped:
-            if self._tally.skip(Skipped(*one)) and (count := len(self._tally.skipped)) <= _WARNED:
+        for sample in skipped:
+            if self._stats.skip(Skipped(*sample)) and (count := len(self._stats.skipped)) <= _WARNED:
                 more = "; further ones are counted in report()" if count == _WARNED else ""
-                warnings.warn(f"skipped a sample: {one[1]}{more}", DamagedSampleWarning, stacklevel=3)
+                warnings.warn(f"skipped a sample: {sample[1]}{more}", DamagedSampleWarning, stacklevel=3)
 
-    def _explain(self, error: Exception) -> None:
-        told = str(error) if isinstance(error, RuntimeError) else ""
-        if "DataLoader worker" not in told and "DataLoader timed out" not in told:
+    def _explain(self, error: Exception, iteration: _Iteration) -> None:
+        message = str(error) if isinstance(error, RuntimeError) else ""
+        if "DataLoader worker" not in message and "DataLoader timed out" not in message:
             return
-        for taken in itertools.islice(self._recorded.on_the_way, 1):
-            shown = ", ".join(self._sources.place(int(index)) for index in taken.indices[:3])
-            more = f" and {len(taken.indices) - 3} more" if len(taken.indices) > 3 else ""
-            at = f"batch {self.steps} of epoch {self._epoch}"
-            error.add_note(f"the {self._name} loader waited for {at}: {shown}{more}")
+        for indices, position in itertools.islice(iteration.in_flight, 1):
+            shown = ", ".join(describe_sample(self._dataset, int(index)) for index in indices[:3])
+            more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+            batch = f"batch {position.steps - 1} of epoch {self._epoch}"
+            error.add_note(f"the {self._name} loader waited for {batch}: {shown}{more}")
+
+
+class _Requests(Sampler[Request]):
+    """The batch sampler of the inner `DataLoader`: notes each batch that it requests."""
+
+    def __init__(self) -> None:
+        self._next: Iterator[Request] = iter(())
+
+    def begin(
+        self,
+        batches: Any,
+        in_flight: deque[tuple[Sequence[int], Position]],
+        *,
+        start: int,
+        stop: int,
+        skip: int,
+        key: int,
+    ) -> None:
+        """Prepare the next iteration.
+
+        Args:
+            batches: A batch sampler.
+            in_flight: Gets the batches, and the position behind each.
+            start: Number of the first step.
+            stop: Number of steps of the epoch, as its length says.
+            skip: Batches of the batch sampler that are passed over.
+            key: Of the random numbers.
+        """
+        self._next = self._requests(batches, in_flight, start, stop, skip, key)
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._next  # the same one when it is asked twice, as torch does
+
+    @staticmethod
+    def _requests(
+        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: int, stop: int, skip: int, key: int
+    ) -> Iterator[Request]:
+        state_of = getattr(batches, "state_dict", None) if has_state(batches) else None
+        given = iter(batches)
+        step = start - skip
+        for batch in given:
+            step += 1
+            state = state_of() if state_of else None
+            if step > stop or (step == stop and next(given, None) is not None):
+                raise _miscounted(batches, stop, "gives more")
+            if step > start:
+                in_flight.append((batch, Position(step, state)))
+                yield Request(batch, key, step - 1)
+        if step < stop:
+            raise _miscounted(batches, stop, f"gave {step}")
+
+
+def _miscounted(batches: Any, stop: int, what: str) -> RuntimeError:
+    message = f"{type(batches).__name__} has a length of {stop}, but {what} batches"
+    return RuntimeError(f"{message}: trainers plan by it, make its __len__ count the batches of the present epoch")
 
 
 def has_state(batch_sampler: Any) -> bool:
-    """Whether a batch sampler finds any position by itself."""
-    return all(callable(getattr(batch_sampler, do, None)) for do in ("state_dict", "load_state_dict"))
+    """Whether a batch sampler can be resumed by itself."""
+    return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
 
 
-def check_state(state: Any, fingerprint: str, name: str) -> tuple[int, int]:
-    """Refuse a state of something else.
+def _checked(batch_sampler: Any) -> Any:
+    if hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__"):
+        return batch_sampler
+    kind = type(batch_sampler).__name__
+    raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
 
-    Returns:
-        The steps delivered, and their epoch.
-    """
+
+def _set_epoch(batch_sampler: Any, epoch: int) -> None:
+    setter = getattr(batch_sampler, "set_epoch", None)
+    setter = setter or getattr(getattr(batch_sampler, "sampler", None), "set_epoch", None)
+    if callable(setter):
+        setter(epoch)
+
+
+def _load(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
+    batch_sampler.load_state_dict(state)
+    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # it was told a later epoch, and kept that
+        _set_epoch(batch_sampler, epoch)
+        batch_sampler.load_state_dict(state)
+
+
+def _check_state(state: Any, fingerprint: str, seed: int, name: str) -> tuple[int, int]:
+    """Refuse a state of something else; return the steps delivered, and their epoch."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    missing = {"version", "epoch", "steps", "fingerprint", "batches"} - set(state)
-    if missing:
+    if missing := {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"} - set(state):
         raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
     if state["version"] != VERSION:
-        raise ValueError(f"state has version {state['version']!r}, this release reads {VERSION}: use the one it is of")
+        version = state["version"]
+        raise ValueError(f"checkpoint has version={version!r}, this release reads {VERSION}: use the one that saved it")
+    if state["seed"] != seed:
+        cure = "use that seed, or start without the checkpoint"
+        raise ValueError(f"checkpoint has seed={state['seed']!r}, got seed={seed}: {cure}")
     if state["fingerprint"] != fingerprint:
         raise ValueError(
-            f"state is of other {name} shards: it names {state['fingerprint']!r}, here they are {fingerprint!r}; "
-            "resume with the shards it was saved with, or begin anew without the checkpoint"
+            f"checkpoint is of other {name} data: it has fingerprint={state['fingerprint']!r}, got {fingerprint!r}; "
+            "resume with the data it was saved with, or start without the checkpoint"
         )
-    numbers = [state["steps"], state["epoch"]]
-    if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
-        raise ValueError(f"state has steps {numbers[0]!r} and epoch {numbers[1]!r}: both are ints of 0 to 2**62")
-    steps, epoch = numbers
-    return steps, epoch
+    numbers = {key: state[key] for key in ("steps", "epoch")}
+    for key, number in numbers.items():
+        if type(number) is not int or not 0 <= number < 2**62:
+            raise ValueError(f"state[{key!r}] must be an int from 0 to 2**62, got {number!r}")
+    return numbers["steps"], numbers["epoch"]

@@ -1,6 +1,6 @@
 """The names of the splits, and arguments that are given per split."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from enum import Enum
 from operator import index
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ class Split(Enum):
     train = "train"
     val = "val"
     test = "test"
+    predict = "predict"
 
 
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
@@ -34,17 +35,28 @@ def stage_name(stage: Any) -> str:
     return name
 
 
-def needed_by(stage: str) -> Split:
-    """The split that a stage cannot do without.
+def needed_by(stage: str, given: Container[Split] = ()) -> Split:
+    """The split that a stage cannot do without; predict takes `Split.test` where there is no `Split.predict`.
 
-    >>> needed_by("predict")
-    <Split.test: 'test'>
+    >>> needed_by("predict"), needed_by("predict", {Split.predict})
+    (<Split.test: 'test'>, <Split.predict: 'predict'>)
     """
-    return _NEEDED[stage]
+    return Split.predict if stage == "predict" and Split.predict in given else _NEEDED[stage]
 
 
-def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
-    """Check an argument that is a mapping from splits.
+def as_split(key: Any) -> Split | None:
+    """The split of that name, or None.
+
+    >>> as_split("train"), as_split(Split.val), as_split("books")
+    (<Split.train: 'train'>, <Split.val: 'val'>, None)
+    """
+    if isinstance(key, Split):
+        return key
+    return Split.__members__.get(key) if isinstance(key, str) else None
+
+
+def by_split(name: str, given: Mapping[Any, T] | None) -> dict[Split, T]:
+    """Check an argument that is a mapping from splits; their names will do.
 
     Args:
         name: The argument's name, for errors.
@@ -54,23 +66,30 @@ def by_split(name: str, given: Mapping[Split, T] | None) -> dict[Split, T]:
         A copy.
 
     Raises:
-        TypeError: Not a mapping, or a key is not a `Split`.
+        TypeError: Not a mapping, or a key is no split.
+        ValueError: A split comes twice.
 
     >>> by_split("n_samples", {Split.train: 10})
     {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train": 10})
+    {<Split.train: 'train'>: 10}
+    >>> by_split("n_samples", {"training": 10})
     Traceback (most recent call last):
-    TypeError: n_samples: keys must be members of Split, got 'train'; use Split.train
+    TypeError: n_samples: keys must be Split.train, Split.val, Split.test, Split.predict or their names, got 'training'
     """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"{name} must be a mapping from Split, such as {{Split.train: ...}}, got {given!r}")
-    for key in given:
-        if not isinstance(key, Split):
-            hint = f"Split.{key}" if key in Split.__members__ else "one of Split.train, Split.val, Split.test"
-            raise TypeError(f"{name}: keys must be members of Split, got {key!r}; use {hint}")
-    return dict(given)
+    found: dict[Split, T] = {}
+    for key, value in given.items():
+        split = as_split(key)
+        if split is None:
+            raise TypeError(f"{name}: keys must be {', '.join(map(str, Split))} or their names, got {key!r}")
+        if split in found:
+            raise ValueError(f"{name} has {split} twice: as a member of Split and by its name")
+        found[split] = value
+    return found
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -96,67 +115,3 @@ def positive_int(name: str, value: Any) -> int:
     if count < 1:
         raise ValueError(f"{name} must be a positive int, got {value!r}")
     return count
-
-
-def suffix_keys(given: Any) -> tuple[str, ...]:
-    """Check `suffix_keys_wds`.
-
-    Args:
-        given: One key or several.
-
-    Returns:
-        The keys, at least one.
-
-    Raises:
-        TypeError: Not text.
-        ValueError: No key, an empty one, or one with a leading dot.
-
-    >>> suffix_keys("tensor.pyd")
-    ('tensor.pyd',)
-    """
-    keys = (given,) if isinstance(given, str) else tuple(given) if hasattr(given, "__iter__") else (given,)
-    for key in keys:
-        if not isinstance(key, str):
-            raise TypeError(f"suffix_keys_wds must be a str or several, such as 'tensor.pyd', got {key!r}")
-    if not keys or not all(keys):
-        raise ValueError(f"suffix_keys_wds must name at least one member key, got {given!r}")
-    for key in keys:
-        if key.startswith("."):
-            raise ValueError(f"suffix_keys_wds goes without a leading dot: write {key.lstrip('.')!r}, got {key!r}")
-    return keys
-
-
-def check_mixes(directories: Mapping[Split, Any], mixes: Mapping[Split, Any]) -> dict[Split, Any]:
-    """Check that splits of several directories, and no others, have a function that mixes them.
-
-    Args:
-        directories: A directory, or several by name, for each split.
-        mixes: What was given as `mix`.
-
-    Returns:
-        The functions.
-
-    Raises:
-        TypeError: No functions, or names that are no text.
-        ValueError: A function too few or too many, or no directory.
-    """
-    for split, places in directories.items():
-        if isinstance(places, Mapping):
-            _check_names(split, places)
-            if split not in mixes:
-                what = "a callable from {name: iterable} to one iterable"
-                raise ValueError(f"dirs_tars_wds[{split}] names {len(places)} sources: add mix={{{split}: {what}}}")
-    for split, mix in mixes.items():
-        if not isinstance(directories.get(split), Mapping):
-            raise ValueError(f"mix has {split}, but dirs_tars_wds[{split}] is not a mapping {{name: directory}}")
-        if not callable(mix):
-            raise TypeError(f"mix[{split}] must be a callable from {{name: iterable}} to one iterable, got {mix!r}")
-    return dict(mixes)
-
-
-def _check_names(split: Split, places: Mapping[Any, Any]) -> None:
-    if not places:
-        raise ValueError(f"dirs_tars_wds[{split}] is empty: name at least one source")
-    for name in places:
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"dirs_tars_wds[{split}]: the names of sources must be text, got {name!r}")

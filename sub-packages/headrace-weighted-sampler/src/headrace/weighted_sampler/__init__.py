@@ -1,11 +1,11 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
-from headrace.weighted_sampler.interleave import InterleavedDataset
+from headrace.weighted_sampler._validation import Ratio
+from headrace.weighted_sampler.interleaved import InterleavedDataset
 from headrace.weighted_sampler.plotting import plot_mixture
 from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
-from headrace.weighted_sampler.sources import NamedConcatDataset
-from headrace.weighted_sampler.weights import Ratio
+from headrace.weighted_sampler.weights import NamedConcatDataset
 
 __all__ = [
     "InterleavedDataset",

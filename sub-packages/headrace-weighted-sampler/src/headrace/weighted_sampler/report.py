@@ -1,15 +1,14 @@
 """What an epoch was asked for and what it delivers, source by source."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from headrace.weighted_sampler.keyed import Indices
-from headrace.weighted_sampler.mixture import Stage
-from headrace.weighted_sampler.order import Order
-from headrace.weighted_sampler.recipe import Recipe
+from headrace.weighted_sampler._mixture import SampleOrder, Stage
+from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._semantics import MixtureSpec
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
 TOKENS = ("tokens asked", "tokens")
@@ -32,6 +31,7 @@ class SourceReport:
         repeats: Draws in that time beyond each sample's first.
         asked_tokens: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
         token_share: The share of the delivered tokens, by the source's mean size; None likewise.
+        groups: Names of the groups of nested weights that it is in, from the outermost on.
     """
 
     name: str
@@ -45,6 +45,7 @@ class SourceReport:
     repeats: int
     asked_tokens: float | None = None
     token_share: float | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -76,17 +77,23 @@ class MixtureReport:
     rounding: float
     changes: tuple[int, ...] = ()
 
+    @property
+    def tree(self) -> tuple[SourceReport, ...]:
+        """The sources and, before its members, the sum of each group of nested weights."""
+        return tuple(_tree(self.sources))
+
     def __str__(self) -> str:
         total = sum(line.delivered for line in self.sources)
         by_tokens = any(line.token_share is not None for line in self.sources)
-        rows = [HEADINGS + TOKENS * by_tokens, *map(_cells, self.sources[:SHOWN])]
+        lines = self.tree
+        rows = [HEADINGS + TOKENS * by_tokens, *map(_cells, lines[:SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        more = len(self.sources) - SHOWN
+        more = len(lines) - SHOWN
         return "\n".join(
             [
                 f"epoch {self.epoch}: {total} samples over {self.num_replicas} ranks, "
                 f"{len(self.padded)} padded, {len(self.dropped)} dropped",
-                *("  ".join(map(str.rjust, row, widths)) for row in rows),
+                *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
                 *([f"and {more} more sources"] if more > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
                 *(
@@ -103,10 +110,40 @@ def _listed(positions: tuple[int, ...]) -> str:
     return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
 
 
+def _tree(lines: Sequence[SourceReport], depth: int = 0) -> Iterator[SourceReport]:
+    done: set[str] = set()
+    for line in lines:
+        if len(line.groups) == depth:
+            yield line
+        elif (group := line.groups[depth]) not in done:
+            done.add(group)
+            members = [other for other in lines if other.groups[depth : depth + 1] == (group,)]
+            yield _sum(group, line.groups[:depth], members)
+            yield from _tree(members, depth + 1)
+
+
+def _sum(name: str, groups: tuple[str, ...], members: Sequence[SourceReport]) -> SourceReport:
+    tokens = members[0].token_share is not None
+    return SourceReport(
+        name=name,
+        size=sum(member.size for member in members),
+        weight=sum((member.weight for member in members), Fraction(0)),
+        asked=sum(member.asked for member in members),
+        draws=sum(member.draws for member in members),
+        delivered=sum(member.delivered for member in members),
+        share=sum(member.share for member in members),
+        seen=sum(member.seen for member in members),
+        repeats=sum(member.repeats for member in members),
+        asked_tokens=sum(member.asked_tokens or 0.0 for member in members) if tokens else None,
+        token_share=sum(member.token_share or 0.0 for member in members) if tokens else None,
+        groups=groups,
+    )
+
+
 def _cells(line: SourceReport) -> tuple[str, ...]:
     tokens = () if line.token_share is None else (f"{line.asked_tokens:.4f}", f"{line.token_share:.4f}")
     return (
-        line.name,
+        "  " * len(line.groups) + line.name,
         f"{line.size}",
         f"{float(line.weight):g}",
         f"{line.asked:.4f}",
@@ -119,25 +156,18 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 
 
 def mixture_report(
-    recipe: Recipe, order: Order, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
+    spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
-    """Count what one epoch delivers, in closed form.
-
-    Args:
-        recipe: Sources and shares.
-        order: Of the recipe.
-        padded: Positions, ascending, that are delivered once more.
-        dropped: Positions at the epoch's end that are not delivered.
-        epoch: Its number.
-        num_replicas: Number of ranks.
-    """
-    begin, end = epoch * recipe.epoch_length, (epoch + 1) * recipe.epoch_length
+    """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
+    begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
     before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
-    extra, less = order.owners(epoch, padded), order.owners(epoch, dropped)
-    delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
-    asked = asked_shares(recipe.stages, recipe.asked, begin, end)
-    asked_tokens, token_shares = _by_tokens(recipe, asked), _by_tokens(recipe, delivered)
-    weights = recipe.weights[bisect_right(recipe.stages, begin, key=lambda stage: stage.start) - 1]
+    extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
+    delivered = [
+        new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
+    ]
+    asked = asked_shares(spec.stages, spec.requested, begin, end)
+    asked_tokens, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
+    weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -151,27 +181,36 @@ def mixture_report(
             repeats=max(0, after[place] - part.size),
             asked_tokens=asked_tokens[place],
             token_share=token_shares[place],
+            groups=part.groups,
         )
-        for place, part in enumerate(recipe.sources.parts)
+        for place, part in enumerate(spec.sources.parts)
     )
-    ever = [any(stage.weights[place] for stage in recipe.stages) for place in range(len(lines))]
+    ever = [any(stage.weights[place] for stage in spec.stages) for place in range(len(lines))]
     return MixtureReport(
         epoch=epoch,
         num_replicas=num_replicas,
         sources=lines,
         padded=tuple(order.at(epoch, padded).tolist()),
         dropped=tuple(order.at(epoch, dropped).tolist()),
-        not_drawn=recipe.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
-        rounding=recipe.sources.rounding,
-        changes=tuple(stage.start - begin for stage in recipe.stages if begin < stage.start < end),
+        not_drawn=spec.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
+        rounding=spec.sources.rounding,
+        changes=tuple(stage.start - begin for stage in spec.stages if begin < stage.start < end),
     )
 
 
-def _by_tokens(recipe: Recipe, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
+def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int]:
+    """How many of some ascending positions belong to each source."""
+    counts = [0] * order.mixture.sources
+    for source, where, _ in order.mixture.assign(epoch, positions):
+        counts[source] += len(where)
+    return counts
+
+
+def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
     """Shares of tokens, from samples and their mean sizes; nothing when shares are meant by samples."""
-    if recipe.means is None:
+    if spec.means is None:
         return [None] * len(samples)
-    tokens = [count * mean for count, mean in zip(samples, recipe.means, strict=True)]
+    tokens = [count * mean for count, mean in zip(samples, spec.means, strict=True)]
     return [float(part / sum(tokens)) for part in tokens]
 
 

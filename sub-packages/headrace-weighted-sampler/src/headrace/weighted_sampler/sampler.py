@@ -1,80 +1,131 @@
-"""The sampler that PyTorch sees: options and state around the pure functions beside it."""
+"""The sampler: options and state around pure functions of the seed, the weights and the position."""
 
+import operator
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from headrace.weighted_sampler.checks import WORD, integer
-from headrace.weighted_sampler.keyed import Indices
-from headrace.weighted_sampler.mixture import MOST
-from headrace.weighted_sampler.order import Order
-from headrace.weighted_sampler.ranks import deal_end, rank_positions
-from headrace.weighted_sampler.recipe import Options, Schedule, read_recipe
+from headrace.weighted_sampler._permutation import WINDOW, Indices
+from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, sharded_end
+from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
+from headrace.weighted_sampler._validation import (
+    MAX_POSITION,
+    WORD,
+    Ratio,
+    as_bool,
+    as_int,
+    check_state,
+    data_identity,
+    digest,
+)
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
-from headrace.weighted_sampler.sources import Weights
-from headrace.weighted_sampler.state import VERSION, State, check_state
-from headrace.weighted_sampler.weights import Ratio
-from headrace.weighted_sampler.world import resolve
+from headrace.weighted_sampler.weights import Weights
+
+VERSION = 2  # of the state
+
+
+class State(TypedDict):
+    """What ``WeightedDistributedSampler.state_dict`` returns.
+
+    Attributes:
+        version: Of this layout.
+        seed: Of the sampler.
+        epoch: The epoch that ``position`` is in.
+        position: Samples of the epoch's global sequence already consumed, on all ranks.
+        fingerprint: Of the data, the options and the seed.
+    """
+
+    version: int
+    seed: int
+    epoch: int
+    position: int
+    fingerprint: str
+
+
+class _Iteration:
+    """Where one iteration over the sampler stands.
+
+    List iterators yield the blocks and know how many of their items are left, so the position is true after every
+    sample, at no cost for each.
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self.start = self.block_end = 0
+        self.num_replicas = 1
+        self.block: Iterator[int] = iter(())
+
+    def position(self) -> int:
+        """Positions of the epoch consumed so far, on all ranks, padding included."""
+        return self.block_end - self.num_replicas * operator.length_hint(self.block)
 
 
 class WeightedDistributedSampler(DistributedSampler[int]):
-    """Mix the sources of one dataset by weight, each rank its share of one global sequence.
+    """Mix the sources of one dataset by weight and share the samples among data-parallel ranks.
 
-    The sequence is endless and a pure function of the seed and the weights; an epoch is a stretch of it, and
-    rank ``r`` of ``W`` takes its positions ``r, r + W, ...``. Every source's count follows its share to within
-    about one and a half draws at every 1,024th position. A source's own samples come in passes, each shuffled
-    anew, that run on from epoch to epoch: every sample comes before one of them comes again, so ratio 0.25
-    covers a source in four epochs and 2.0 draws each sample exactly twice. Any position is worked out by
-    itself, so that memory and the time to the first sample do not grow with the epoch.
+    All ranks read one global sequence; rank ``r`` of ``W`` takes its positions ``r, r + W, ...``. The sequence is
+    endless and a pure function of the seed and the weights; an epoch is a part of it. Every source's count follows its
+    share to within about one and a half draws at every 1,024th position. Each source is drawn without replacement,
+    shuffled anew each time, and its order runs on from epoch to epoch: ratio 0.25 covers a source in four epochs, and
+    2.0 draws each sample exactly twice an epoch. Any position is computed alone, so memory and the time to the first
+    sample do not grow with the epoch.
 
-    Every rank gets the same number of samples. What does not divide evenly is padded from the beginning of
-    the epoch's sequence, or dropped from its end: ``padded()`` and ``dropped()`` name those samples.
+    Every rank gets the same number of samples. The last step is padded from the beginning of the epoch's sequence, or
+    dropped: ``padded()`` and ``dropped()`` name those samples.
 
-    ``len()`` is this rank's number of samples in a whole epoch, in a resumed one as well: learning-rate
-    schedules and Lightning's progress need the whole. ``remaining`` is what the next iteration yields.
+    Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
+    also after a ``break``. ``state_dict()`` is true at any moment of an iteration. ``len()`` is the length of the
+    whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
 
-    It is one of torch's ``DistributedSampler`` s so that frameworks know that the ranks are taken care of:
-    Lightning would otherwise deal each rank's share to all ranks again and lose the rest.
+    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of.
 
     Args:
-        dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read.
-        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``;
-            ``{position: weight}`` or ``[weight, ...]`` for the parts of a ``ConcatDataset``;
-            ``{(begin, end): weight}`` for ranges of indices that do not overlap, where samples in no range
-            are never drawn; or an array of one weight a sample. A weight may be an int, float, ``Fraction``
-            or ``Decimal``, and counts as the decimal number that was written; 0 leaves a source out. The
-            order of a mapping does not matter. None, with a temperature, gives every part the weight 1.
-        num_replicas: Number of ranks. By default the world size of ``torch.distributed``, or 1 when that is
-            not initialised; it is looked up when it is needed, not here, so the sampler may be made before
-            the process group.
+        dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
+            ``fingerprint``, if it has one, becomes part of the sampler's.
+        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
+            ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
+            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that
+            do not overlap, where samples in no range are never drawn; or an array of one weight a sample. A weight may
+            be an int, float, ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves
+            a source out. The order of a mapping does not matter. None, with a temperature, weighs all parts alike.
+        num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
+            is not initialised. It is looked up when an epoch begins or ``len()`` is asked, so the sampler may be made
+            before the process group.
         rank: This rank, from 0. Looked up in the same way.
         seed: From 0 to 2**64 - 1; the same on every rank.
         drop_last: Drop the end of the epoch that does not fill all ranks, rather than pad it.
-        weight_dict: Another name for ``weights``.
-        semantics: What a weight is. ``"ratio"``: how often an epoch draws each sample of the source,
-            ``ceil(size * weight)`` draws. ``"proportion"``: the source's share of the epoch; the weights need
-            not add up to 1. ``"count"``: how many samples an epoch draws. ``"temperature"``: the share is
-            ``(weight * size) ** (1 / temperature)``.
-        epoch_length: Samples in an epoch, all ranks together. By default what the weights ask for (ratio and
-            count), or as many as there are in the sources that are drawn from.
-        temperature: For ``semantics="temperature"``: 1 keeps the sizes' shares, more evens them out.
-        schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence
-            on, samples of all ranks and epochs counted together, other weights hold. Epochs keep their length.
-        per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so
-            that a source of long samples is drawn from less often. ``epoch_length`` stays in samples.
+        mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or anything with ``size()`` and ``get_local_rank()``,
+            in place of ``num_replicas`` and ``rank``.
+        weight_dict: Index ranges ``{(begin, end): ratio}``, in place of ``weights``.
+        semantics: The meaning of a weight. ``"ratio"`` multiplies the source's size: ``ceil(size * weight)`` draws an
+            epoch. ``"proportion"``: the source's share of the epoch; need not add up to 1. ``"count"``: samples that
+            an epoch draws. ``"temperature"``: the share is ``(weight * size) ** (1 / temperature)``. By default
+            ``"ratio"`` for index ranges and ``"proportion"`` for everything else.
+        epoch_length: Samples in an epoch, all ranks together. By default what the weights ask for (ratio and count),
+            or as many as there are in the sources that are drawn from.
+        temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
+        schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence on,
+            samples of all ranks and epochs counted together, other weights hold. Epochs keep their length. A resumed
+            run may change the schedule beyond the window of 1,024 positions it has reached.
+        per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
+            source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument is of the wrong type.
-        ValueError: If a source, a weight, ``num_replicas``, ``rank``, ``seed`` or an option is not allowed.
+        ValueError: If a source, a weight, ``num_replicas``, ``rank``, ``seed`` or an option is not allowed, or
+            ``mesh`` is given beside ``num_replicas`` or ``rank``.
 
     >>> sampler = WeightedDistributedSampler(range(110), {(0, 100): 0.25, (100, 110): 2}, seed=3)
     >>> len(sampler), sum(index >= 100 for index in sampler)
     (45, 20)
-    >>> even = WeightedDistributedSampler(range(110), {(0, 100): 1, (100, 110): 1}, semantics="proportion")
+    >>> from headrace.weighted_sampler import NamedConcatDataset
+    >>> both = NamedConcatDataset({"large": range(100), "small": range(10)})
+    >>> even = WeightedDistributedSampler(both, {"large": 1, "small": 1})
     >>> len(even), sum(index >= 100 for index in even)
     (110, 55)
     """
@@ -88,8 +139,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,
         *,
-        weight_dict: Weights | None = None,
-        semantics: str = "ratio",
+        mesh: Mesh | None = None,
+        weight_dict: Mapping[tuple[int, int], Ratio] | None = None,
+        semantics: str | None = None,
         epoch_length: int | None = None,
         temperature: Ratio | None = None,
         schedule: Schedule = (),
@@ -97,51 +149,41 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         sizes: ArrayLike | None = None,
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
-        if (
-            isinstance(dataset, (list, tuple))
-            and dataset
-            and all(isinstance(part, (Dataset, range)) for part in dataset)
-        ):
-            raise TypeError(
-                f"dataset must be one dataset, got a {type(dataset).__name__} of {len(dataset)}: join them with "
-                "NamedConcatDataset({name: dataset, ...}) or torch's ConcatDataset"
-            )
-        if not isinstance(dataset, Sized):
-            raise TypeError(
-                f"dataset must have a length, got {type(dataset).__name__}: weights of indices need a map-style dataset"
-            )
         if weights is not None and weight_dict is not None:
-            raise TypeError("weights and weight_dict are two names for the same argument; give one of them")
-        self._num_replicas = None if num_replicas is None else integer("num_replicas", num_replicas, 1)
-        self._rank = None if rank is None else integer("rank", rank, 0)
-        if self._num_replicas is not None and self._rank is not None:
-            resolve(self._num_replicas, self._rank)  # refused here already when it is known here
-        self.seed = integer("seed", seed, 0, WORD - 1)
-        if not isinstance(drop_last, (bool, np.bool_)):
-            raise TypeError(f"drop_last must be True or False, got {drop_last!r}")
-        self.drop_last = bool(drop_last)
+            raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
+        if weight_dict is not None and any(not isinstance(key, tuple) for key in weight_dict):
+            raise TypeError(
+                f"weight_dict must be a mapping {{(begin, end): ratio}}, got {weight_dict!r}; "
+                "give weights by name, by position or by sample as weights="
+            )
+        self._ranks = Ranks.parse(num_replicas, rank, mesh)
+        self.seed = as_int("seed", seed, 0, WORD - 1)
+        self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
         self.epoch = 0
-        argument = "weights" if weight_dict is None else "weight_dict"
-        options = Options(semantics, epoch_length, temperature, per, sizes)
-        self._recipe = read_recipe(
-            argument, dataset, weights if weight_dict is None else weight_dict, options, schedule
+        self._spec = parse_mixture(
+            "weights" if weight_dict is None else "weight_dict",
+            dataset,
+            weights if weight_dict is None else weight_dict,
+            MixtureOptions(semantics, epoch_length, temperature, per, sizes, schedule),
         )
-        self._order = Order(self._recipe, self.seed)
-        self._fingerprint = self._recipe.fingerprint()
-        self._loaded: tuple[int, int] | None = None  # (epoch, position) of a loaded state
+        self._order = self._spec.order(self.seed)
+        self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
+        self._epoch_pending = False  # set_epoch was called and its epoch not yet iterated
+        self._loaded: int | None = None  # position of a loaded state
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
+        self._iteration: _Iteration | None = None  # the latest
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
-        """Number of ranks, as of now."""
-        return self._world()[0]
+        """Number of data-parallel ranks, as of now."""
+        return self._ranks.resolve()[0]
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
         """This rank, as of now."""
-        return self._world()[1]
+        return self._ranks.resolve()[1]
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # torch stores it, here it is computed
@@ -156,43 +198,57 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     @property
     def epoch_length(self) -> int:
         """Draws in an epoch, all ranks together, before padding or dropping."""
-        return self._recipe.epoch_length
+        return self._spec.epoch_length
 
     @property
     def fingerprint(self) -> str:
-        """Names the dataset's length, the sources and their draws."""
-        return self._fingerprint
+        """Hex digits that stand for the data, the sources and their draws, ``drop_last`` and the seed.
+
+        The same for equal options, whatever their types; different for another dataset length or dataset fingerprint.
+        """
+        return self._fingerprint_of(len(self._spec.stages))
 
     @property
     def position(self) -> int:
-        """Where in the epoch's global sequence the next iteration begins; 0 but for a resumed epoch."""
-        if self._skip is not None:
-            return self._skipped(*self._skip)  # worked out now: the number of ranks may not be known before
-        return 0 if self._loaded is None else self._loaded[1]
+        """Samples of the epoch's global sequence consumed by the latest iteration, on all ranks.
+
+        Before an iteration: where it will begin, which is 0 unless a state was loaded or batches are to be skipped.
+        """
+        if self._iteration is None or not self._iteration.started:
+            return self._next_start()
+        return min(self._iteration.position(), self.epoch_length)  # padding is not part of the sequence
 
     @property
     def remaining(self) -> int:
-        """Samples that the next iteration yields on this rank."""
-        world, _ = self._world()
-        return (self._end(self.position, world) - self.position) // world
+        """Samples of the epoch that are left on this rank."""
+        num_replicas, position = self.num_replicas, self.position
+        return (self._end(position, num_replicas) - position) // num_replicas
 
     def __len__(self) -> int:
-        world, _ = self._world()
-        return self._end(0, world) // world
+        num_replicas = self.num_replicas
+        return self._end(0, num_replicas) // num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        # A generator: nothing is used up before the first sample is asked for. A DataLoader with workers
-        # makes two iterators and throws the first away.
-        (world, rank), epoch, start = self._world(), self.epoch, self.position
-        end = self._end(start, world)
-        self._loaded = self._skip = None
-        for positions in rank_positions(start, end, world, rank, self._order.block(world)):
-            yield from self._at(epoch, positions).tolist()
+        self._iteration = _Iteration()
+        return self._iterate(self._iteration)
+
+    def _iterate(self, iteration: _Iteration) -> Iterator[int]:
+        # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
+        # workers makes two iterators and throws the first away.
+        (num_replicas, rank), epoch, start = self._ranks.resolve(), self.epoch, self._next_start()
+        end = self._end(start, num_replicas)
+        self._loaded, self._skip, self._epoch_pending = None, None, False
+        iteration.start = iteration.block_end = start
+        iteration.num_replicas, iteration.started = num_replicas, True
+        for positions in rank_positions(start, end, num_replicas, rank, self._order.block(num_replicas)):
+            iteration.block = iter(self._padded_at(epoch, positions).tolist())
+            iteration.block_end = int(positions[-1]) - rank + num_replicas
+            yield from iteration.block
 
     def take(self, start: int, stop: int) -> Indices:
-        """List the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.
+        """Return the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.
 
-        All ranks together, without padding or dropping, wherever an iteration stands.
+        All ranks together, without padding or dropping; an iteration is not disturbed.
 
         Args:
             start: First position.
@@ -207,139 +263,171 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}).take(0, 3).shape
         (3,)
         """
-        stop = integer("stop", stop, 0, self.epoch_length)
-        return self._order.stretch(self.epoch, integer("start", start, 0, stop), stop)
+        stop = as_int("stop", stop, 0, self.epoch_length)
+        return self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
 
     def padded(self, start: int | None = None) -> Indices:
-        """Name the samples that are delivered once more so that every rank gets the same number.
+        """Return the samples that are delivered once more so that every rank gets the same number.
 
         Args:
-            start: The position where the iteration begins; by default where the next one does.
+            start: The position where the iteration begins; by default where the latest one began, or the next one
+                begins.
 
         Returns:
-            Dataset indices; they belong to the last ranks' last step. Empty with ``drop_last=True``.
+            Dataset indices, shape ``[p]``; they belong to the last ranks' last step. Empty with ``drop_last=True``.
 
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=4, rank=0).padded().size
         2
         """
-        positions, back = np.unique(self._repeated(self._start(start)), return_inverse=True)
-        return self._order.at(self.epoch, positions)[back]
+        positions, inverse = np.unique(self._padding(self._start(start)), return_inverse=True)
+        return self._order.at(self.epoch, positions)[inverse]
 
     def dropped(self, start: int | None = None) -> Indices:
-        """Name the samples at the end of the epoch that no rank gets with ``drop_last=True``.
+        """Return the samples at the end of the epoch that no rank gets with ``drop_last=True``.
 
         Args:
-            start: The position where the iteration begins; by default where the next one does.
+            start: As for ``padded``.
 
         Returns:
             Dataset indices, fewer than there are ranks. Empty with ``drop_last=False``.
         """
         end = self._end(self._start(start), self.num_replicas)
-        return self._order.stretch(self.epoch, min(end, self.epoch_length), self.epoch_length)
+        return self._order.between(self.epoch, min(end, self.epoch_length), self.epoch_length)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterations. Call it before each epoch, on every rank.
 
-        Without it every iteration gives the same order, as with torch's ``DistributedSampler``. Batches to
-        skip stay to be skipped; a position that was loaded holds for the epoch it was saved in only.
+        Without it every iteration gives the same order, as with torch's ``DistributedSampler``. A loaded position
+        holds for the epoch it was saved in only; batches to skip are kept.
 
         Args:
-            epoch: From 0; the whole sequence up to its end must have at most 2**62 positions.
+            epoch: From 0; the sequence up to the epoch's end must have at most 2**62 positions.
         """
-        self.epoch = integer("epoch", epoch, 0, MOST // self.epoch_length - 1)
-        if self._loaded is not None and self._loaded[0] != self.epoch:
+        epoch = as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1)
+        if epoch != self.epoch:
             self._loaded = None
+            self._forget_iteration()
+        self.epoch, self._epoch_pending = epoch, True
 
     def set_skip_batches(self, num_skip_batches: int, micro_batch_size: int) -> None:
         """Leave out the batches that this rank has already had, in the next iteration only.
 
-        The iteration after that one is whole again. A loaded position no longer counts.
+        The iteration after that one is whole again. It replaces a loaded position.
 
         Args:
             num_skip_batches: Batches to skip, counted from the beginning of the epoch.
             micro_batch_size: Samples in one batch of one rank.
 
         Raises:
-            ValueError: If the epoch has fewer batches than that. Raised by the next iteration when only
-                that knows the number of ranks.
+            ValueError: If the epoch has fewer batches than that. Raised by the next iteration when the number of ranks
+                is only known then.
 
         >>> sampler = WeightedDistributedSampler(range(10), {(0, 10): 1})
         >>> sampler.set_skip_batches(2, micro_batch_size=4)
         >>> sampler.remaining, len(sampler), len(list(sampler)), len(list(sampler))
         (2, 10, 2, 10)
         """
-        count = integer("num_skip_batches", num_skip_batches, 0)
-        size = integer("micro_batch_size", micro_batch_size, 1)
-        self._skipped(count, size)  # refused here already when it is known here
+        count = as_int("num_skip_batches", num_skip_batches, 0)
+        size = as_int("micro_batch_size", micro_batch_size, 1)
+        if self._ranks.num_replicas is None or self._ranks.rank is not None:
+            self._skipped(count, size)  # otherwise the process group may still tell the rank
         self._skip, self._loaded = (count, size), None
+        self._forget_iteration()
 
     def state_dict(self, position: int | None = None) -> State:
         """Return the few numbers to resume from.
 
-        The sampler cannot know what reached the training loop: a loader fetches ahead of it. So the position
-        is told by whoever counts deliveries.
-
         Args:
-            position: Samples of this epoch delivered so far, all ranks together: batches done times the
-                samples of one batch on all ranks. By default where the next iteration begins.
+            position: Samples of this epoch consumed so far, all ranks together: batches done times the samples of one
+                batch on all ranks. By default what the latest iteration has yielded. Give it where a loader with
+                workers fetches ahead of the training loop and does not keep the sampler's states itself.
 
         Raises:
             ValueError: If the position is beyond the epoch.
 
-        >>> WeightedDistributedSampler(range(10), {(0, 10): 1}).state_dict(position=4)["position"]
-        4
+        >>> sampler = WeightedDistributedSampler(range(10), {(0, 10): 1})
+        >>> indices = iter(sampler)
+        >>> [next(indices) for _ in range(4)] == sampler.take(0, 4).tolist()
+        True
+        >>> sampler.state_dict()["position"], sampler.state_dict(position=8)["position"]
+        (4, 8)
         """
         if position is None:
             position = self.position
-        position = integer("position", position, 0, self.epoch_length + self.num_replicas - 1)
+        else:
+            position = as_int("position", position, 0, self.epoch_length + self.num_replicas - 1)
+            position = min(position, self.epoch_length)
         return State(
             version=VERSION,
             seed=self.seed,
             epoch=self.epoch,
-            position=min(position, self.epoch_length),  # padding is no part of the sequence
-            fingerprint=self.fingerprint,
+            position=position,
+            fingerprint=self._fingerprint_of(self._past_stages(self.epoch, position)),
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved position: the next iteration deals out the rest of that epoch.
+        """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may be another one than when it was saved; every rank then takes its share of
-        what is left. Nothing is replayed.
+        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. The
+        state of the end of an epoch leaves nothing of it. A state of an older epoch than one chosen by ``set_epoch``
+        and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
 
         Args:
             state_dict: What ``state_dict`` returned.
 
         Raises:
-            ValueError: If it comes from another seed, dataset length or other weights.
+            TypeError: If it is not a mapping, or a value has another type.
+            ValueError: If it was saved with another seed, dataset or other options.
         """
-        self._loaded = check_state(
-            state_dict, self.seed, self.fingerprint, self.epoch_length, MOST // self.epoch_length
-        )
-        self.epoch, self._skip = self._loaded[0], None
+        check_state(state_dict, State.__required_keys__, VERSION, self.seed)
+        epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
+        position = as_int("state['position']", state_dict["position"], 0)
+        own = self._fingerprint_of(self._past_stages(epoch, min(position, self.epoch_length)))
+        _check_fingerprint(state_dict["fingerprint"], own)
+        as_int("state['position']", position, 0, self.epoch_length)
+        if self._epoch_pending and epoch < self.epoch:
+            self._loaded = None
+        else:
+            self.epoch, self._loaded = epoch, position
+            self._skip, self._epoch_pending = None, False
+        self._forget_iteration()
 
     def report(self) -> MixtureReport:
-        """Count what the whole current epoch was asked for and what it delivers, source by source."""
+        """Count what the whole current epoch asks for and delivers, source by source; iterations are not disturbed."""
+        end = min(self._end(0, self.num_replicas), self.epoch_length)
         return mixture_report(
-            self._recipe,
+            self._spec,
             self._order,
-            np.sort(self._repeated(0)),
-            np.arange(min(self._end(0, self.num_replicas), self.epoch_length), self.epoch_length),
+            np.sort(self._padding(0)),
+            np.arange(end, self.epoch_length),
             epoch=self.epoch,
             num_replicas=self.num_replicas,
         )
 
-    def _repeated(self, start: int) -> Indices:
+    def _padding(self, start: int) -> Indices:
         """Positions that an iteration from ``start`` on delivers once more."""
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
-    def _at(self, epoch: int, positions: Indices) -> Indices:
+    def _padded_at(self, epoch: int, positions: Indices) -> Indices:
         """The samples at one rank's positions; those beyond the epoch stand for its first ones."""
         inside = int(np.searchsorted(positions, self.epoch_length))
         own = self._order.at(epoch, positions[:inside])
         if inside == len(positions):
             return own
-        beyond = np.sort(positions[inside:] % self.epoch_length)  # a rank has one of these at most
+        beyond = np.sort(positions[inside:] % self.epoch_length)  # a rank has at most one of these
         return np.concatenate([own, self._order.at(epoch, beyond)])
+
+    def _next_start(self) -> int:
+        """Where the next iteration begins."""
+        if self._skip is not None:
+            return self._skipped(*self._skip)  # computed late: the number of ranks may not be known before
+        return self._loaded or 0
+
+    def _start(self, start: int | None) -> int:
+        if start is not None:
+            return as_int("start", start, 0, self.epoch_length)
+        started = self._iteration is not None and self._iteration.started
+        return self._iteration.start if self._iteration is not None and started else self._next_start()
 
     def _skipped(self, count: int, size: int) -> int:
         if count > (batches := -(-len(self) // size)):
@@ -350,16 +438,59 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             )
         return min(count * size * self.num_replicas, self.epoch_length)
 
-    def _start(self, start: int | None) -> int:
-        return self.position if start is None else integer("start", start, 0, self.epoch_length)
+    def _forget_iteration(self) -> None:
+        """Report no more of the latest iteration; one that has not begun will begin where it should now."""
+        if self._iteration is not None and self._iteration.started:
+            self._iteration = None
 
-    def _world(self) -> tuple[int, int]:
-        return resolve(self._num_replicas, self._rank)
-
-    def _end(self, start: int, world: int) -> int:
-        if self.drop_last and self.epoch_length < world:
+    def _end(self, start: int, num_replicas: int) -> int:
+        if self.drop_last and self.epoch_length < num_replicas:
             raise ValueError(
-                f"drop_last=True leaves nothing: an epoch has {self.epoch_length} draws for {world} ranks. "
-                "Use drop_last=False, greater ratios or fewer ranks"
+                f"drop_last=True leaves nothing: an epoch has {self.epoch_length} draws for {num_replicas} ranks. "
+                "Use drop_last=False, greater weights or fewer ranks"
             )
-        return deal_end(self.epoch_length, start, world, self.drop_last)
+        return sharded_end(self.epoch_length, start, num_replicas, self.drop_last)
+
+    def _past_stages(self, epoch: int, position: int) -> int:
+        """How many stages of the schedule the order before a position depends on, its window included."""
+        begin = epoch * self.epoch_length
+        here, starts = begin + position, [stage.start for stage in self._spec.stages]
+        segment = max([begin, *(start for start in starts if begin < start < here)])
+        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, begin + self.epoch_length)
+        return max(1, bisect_left(starts, end))
+
+    def _fingerprint_of(self, stages: int) -> str:
+        if stages not in self._fingerprints:
+            length, sources = self._spec.length, self._spec.sources.identity()
+            weights = [(stage.start, stage.weights) for stage in self._spec.stages[:stages]]
+            self._fingerprints[stages] = (
+                f"{length:012x}"
+                + digest(data_identity(self.dataset), sources)
+                + digest(weights, self.epoch_length, self.seed, self.drop_last)
+            )
+        return self._fingerprints[stages]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
+
+
+def _check_fingerprint(saved: object, own: str) -> None:
+    """Refuse a state of other data or options; the fingerprint's parts say which (see ``_fingerprint_of``)."""
+    if saved == own:
+        return
+    if not isinstance(saved, str) or len(saved) != len(own):
+        raise ValueError(f"state['fingerprint'] must be {len(own)} hex digits, got {saved!r}")
+    if saved[:12] != own[:12]:
+        raise ValueError(
+            f"state was saved with a dataset of {int(saved[:12], 16)} samples, this one has {int(own[:12], 16)}; "
+            "resume with the dataset it was saved with"
+        )
+    if saved[12:28] != own[12:28]:
+        raise ValueError(
+            "state was saved with other data: the dataset's fingerprint or the sources' ranges differ; "
+            "resume with the dataset it was saved with"
+        )
+    raise ValueError(
+        f"state was saved with other options: weights, semantics, sizes, epoch_length, drop_last or an earlier part of "
+        f"the schedule differ (fingerprint {saved}, this one's is {own}); resume with those it was saved with"
+    )

@@ -1,48 +1,328 @@
-"""Weights as exact numbers."""
+"""Weights as a user writes them: by dataset name, by position, by index range, or one a sample."""
 
-from decimal import Decimal
+import hashlib
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import ConcatDataset, Dataset
 
-Ratio: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
+from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._validation import Ratio, as_fraction, as_int
+
+T_co = TypeVar("T_co", covariant=True)
+NamedWeights: TypeAlias = Mapping[str, "Ratio | tuple[Ratio, NamedWeights]"]
+Weights: TypeAlias = (
+    NamedWeights | Mapping[int, Ratio] | Mapping[tuple[int, int], Ratio] | Sequence[Ratio] | NDArray[Any] | torch.Tensor
+)
+
+MAX_GROUPS = 4096  # sources made of one weight a sample; more distinct weights than that are rounded
+_SHOWN = 10  # names in a message
 
 
-def exact(name: str, value: Ratio) -> Fraction:
-    """Read a weight as the decimal number its writer sees.
+class NamedConcatDataset(ConcatDataset[T_co]):
+    """Concatenate datasets and keep their names, so that weights can be given by name.
 
-    A float counts as the shortest decimal that gives it back, so 1.1 is 11/10 and not the binary number just
-    above it.
+    Any dataset with ``names`` and ``cumulative_sizes`` will do in its place.
 
     Args:
-        name: What to call the weight in an error.
-        value: An int, float, ``Fraction``, ``Decimal`` or numpy number.
+        datasets: ``{name: dataset}``, in the order of concatenation.
 
     Raises:
-        TypeError: If it is another type; a bool is no weight.
-        ValueError: If it is NaN, infinite or negative.
+        TypeError: If it is not a mapping, a name is not a string, or a dataset has no length.
+        ValueError: If it is empty.
 
-    >>> exact("weight", 1.1), exact("weight", np.float32(0.25))
-    (Fraction(11, 10), Fraction(1, 4))
+    >>> both = NamedConcatDataset({"proteins": range(10), "peptides": range(3)})
+    >>> both.names, both.cumulative_sizes, len(both)
+    (('proteins', 'peptides'), [10, 13], 13)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, Decimal, np.integer, np.floating)):
-        raise TypeError(f"{name} must be an int, float, Fraction or Decimal, got {value!r} ({type(value).__name__})")
-    if not _finite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    weight = _fraction(value)
-    if weight < 0:
-        raise ValueError(f"{name} must not be negative, got {value}; 0 leaves a source out")
-    return weight
+
+    def __init__(self, datasets: Mapping[str, Dataset[T_co] | Sequence[T_co]]) -> None:
+        if not isinstance(datasets, Mapping):
+            raise TypeError(f"datasets must be a mapping {{name: dataset}}, got {type(datasets).__name__}")
+        if not datasets:
+            raise ValueError("datasets must hold at least one dataset, got none")
+        for name, dataset in datasets.items():
+            if not isinstance(name, str):
+                raise TypeError(f"datasets must have strings as names, got {name!r}")
+            if not isinstance(dataset, Sized):
+                raise TypeError(f"datasets[{name!r}] must have a length, got {type(dataset).__name__}")
+        super().__init__(datasets.values())  # type: ignore[arg-type]  # a sequence is a dataset
+        self.names = tuple(datasets)
 
 
-def _fraction(value: Ratio) -> Fraction:
-    if isinstance(value, (float, np.floating)):
-        return Fraction(str(value))  # the shortest decimal that reads back as this float
-    return Fraction(int(value)) if isinstance(value, np.integer) else Fraction(value)
+# -- Sources -------------------------------------------------------------------------------------------------------
 
 
-def _finite(value: Ratio) -> bool:
-    if isinstance(value, Decimal):
-        return value.is_finite()
-    return not isinstance(value, (float, np.floating)) or bool(np.isfinite(value))
+@dataclass(frozen=True)
+class Source:
+    """One source of a mixture.
+
+    Attributes:
+        name: For the report.
+        begin: First of its dataset indices; of its places in ``Sources.members`` where there are such.
+        end: One past the last.
+        weight: As given, exactly; of nested weights the product of the shares on the way to it.
+        groups: Names of the groups of nested weights that it is in, from the outermost on.
+    """
+
+    name: str
+    begin: int
+    end: int
+    weight: Fraction
+    groups: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All sources, by rising ``begin``, those of weight 0 included.
+
+    Attributes:
+        parts: The sources.
+        members: Dataset indices at the sources' places; None when the places are the indices.
+        rounding: Largest relative change of a weight, from rounding one weight a sample into groups.
+        ranges: Whether the weights were given by index range.
+    """
+
+    parts: tuple[Source, ...]
+    members: Indices | None = field(default=None, repr=False, compare=False)
+    rounding: float = 0.0
+    ranges: bool = False
+
+    @property
+    def weights(self) -> list[Fraction]:
+        """The weights, in the order of the sources."""
+        return [part.weight for part in self.parts]
+
+    def identity(self) -> object:
+        """Plain values that stand for which sample is in which source."""
+        places = [(part.begin, part.end) for part in self.parts]
+        return places, None if self.members is None else hashlib.sha256(self.members.tobytes()).hexdigest()
+
+
+def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
+    """Check weights and find the sources they name; ``argument`` is the name of the weights in messages.
+
+    >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
+    ['0-10', '10-30']
+    """
+    if isinstance(weights, torch.Tensor):
+        dense = weights.to_dense()
+        # numpy has no bfloat16; other types keep their own decimals.
+        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    if isinstance(weights, Mapping):
+        sources = _from_mapping(argument, weights, dataset)
+    elif isinstance(weights, (Sequence, np.ndarray)) and not isinstance(weights, (str, bytes)):
+        sources = _from_sequence(argument, weights, dataset)
+    else:
+        raise TypeError(f"{argument} must be a mapping or a sequence of numbers, got {type(weights).__name__}")
+    if not any(sources.weights):
+        text = repr(weights)
+        raise ValueError(
+            f"{argument} must hold at least one weight above 0, got {text[:200]}{'...' * (len(text) > 200)}: "
+            "there is nothing to draw"
+        )
+    return sources
+
+
+def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -> Sources:
+    kinds = {_key_kind(argument, key) for key in weights}
+    if len(kinds) > 1:
+        raise TypeError(f"{argument} must have keys of one kind, got {sorted(kinds)}")
+    if kinds == {"name"}:
+        flat, groups = flatten(argument, weights)
+        parts = _from_parts(argument, flat, dataset, named=True)
+        return Sources(tuple(replace(part, groups=groups.get(part.name, ())) for part in parts))
+    if kinds == {"position"}:
+        return Sources(_from_parts(argument, weights, dataset, named=False))
+    ranges = sorted((_range(argument, *item, len(dataset)) for item in weights.items()), key=lambda part: part.begin)
+    for before, after in pairwise(ranges):
+        if after.begin < before.end:
+            raise ValueError(
+                f"{argument} ranges ({before.begin}, {before.end}) and ({after.begin}, {after.end}) overlap: "
+                "every sample may be in one range only"
+            )
+    return Sources(tuple(ranges), ranges=True)
+
+
+def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """Multiply out nested weights ``{group: (weight, {name: weight})}``: members share the weight of their group.
+
+    Returns the weight of each name, and the groups of each name that is in one, from the outermost on.
+
+    >>> flatten("weights", {"web": (0.7, {"en": 3, "de": 1}), "code": 0.3})[0]["en"]
+    Fraction(21, 40)
+    """
+    flat: dict[str, Any] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, value in weights.items():
+        own: dict[str, Any] = {name: value}
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+            share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
+            members, inner = flatten(where, value[1])
+            exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}
+            if not any(exact.values()):
+                raise ValueError(f"{where} must hold at least one weight above 0, got {value[1]!r}; or leave it out")
+            own = {member: share * weight / sum(exact.values()) for member, weight in exact.items()}
+            groups |= {member: (name, *inner.get(member, ())) for member in own}
+        if twice := sorted(set(own) & set(flat)):
+            raise ValueError(f"{argument} names {twice[0]!r} twice; every source may be in one group only")
+        flat |= own
+    return flat, groups
+
+
+def _key_kind(argument: str, key: object) -> str:
+    if isinstance(key, str):
+        return "name"
+    if isinstance(key, tuple) and len(key) == 2:
+        return "range"
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return "position"
+    raise TypeError(
+        f"{argument} keys must be tuples (begin, end), dataset names, or positions in a ConcatDataset, got {key!r}"
+    )
+
+
+def _from_parts(argument: str, weights: Mapping[Any, Ratio], dataset: Sized, *, named: bool) -> tuple[Source, ...]:
+    ends, names = _concatenated(argument, dataset, named)
+    allowed: Sequence[Any] = names if named else range(len(ends))
+    known = set(allowed)
+    if unknown := [key for key in weights if key not in known]:
+        raise ValueError(f"{argument} names {unknown[0]!r}, which the dataset does not have; it has {_list(allowed)}")
+    if missing := [key for key in allowed if key not in weights]:
+        raise ValueError(f"{argument} lacks {_list(missing)}: every dataset needs a weight; 0 leaves it out")
+    parts = []
+    for (begin, end), name, key in zip(pairwise([0, *ends]), names, allowed, strict=True):
+        weight = as_fraction(f"{argument}[{name!r}]", weights[key])
+        if weight and end == begin:
+            raise ValueError(f"{argument}[{name!r}] is {weights[key]}, but that dataset is empty; give it weight 0")
+        parts.append(Source(name, begin, end, weight))
+    return tuple(parts)
+
+
+def _concatenated(argument: str, dataset: Sized, named: bool) -> tuple[list[int], list[str]]:
+    given = getattr(dataset, "cumulative_sizes", None)
+    if given is None:
+        raise TypeError(
+            f"{argument} by {'name' if named else 'position'} needs a concatenation of datasets, got "
+            f"{type(dataset).__name__}; give a NamedConcatDataset or a ConcatDataset, or weights by index range"
+        )
+    called = getattr(dataset, "names", None)
+    if called is None and named:
+        raise TypeError(
+            f"{argument} by name needs a dataset with names, and {type(dataset).__name__} has none; "
+            "give a NamedConcatDataset({name: dataset, ...}), or weights by position"
+        )
+    ends = list(map(int, given))
+    names = list(map(str, range(len(ends)) if called is None else called))
+    if len(names) != len(ends) or len(set(names)) != len(names):
+        raise ValueError(f"dataset.names must be {len(ends)} different names, one a dataset, got {_list(names)}")
+    if ends != sorted(ends) or ends[-1:] != [len(dataset)]:
+        raise ValueError(f"dataset.cumulative_sizes must rise to len(dataset), {len(dataset)}, got {_list(ends)}")
+    return ends, names
+
+
+def _range(argument: str, key: tuple[int, int], weight: Ratio, length: int) -> Source:
+    begin = as_int(f"begin of the {argument} range {key}", key[0], 0)
+    end = as_int(f"end of the {argument} range {key}", key[1], 0)
+    if end <= begin:
+        fault = "is reversed" if end < begin else "is empty"
+        raise ValueError(f"{argument} range ({begin}, {end}) {fault}: end must be greater than begin")
+    if end > length:
+        raise ValueError(
+            f"{argument} range ({begin}, {end}) reaches outside the dataset of {length} samples: "
+            f"end must be at most {length}"
+        )
+    return Source(f"{begin}-{end}", begin, end, as_fraction(f"weight of the {argument} range ({begin}, {end})", weight))
+
+
+def _from_sequence(argument: str, weights: Sequence[Any] | NDArray[Any], dataset: Sized) -> Sources:
+    if isinstance(weights, np.ndarray) and weights.ndim != 1:
+        raise _not_numbers(argument, weights)
+    parts = len(getattr(dataset, "cumulative_sizes", ()))
+    if parts and len(weights) == parts:
+        return Sources(_from_parts(argument, dict(enumerate(weights)), dataset, named=False))
+    if len(weights) == len(dataset):
+        return _from_samples(argument, weights)
+    joined = f"one for each of the {parts} datasets, or " if parts else ""
+    raise ValueError(
+        f"{argument} must hold {joined}one weight for each of the {len(dataset)} samples, got {len(weights)}"
+    )
+
+
+def _not_numbers(argument: str, given: NDArray[Any]) -> TypeError:
+    return TypeError(f"{argument} must hold numbers in one dimension, got dtype {given.dtype}, shape {given.shape}")
+
+
+def _from_samples(argument: str, weights: ArrayLike) -> Sources:
+    given = np.asarray(weights)
+    if given.dtype == object:  # fractions and decimals, or values that are not numbers
+        given = np.array([float(as_fraction(f"{argument}[{at}]", weight)) for at, weight in enumerate(given)])
+    if given.ndim != 1 or given.dtype.kind not in "iuf":
+        raise _not_numbers(argument, given)
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if wrong.size:
+        raise ValueError(
+            f"{argument} must be finite and not negative, got {given[wrong[0]]} for sample {wrong[0]} "
+            f"({wrong.size} such weights); 0 leaves a sample out"
+        )
+    if not given.any():
+        return Sources((Source("all samples", 0, len(given), Fraction(0)),))
+    return group_by_weight(argument, given)
+
+
+def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
+    """Make a source of the samples of each weight.
+
+    Where there are more than 4,096 distinct weights, each is rounded to as many binary digits as leave no more groups
+    than that: to within 0.4 % when the largest is a million times the smallest.
+
+    >>> sources = group_by_weight("weights", np.array([0.5, 2.0, 0.0, 0.5]))
+    >>> sources.members.tolist(), [(part.begin, part.end, float(part.weight)) for part in sources.parts]
+    ([0, 3, 1], [(0, 2, 0.5), (2, 3, 2.0)])
+    """
+    drawn = np.flatnonzero(given)
+    values = given[drawn]
+    rounded = _rounded(values)
+    order = np.argsort(rounded, kind="stable")
+    ends = [*(np.flatnonzero(np.diff(rounded[order])) + 1).tolist(), len(order)]
+    return Sources(
+        tuple(
+            Source(f"weight {rounded[order[begin]]:.6g}", begin, end, as_fraction(argument, rounded[order[begin]]))
+            for begin, end in pairwise([0, *ends])
+        ),
+        members=drawn[order],
+        rounding=0.0 if rounded is values else float(np.max(np.abs(rounded / values - 1))),
+    )
+
+
+def _rounded(values: NDArray[Any]) -> NDArray[Any]:
+    """Round to the most binary digits that leave few enough values, by integer arithmetic on their bits."""
+    rounded, digits = values, 14
+    while len(np.unique(rounded)) > MAX_GROUPS:
+        digits -= 1
+        drop = np.int64(52 - digits)  # of the 52 bits of a float64's fraction
+        plain = values.astype(np.float64)
+        bits = plain.view(np.int64) + (np.int64(1) << (drop - 1))
+        rounded = (bits >> drop << drop).view(np.float64)
+        # At the ends of the range of float64, rounding would give infinity or 0.
+        rounded = np.where(
+            np.isfinite(rounded) & (rounded > 0), rounded, (plain.view(np.int64) >> drop << drop).view(np.float64)
+        )
+        rounded = np.where(rounded > 0, rounded, np.float64(5e-324))
+    return rounded
+
+
+def _list(keys: Sequence[Any]) -> str:
+    shown = ", ".join(map(repr, keys[:_SHOWN]))
+    return shown if len(keys) <= _SHOWN else f"{shown} and {len(keys) - _SHOWN} more"

@@ -3,10 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headrace.webdatamodule.shards.columns import add_column, open_column
-from headrace.webdatamodule.shards.dali import export_dali, import_dali
-from headrace.webdatamodule.shards.decode import decode_member
-from headrace.webdatamodule.shards.energon import import_energon
+from headrace.webdatamodule.shards.decoding.decode import decode_member, restricted_loads
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -18,17 +15,17 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
     UnsafePickleError,
 )
-from headrace.webdatamodule.shards.index import ShardIndex
-from headrace.webdatamodule.shards.indexing import SkippedMembersWarning, index_shards
-from headrace.webdatamodule.shards.manifest import Manifest
-from headrace.webdatamodule.shards.reader import IndexedShards
-from headrace.webdatamodule.shards.unpickle import restricted_loads
-from headrace.webdatamodule.shards.verify import Fault, verify_shards
-from headrace.webdatamodule.shards.writer import write_tars
+from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.manifest import Manifest, add_column, open_column
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
+from headrace.webdatamodule.shards.interop import export_dali, import_dali, import_energon
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote import Remote
-    from headrace.webdatamodule.shards.writing.running import InProcessWarning
+    from headrace.webdatamodule.shards.remote.shards import Remote
+    from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards
 
 __all__ = [
@@ -64,8 +61,8 @@ __all__ = [
 
 # Who only reads local shards does not wait for what writing and remote ones need.
 _LATER = {
-    "InProcessWarning": "headrace.webdatamodule.shards.writing.running",
-    "Remote": "headrace.webdatamodule.shards.remote",
+    "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
+    "Remote": "headrace.webdatamodule.shards.remote.shards",
     "write_shards": "headrace.webdatamodule.shards.writing.write",
 }
 

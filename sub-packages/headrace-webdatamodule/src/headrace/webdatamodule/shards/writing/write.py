@@ -1,30 +1,201 @@
-"""`write_shards`: samples to a directory of indexed shards."""
+"""`write_shards` and `write_tars`: samples to a directory of shards."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.manifest import Manifest
-from headrace.webdatamodule.shards.plain_files import expanded
-from headrace.webdatamodule.shards.storable import check_key
-from headrace.webdatamodule.shards.writer import shard_paths
-from headrace.webdatamodule.shards.writing.finishing import check_columns, save_manifest
-from headrace.webdatamodule.shards.writing.keeping import kept, repeated
-from headrace.webdatamodule.shards.writing.locking import alone
-from headrace.webdatamodule.shards.writing.parts import remove_abandoned
-from headrace.webdatamodule.shards.writing.planning import Plan, bounds_of, whole_number
-from headrace.webdatamodule.shards.writing.running import refuse_inherited, run
-from headrace.webdatamodule.shards.writing.sizing import given_sizes, measure
-from headrace.webdatamodule.shards.writing.task import MapStyle, ShardTask, key_hashes, opened
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
+from headrace.webdatamodule.shards.index.build import Indexed
+from headrace.webdatamodule.shards.index.manifest import (
+    NAME,
+    Manifest,
+    added,
+    check_column,
+    kept_columns,
+    store_column,
+)
+from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
+from headrace.webdatamodule.shards.writing.plan import (
+    Plan,
+    bounds_of,
+    given_sizes,
+    kept,
+    measure,
+    refuse_leftovers,
+    repeated,
+    shard_bounds,
+    shard_paths,
+    whole_number,
+)
+from headrace.webdatamodule.shards.writing.shard_task import (
+    MapStyle,
+    Sample,
+    ShardTask,
+    Written,
+    check_key,
+    key_hashes,
+    opened,
+    remove_abandoned,
+    stage_tar,
+    write_locked,
+)
+
+
+def write_tars(
+    samples: Sequence[tuple[str, Mapping[str, bytes]]],
+    directory: str | Path,
+    *,
+    n_shards: int,
+    prefix: str = "wdshards",
+) -> list[Path]:
+    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on.
+
+    The shards hold equally many samples, give or take one. They get their names once all of them are
+    on the disk, whole; their bytes depend on the samples only. Shards of the same names are replaced.
+
+    Args:
+        samples: Pairs of a key and the sample's members, {member key: bytes}. Keys are unique and hold
+            no dot. Anything with `len()` and integer indexing will do; each sample is asked for once.
+        directory: Where to write; made if need be.
+        n_shards: Number of shards, 1 to `len(samples)`.
+        prefix: Begin of the file names.
+
+    Returns:
+        The paths of the shards, in order.
+
+    Raises:
+        ValueError: `n_shards` or `prefix` is not allowed.
+        FileExistsError: The directory holds further shards of this prefix, which readers would take for
+            a part of the new set.
+        ShardError: A key that occurs twice or cannot be stored, or a member that is no bytes.
+
+    >>> import tempfile
+    >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
+    >>> paths = write_tars(samples, tempfile.mkdtemp(), n_shards=2)
+    >>> [path.name for path in paths]
+    ['wdshards-000000.tar', 'wdshards-000001.tar']
+    """
+    bounds = shard_bounds(len(samples), n_shards)
+    target = expanded(directory)
+    paths = shard_paths(target, prefix, n_shards)
+    target.mkdir(parents=True, exist_ok=True)
+    refuse_leftovers(target, prefix, paths)
+    seen: dict[str, Path] = {}
+    staged: dict[Path, Path] = {}
+    try:
+        with progress(len(samples), target) as bar:
+            for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):
+                staged[path] = stage_tar(path, _take(samples, start, stop, path, seen, bar))
+        publish(staged)
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+    return paths
+
+
+def _take(
+    samples: Sequence[Sample], start: int, stop: int, path: Path, seen: dict[str, Path], bar: tqdm[Never]
+) -> Iterator[Sample]:
+    for position in range(start, stop):
+        try:
+            key, sample = samples[position]
+        except Exception as error:
+            message = f"sample number {position} cannot be had: {type(error).__name__}: {error}"
+            raise ShardError(message, shard=str(path), sample=f"number {position}") from error
+        yield key, sample
+        if key in seen:  # a text: who took the sample has seen to that
+            message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
+            raise ShardError(message, shard=str(path), sample=key)
+        seen[key] = path
+        bar.update()
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arrays:
+    """Refuse columns that cannot be kept, before anything is written.
+
+    Args:
+        columns: {name: array}.
+        n_samples: Rows that each has to have.
+
+    Raises:
+        ValueError: A name or an array is not allowed.
+    """
+    return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
+
+
+def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
+    """Write the columns, then the manifest.
+
+    Args:
+        directory: Where the shards lie.
+        written: The shards.
+        columns: As of `check_columns`.
+
+    Returns:
+        The manifest; columns of an earlier one of the same shards stay.
+
+    Raises:
+        ManifestError: An earlier manifest has columns that belong to other shards.
+    """
+    members = sorted({member for one in written for member in one.members})
+    manifest = Manifest(tuple(one.entry for one in written), tuple(members))
+    cure = "Remove manifest.json, call again, and add them again"
+    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
+    manifest = Manifest(manifest.shards, manifest.members, earlier)
+    for name, array in columns.items():
+        manifest = manifest.with_column(store_column(directory, name, array))
+    path, data = directory / NAME, manifest.to_json().encode()
+    if not path.is_file() or path.read_bytes() != data:  # a directory that is complete need not be writable
+        write_locked(path, data)
+    return manifest
+
+
+def only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
+    """Write the manifest of a set that may have to share its directory.
+
+    A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
+    training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
+    alone is removed, and one of all tar files, which somebody asked for, stays.
+
+    Args:
+        directory: Where the shards lie.
+        done: What is known of each.
+
+    Returns:
+        The manifest; None when there are other tar files.
+
+    Raises:
+        ManifestError: The columns of an earlier manifest would be lost.
+    """
+    tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
+    if tars == {one.entry.name for one in done}:
+        return save_manifest(directory, done, {})
+    try:
+        before = Manifest.load(directory)
+    except ManifestError:
+        return None
+    if {entry.name for entry in before.shards} == tars:
+        return None
+    lost = ", ".join(added(before))
+    if lost:
+        message = f"{str(directory)!r} holds tar files beside those of its manifest, which has columns: {lost}"
+        raise ManifestError(f"{message}. Choose another directory for one of the sets, or remove manifest.json")
+    (directory / NAME).unlink(missing_ok=True)
+    sync_directory(directory)
+    return None
 
 
 class Told(NamedTuple):
@@ -160,7 +331,7 @@ def write_and_tell(
     hashes = None if keys is None else check_keys(keys, count)
     tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with directory_lock(folder):
         Plan.of(prefix, bounds, fingerprint).prepare(folder)
         remove_abandoned(folder, prefix)
         parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]

@@ -1,0 +1,82 @@
+"""The only module that knows a trainer's inside, as it is in Lightning 2.5 and 2.6, the range of pyproject.
+
+- `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
+- `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step too. A resumed
+  loop takes its counts from the loader: its own are off by one after a step that failed.
+- `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether a resumed epoch goes on or begins.
+- `fit_loop._combined_loader`: whether there are other train loaders beside ours, whose steps are not ours.
+- `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
+"""
+
+from math import inf
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+
+from headrace.webdatamodule.loading.epochs import EpochOffset
+
+
+class FitLoop:
+    """Joins a trainer's fit loop with the train `loader` of its data module, an `EpochLoader`."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self.loader, self.epochs = module, module, EpochOffset()
+        self._max_epochs = module.trainer.max_epochs
+        module.trainer.reload_dataloaders_every_n_epochs = 1  # so that it asks for the length of each epoch
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer while it fits with this loader alone, else None."""
+        trainer = self._module.trainer
+        if trainer is None or trainer.datamodule is not self._module or trainer.state.fn != "fit":
+            return None
+        loaders = trainer.fit_loop._combined_loader
+        return trainer if loaders is None or loaders.flattened == [self.loader] else None
+
+    def steps_done(self) -> int | None:
+        """Batches of the epoch whose gradients have reached the optimizer; None when no trainer counts them."""
+        if (trainer := self.trainer) is None:
+            return None
+        done = int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+        return done if done >= trainer.num_training_batches else done - done % trainer.accumulate_grad_batches
+
+    def begin(self, epoch: int | None = None) -> None:
+        """Choose the loader's epoch for the trainer's, which is about to begin or to go on."""
+        trainer, length = self._module.trainer, sized_len(self.loader) or inf
+        number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
+        limit = trainer.limit_train_batches
+        most = min(length, limit if isinstance(limit, int) else length * limit)
+        self.epochs.begin(self.loader, number, most, overfits=bool(trainer.overfit_batches))
+        self.allow_cuts()
+
+    def allow_cuts(self) -> None:
+        """Let a trainer count as many epochs more as were cut, before it compares their number."""
+        if self._max_epochs not in (None, -1):
+            self._module.trainer.fit_loop.max_epochs = self._max_epochs + self.epochs.cuts
+
+    def settle(self) -> None:
+        """Let a resumed loop take its counts from the loader, when the epoch begins or goes on."""
+        loop, steps = self._module.trainer.fit_loop, self.loader.steps
+        inner, progress = loop.epoch_loop, loop.epoch_loop.batch_progress
+        if inner.restarting or self.loader.resumed:
+            ended = int(inner.restarted_on_train_batch_end)
+            progress.current.completed, total = steps - ended, progress.total
+            total.ready = total.started = total.processed = total.completed + ended
+            inner.restarting = steps > 0
+            if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
+                loop.epoch_progress.increment_completed()
+                loop.reset_restart_stage()
+
+
+class LastIndices(_IndexBatchSamplerWrapper):
+    """The batch sampler of a loader to predict: any number finds the indices of its last batch; no others are kept."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.seen_batch_indices = loader, self  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getitem__(self, number: int) -> list[int]:
+        return [int(index) for index in self.loader.indices]

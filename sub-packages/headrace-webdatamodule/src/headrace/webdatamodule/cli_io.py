@@ -1,0 +1,182 @@
+"""What the commands of ``headrace-shards`` take and print: paths and numbers, lines and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from headrace.webdatamodule.shards.errors import DamagedShardError
+from headrace.webdatamodule.shards.format.files import FileBytes
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.manifest import NAME
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.reading.sources import find_shards, is_url
+
+Pieces = Iterable[str] | Iterable[bytes]
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def local_path(word: str) -> Path:
+    """Read a path; an empty one, as of a variable that is not set, and a URL are refused."""
+    if not word:
+        raise argparse.ArgumentTypeError("got an empty path, expected the name of a file or directory")
+    if is_url(word) and not Path(word).exists():
+        cure = "commands work on this machine's files only: give a local path, or read it with IndexedShards in Python"
+        raise argparse.ArgumentTypeError(f"got the URL {word!r}, but {cure}")
+    return Path(word)
+
+
+def byte_count(word: str) -> int:
+    """Read a number of bytes, with or without a unit of 1024, 1024**2 and so on.
+
+    >>> byte_count("100"), byte_count("2k"), byte_count("512MiB")
+    (100, 2048, 536870912)
+    """
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)(iB|B)?", word, re.IGNORECASE)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a number of bytes such as 1000000, 512M or 2G")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def positive(word: str) -> int:
+    """Read a whole number of 1 or more."""
+    if not (word.isascii() and word.isdecimal()) or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of 1 or more")
+    return int(word)
+
+
+def is_set(where: Path) -> bool:
+    """Whether a path stands for all shards of a directory, not for one tar file."""
+    return where.is_dir() or where.name == NAME
+
+
+def open_shards(where: Path) -> Iterator[ShardIndex]:
+    """The indexes of a directory, a manifest or a tar file, one by one, each seen to be whole and of its shard."""
+    if not is_set(where):
+        yield _open_tar(where)
+        return
+    shards = find_shards(where)
+    for number in range(len(shards.names)):
+        index, path = shards.open_index(number, check=True), Path(shards.path(number))
+        try:
+            view = map_file(path)
+        except FileNotFoundError as error:
+            message = "the shard is missing: restore it, or index the directory again"
+            raise DamagedShardError(message, shard=str(path)) from error
+        index.check_shard(len(view), partial(_piece, view))
+        yield index
+
+
+def _open_tar(path: Path) -> ShardIndex:
+    index = fitting_index(path)
+    if index is not None:
+        return index
+    if index_path(path).exists():
+        say("warning", f"the index of {str(path)!r} is older, damaged or of another shard: the shard itself was read")
+    return ShardIndex(build_index(map_file(path), shard=str(path)), shard=str(path))
+
+
+def _piece(view: FileBytes, begin: int, end: int) -> bytes:
+    return view[begin:end]
+
+
+def write_out(pieces: Pieces) -> None:
+    """Write to stdout; quietly no more once nobody reads it."""
+    if sys.stdout is None:
+        raise OSError("there is no standard output to write to: it is closed")
+    sys.stdout.flush()
+    # A buffer of our own: where Python's is switched off, one write may take a part only.
+    stream = open(sys.stdout.fileno(), "wb", closefd=False)  # noqa: SIM115 - closed with the process
+    try:
+        for piece in pieces:
+            stream.write(piece if isinstance(piece, bytes) else piece.encode(sys.stdout.encoding, "backslashreplace"))
+        stream.flush()
+    except BaseException as error:
+        discard(sys.stdout)
+        if isinstance(error, OSError) and error.filename is None and not isinstance(error, BrokenPipeError):
+            raise OSError(f"standard output cannot be written: {error.strerror}") from error
+        if not isinstance(error, BrokenPipeError):
+            raise
+
+
+def discard(stream: TextIO | None) -> None:
+    """Write what is left nowhere, as Python's documentation advises: at its end the interpreter would try again."""
+    if stream is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def text_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with their ends, what a terminal would obey escaped."""
+    return (f"{escaped(line)}\n" for line in lines)
+
+
+def json_pieces(document: Any) -> list[str]:
+    """One JSON document; letters beyond ASCII are escaped, so that names stay exact."""
+    return [json.dumps(document, allow_nan=False), "\n"]
+
+
+def json_list(head: dict[str, Any], name: str, items: Iterable[Any]) -> Iterator[str]:
+    """One JSON object whose last entry is a long list, item by item."""
+    yield json.dumps({**head, name: []}, allow_nan=False)[:-2]
+    for number, item in enumerate(items):
+        yield f"{',' if number else ''}\n{json.dumps(item, allow_nan=False)}"
+    yield "]}\n"
+
+
+def say(kind: str, message: str) -> None:
+    """Write one line to stderr; nothing where that cannot be written, as the exit code tells the outcome."""
+    try:
+        sys.stderr.write(f"headrace-shards: {kind}: {escaped(' '.join(message.split()))}\n")
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def error_text(error: Exception) -> str:
+    """The message of an error; the file comes first."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def escaped(text: str) -> str:
+    r"""A text without control characters; tabs stay.
+
+    Args:
+        text: Any text.
+
+    >>> escaped("a\x1b[2Jb\tc\n"), escaped("\u00e9\u202e\udcff")
+    ('a\\x1b[2Jb\tc\\n', 'é\\u202e\\udcff')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one == "\t" else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
+def table(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lay out rows in columns: the first to the left, numbers to the right.
+
+    Args:
+        rows: Of equal length, the first one the heads; integers get thousands separators.
+
+    Returns:
+        The lines.
+
+    >>> table([("name", "bytes"), ("a.tar", 10240)])
+    ['name    bytes', 'a.tar  10,240']
+    """
+    texts = [[f"{cell:,}" if isinstance(cell, int) else escaped(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in texts)
+    return ["  ".join(line).rstrip() for line in lines]

@@ -1,0 +1,508 @@
+"""What ``headrace-shards pack`` packs: directories of files, FASTA records, the entries of an LMDB."""
+
+# What the methods of a source do, `Source` says.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import os
+import re
+import shutil
+import struct
+import zlib
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX
+from headrace.webdatamodule.shards.writing.plan import stored_bytes
+
+KINDS = ("files", "fasta", "lmdb")
+KEYS_FROM = ("number", "id")
+_PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
+_FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
+_LMDB = (".lmdb", ".mdb")
+_FLAGS = {"--split-at": "files", "--member": "lmdb", "--key-from": "fasta"}
+_RECORD = re.compile(rb"^>", re.MULTILINE)
+_DIGITS = 9
+Sample = tuple[str, Mapping[str, bytes]]
+Members = dict[str, str]
+Warn = Callable[[str], object]
+
+
+class Source(Sequence[Sample]):
+    """Samples that are read when they are asked for; can be pickled for worker processes."""
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        where = range(len(self))[index]
+        return self._sample(where) if isinstance(where, int) else [self._sample(one) for one in where]
+
+    @abstractmethod
+    def _sample(self, index: int) -> Sample: ...
+
+    @abstractmethod
+    def keys(self) -> Iterable[str]:
+        """The keys of all samples, without reading these."""
+
+    @abstractmethod
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample in a tar file, headers and padding included, shape [n_samples]; at most."""
+
+    @abstractmethod
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """Bytes of each file that is read, and the time of its last change, in nanoseconds."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Source:
+        """Samples `start` to `stop - 1`, small enough to be sent to a worker process."""
+
+
+class Chain(Source):
+    """Several sources, one after another."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._ends = list(accumulate(map(len, sources)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def _sample(self, index: int) -> Sample:
+        number = bisect_right(self._ends, index)
+        return self._sources[number][index - (self._ends[number] - len(self._sources[number]))]
+
+    def keys(self) -> Iterable[str]:
+        return chain.from_iterable(source.keys() for source in self._sources)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        return chain.from_iterable(source.stamps() for source in self._sources)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([source.sizes() for source in self._sources])
+
+    def part(self, start: int, stop: int) -> Source:
+        begins = [end - len(source) for end, source in zip(self._ends, self._sources, strict=True)]
+        cuts = [
+            (source, max(start - begin, 0), min(stop - begin, len(source)))
+            for begin, source in zip(begins, self._sources, strict=True)
+        ]
+        return Chain([source.part(first, last) for source, first, last in cuts if first < last])
+
+
+def open_source(
+    paths: Sequence[Path],
+    scratch: Path,
+    *,
+    kind: str | None = None,
+    split_at: str | None = None,
+    member: str | None = None,
+    keys: Path | None = None,
+    key_from: str | None = None,
+    warn: Warn = print,
+) -> Source:
+    """Open what is to be packed: paths of one kind, found out by their names when `kind` is None.
+
+    Args:
+        paths: Directories, FASTA files or LMDBs.
+        scratch: A directory for temporary files.
+        kind: One of `KINDS`.
+        split_at: For files: which dot of a name ends the key, "first" or "last".
+        member: For LMDBs: the member key of the values; "bin" when None.
+        keys: For one LMDB: a file with one key a line; all keys when None.
+        key_from: For FASTA: "number" or "id".
+        warn: Receives warnings.
+    """
+    kinds = {kind} if kind else {_kind_of(path) for path in paths}
+    if len(kinds) > 1:
+        raise ValueError(f"the sources are of several kinds ({', '.join(sorted(kinds))}): pack each kind by itself")
+    [found] = kinds
+    for flag, value in {"--split-at": split_at, "--member": member, "--key-from": key_from}.items():
+        if value is not None and found != _FLAGS[flag]:
+            raise ValueError(f"{flag} is for {_FLAGS[flag]}, but the sources are {found}: leave it out")
+    if keys is not None and (found != "lmdb" or len(paths) > 1):
+        raise ValueError("--keys chooses entries of one LMDB: leave it out, or give one LMDB")
+    if found == "files":
+        for path in paths:
+            if not path.is_dir():
+                raise NotADirectoryError(f"{str(path)!r} is no directory")
+        return find_files(paths, split_at=split_at or "first", warn=warn)
+    if found == "lmdb":
+        wanted = None if keys is None else _read_keys(keys)
+        return Chain([Entries(path, "bin" if member is None else member, wanted) for path in paths])
+    records: list[Fasta] = []
+    for path in paths:
+        plain = _decompressed(path, scratch)
+        records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=key_from or "number"))
+    if key_from == "id":
+        _refuse_repeated_ids(records)
+    return Chain(records)
+
+
+def fingerprint_of(stamps: Iterable[tuple[int, int]]) -> str:
+    """16 hexadecimal digits that change with the sizes and times of the files that are packed.
+
+    >>> fingerprint_of([(1, 2)]) == fingerprint_of([(1, 3)])
+    False
+    """
+    digest = xxhash.xxh3_64()
+    for one in stamps:
+        digest.update(struct.pack("<qq", *one))
+    return digest.hexdigest()
+
+
+def _stamp(path: str | Path) -> tuple[int, int]:
+    state = Path(path).stat()
+    return state.st_size, state.st_mtime_ns
+
+
+def _kind_of(path: Path) -> str:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {str(path)!r}")
+    name = path.name.lower()
+    if name.endswith(_LMDB) or (path / "data.mdb").exists():
+        return "lmdb"
+    if path.is_dir():
+        return "files"
+    if name.endswith(_FASTA):
+        return "fasta"
+    allowed = f"a directory, FASTA ({', '.join(_PLAIN)}, each also with .gz) or an LMDB"
+    raise ValueError(f"{str(path)!r} cannot be packed: give {allowed}, or say what it is with --from")
+
+
+# Directories of files
+
+
+class Files(Source):
+    """The samples of some directories, sorted by key. Bytes are copied as they are: nothing is unpickled.
+
+    Args:
+        samples: Pairs of a key and {member key: path}.
+    """
+
+    def __init__(self, samples: Sequence[tuple[str, Members]]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def _sample(self, index: int) -> Sample:
+        key, members = self._samples[index]
+        return key, {member: Path(path).read_bytes() for member, path in members.items()}
+
+    def keys(self) -> Iterable[str]:
+        return (key for key, _ in self._samples)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        return (_stamp(path) for _, members in self._samples for path in members.values())
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
+        return np.array([sum(sizes) for sizes in files], np.int64)
+
+    def part(self, start: int, stop: int) -> Source:
+        return Files(self._samples[start:stop])
+
+
+def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Warn = print) -> Files:
+    """Put the files of directories, and of those inside, together to samples.
+
+    A key is the path of a file from the directory on up to a dot of its name, and the rest is the member's key.
+    Files of the same key from several directories are one sample.
+    "last" for `split_at` means the last dot of the name, where the other dots of the key become dashes.
+    """
+    samples: dict[str, Members] = {}
+    left: list[str] = []
+    for directory in directories:
+        for path in _walk(directory):
+            key, member = split_file_name(path.relative_to(directory).as_posix(), split_at)
+            if not member or not path.is_file():
+                left.append(str(path))
+            elif "." in key:
+                cure = "rename the directory or move it away, or pass --split-at last, which makes dashes of them"
+                raise ValueError(f"{str(path)!r} would be in the sample {key!r}, but keys have no dots: {cure}")
+            elif (other := samples.setdefault(key, {}).setdefault(member, str(path))) != str(path):
+                message = f"{other!r} and {str(path)!r} would both be its member {member!r}: rename one"
+                raise ShardError(message, sample=key)
+    names, where = ", ".join(map(repr, left[:3])), ", ".join(repr(str(directory)) for directory in directories)
+    if not samples:
+        raise ValueError(f"there are no files with an extension in {where}, {f'only {names}' if left else 'nothing'}")
+    if left:
+        why = "they are hidden, have no extension or are no plain files"
+        warn(f"{len(left)} files are no part of a sample and are not packed, such as {names}: {why}")
+    _refuse_shards(samples, where, warn)
+    return Files([(key, dict(sorted(samples[key].items()))) for key in sorted(samples)])
+
+
+def split_file_name(name: str, split_at: str) -> tuple[str, str]:
+    """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension.
+
+    >>> split_file_name("a/b.c.txt", "first"), split_file_name("a/b.c.txt", "last"), split_file_name("a/.b", "first")
+    (('a/b', 'c.txt'), ('a/b-c', 'txt'), ('', ''))
+    """
+    begin = name.rfind("/") + 1
+    dot = name.find(".", begin) if split_at == "first" else name.rfind(".", begin)
+    if dot <= begin or name[begin] == "." or dot == len(name) - 1:
+        return "", ""
+    key = name[:dot]
+    return (key if split_at == "first" else key.replace(".", "-")), name[dot + 1 :]
+
+
+def _refuse_shards(samples: dict[str, Members], where: str, warn: Warn) -> None:
+    tars = {path for members in samples.values() for path in members.values() if path.endswith(".tar")}
+    indexed = min((path for path in tars if Path(f"{path}{SUFFIX}").exists()), default=None)
+    if indexed:
+        message = f"{where} holds shards that are indexed already, such as {indexed!r}"
+        raise ValueError(f"{message}: read them as they are, or move them away")
+    if tars:
+        hint = "if they are shards, headrace-shards index makes them readable as they are"
+        warn(f"{len(tars)} tar files are packed as members, such as {min(tars)!r}: {hint}")
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    def fail(error: OSError) -> None:
+        raise error  # a directory that cannot be read is an error, not a gap
+
+    for folder, inside, names in os.walk(directory, onerror=fail):
+        inside.sort()
+        # Links to directories are not followed, but named as what is left.
+        links = [name for name in inside if Path(folder, name).is_symlink()]
+        yield from (Path(folder, name) for name in sorted([*names, *links]))
+
+
+# FASTA
+
+
+class Fasta(Source):
+    """The records of a FASTA file.
+
+    A record's key is its number, since its own name may come twice or hold what a key cannot; or that name, made safe.
+    Its members are texts: `id.txt`, the header line without ">", and `seq.txt`, the letters without white space.
+
+    Args:
+        path: The file, not compressed.
+        first: The number of its first record.
+        name: Of the file, in errors; the path when empty.
+        key_from: What the keys are: "number", or "id" for the first word of the header line; see `safe_key`.
+
+    Attributes:
+        name: Of the file.
+        ids: The first words; None where numbers are the keys.
+
+    Raises:
+        ValueError: It is no FASTA file, or holds no record; or a record has no id.
+    """
+
+    def __init__(self, path: Path, first: int = 0, name: str = "", key_from: str = "number") -> None:
+        self.name = name or str(path)
+        self._path, self._first = str(path), first
+        self._starts = _record_starts(path, self.name)
+        self._nbytes = path.stat().st_size
+        self.ids = _read_ids(path, self._starts, self.name) if key_from == "id" else None
+
+    def __len__(self) -> int:
+        return self._starts.size - 1
+
+    def _sample(self, index: int) -> Sample:
+        begin, end = self._starts[index : index + 2].tolist()
+        with Path(self._path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size != self._nbytes:
+                raise ValueError(f"{self._path}: the file was changed while it was being packed")
+            file.seek(begin)
+            line, _, letters = file.read(end - begin).partition(b"\n")
+        title, number = line[1:].strip(), self._first + index
+        if b"\r" in title:
+            raise ValueError(f"{self._path}: record {number} has lines that end with a bare CR: convert them to LF")
+        return self._key(index), {"id.txt": title, "seq.txt": b"".join(letters.split())}
+
+    def _key(self, index: int) -> str:
+        return f"{self._first + index:0{_DIGITS}d}" if self.ids is None else safe_key(self.ids[index])
+
+    def keys(self) -> Iterable[str]:
+        return map(self._key, range(len(self)))
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        return [_stamp(self._path)]
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return np.diff(self._starts) + 4 * BLOCK  # with line ends counted, and the most of padding
+
+    def part(self, start: int, stop: int) -> Source:
+        made = copy(self)
+        made._first, made._starts = self._first + start, self._starts[start : stop + 1]
+        made.ids = None if self.ids is None else self.ids[start:stop]
+        return made
+
+
+def safe_key(word: str) -> str:
+    r"""A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin.
+
+    >>> safe_key("sp|P1.2|A/B"), safe_key("__x")
+    ('sp|P1-2|A-B', '--x')
+    """
+    return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
+
+
+def _record_starts(path: Path, name: str) -> npt.NDArray[np.int64]:
+    """Where the records of a file begin, and where the last one ends: bytes, shape [n_records + 1]."""
+    nbytes = path.stat().st_size
+    if not nbytes:
+        raise ValueError(f"{name}: the file is empty")
+    with path.open("rb") as file:
+        # Not closed by hand: after Ctrl-C the search still holds the map, which then cannot be closed.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        starts = np.fromiter((match.start() for match in _RECORD.finditer(data)), np.int64)
+        head = data[: min(int(starts[0]) if starts.size else nbytes, 4096)]
+    if head.strip():
+        raise ValueError(f"{name}: it does not begin with '>', as a FASTA file does, but with {head.strip()[:24]!r}")
+    if not starts.size:
+        raise ValueError(f"{name}: the file holds no record")
+    return np.append(starts, nbytes)
+
+
+def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]:
+    ids = list[str]()
+    with path.open("rb") as file:
+        for number, start in enumerate(starts[:-1].tolist()):
+            file.seek(start)
+            words = file.readline()[1:].split(None, 1)
+            try:
+                ids.append(words[0].decode())
+            except (IndexError, UnicodeDecodeError):
+                found = "no id behind '>'" if not words else f"the id {words[0]!r:.80}, which is no UTF-8"
+                raise ValueError(f"{name}: record {number} has {found}: leave out --key-from id") from None
+    return ids
+
+
+def _refuse_repeated_ids(records: Sequence[Fasta]) -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for one in records:
+        for key, word in zip(one.keys(), one.ids or (), strict=True):
+            if key in seen:
+                other, file = seen[key]
+                both = f"the ids {other!r} in {file} and {word!r} in {one.name} both give the key {key!r}"
+                raise ValueError(f"{both}: rename one, or leave out --key-from id, so that keys are numbers")
+            seen[key] = word, one.name
+
+
+def _decompressed(path: Path, scratch: Path) -> Path:
+    """A FASTA file that is not compressed, since records are read at random."""
+    if not path.name.lower().endswith(".gz"):
+        return path
+    target = scratch / f"{len(list(scratch.iterdir()))}.fasta"
+    try:
+        with gzip.open(path, "rb") as packed, target.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: the file is cut or damaged: {error}") from error
+    shutil.copystat(path, target)  # it is as old as what it was made of
+    return target
+
+
+# LMDB
+
+
+class Entries(Source):
+    """The entries of an LMDB. Bytes are copied as they are: nothing is unpickled.
+
+    Args:
+        path: The database: a directory with `data.mdb`, or a file.
+        member: The member key of the values.
+        keys: Which entries, in this order; all, in the order of the database, when None. The dots of a key become
+            dashes in the sample's key.
+
+    Raises:
+        ImportError: The package `lmdb` is not installed.
+        ValueError: It is no LMDB, is empty or lacks a key.
+    """
+
+    def __init__(self, path: Path, member: str, keys: Sequence[str] | None = None) -> None:
+        self._path, self._member = str(path), member
+        wanted = None if keys is None else [os.fsencode(key) for key in keys]
+        with self._reading(buffers=True) as reading:
+            pairs = ((bytes(key), len(value)) for key, value in reading.cursor())
+            found = list(pairs) if wanted is None else [(key, self._length(reading, key)) for key in wanted]
+        if not found:
+            raise ValueError(f"{self._path}: the LMDB holds no entries")
+        self._keys = [key for key, _ in found]
+        self._sizes = np.array([stored_bytes(size) for _, size in found], np.int64)
+
+    def _length(self, reading: Any, key: bytes) -> int:
+        value = reading.get(key)
+        if value is None:
+            raise ValueError(f"{self._path}: the LMDB has no entry {os.fsdecode(key)!r}: correct --keys")
+        return len(value)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _sample(self, index: int) -> Sample:
+        key = self._keys[index]
+        with self._reading() as reading:
+            value = reading.get(key)
+        if value is None:
+            raise ValueError(f"{self._path}: the entry {os.fsdecode(key)!r} was removed while it was being packed")
+        return _sample_key(key), {self._member: value}
+
+    def keys(self) -> Iterable[str]:
+        return map(_sample_key, self._keys)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        path = Path(self._path)
+        return [_stamp(path / "data.mdb" if path.is_dir() else path)]
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._sizes
+
+    def part(self, start: int, stop: int) -> Source:
+        made = copy(self)
+        made._keys, made._sizes = self._keys[start:stop], self._sizes[start:stop]
+        return made
+
+    @contextmanager
+    def _reading(self, *, buffers: bool = False) -> Iterator[Any]:
+        try:
+            import lmdb
+        except ImportError as error:
+            raise ImportError("reading an LMDB needs the package lmdb: pip install lmdb") from error
+        try:
+            with _open_lmdb(self._path, os.getpid()).begin(buffers=buffers) as reading:
+                yield reading
+        except lmdb.Error as error:
+            raise ValueError(f"{self._path}: it cannot be read as an LMDB: {error}") from error
+
+
+@cache  # the package opens a database once in a process; an environment must not cross a fork
+def _open_lmdb(path: str, process: int) -> Any:  # noqa: ARG001 - a part of what is remembered
+    import lmdb
+
+    folder = Path(path).is_dir()
+    return lmdb.open(path, subdir=folder, readonly=True, create=False, lock=False, readahead=False)
+
+
+def _sample_key(key: bytes) -> str:
+    return os.fsdecode(key).replace(".", "-")
+
+
+def _read_keys(path: Path) -> list[str]:
+    keys = [os.fsdecode(line) for line in path.read_bytes().splitlines() if line]
+    if not keys:
+        raise ValueError(f"{str(path)!r} holds no keys: write one a line")
+    return keys

@@ -1,1 +1,0 @@
-"""The commands of ``headrace-shards``, one a module: `HELP`, `DESCRIPTION`, `add_arguments` and `run`."""

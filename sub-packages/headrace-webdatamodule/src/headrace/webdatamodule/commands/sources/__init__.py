@@ -1,1 +1,0 @@
-"""What ``headrace-shards pack`` reads samples from, one kind a module."""

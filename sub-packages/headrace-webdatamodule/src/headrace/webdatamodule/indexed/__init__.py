@@ -1,1 +1,0 @@
-"""What `IndexedWebDataModule` is made of; no Lightning in here."""

@@ -1,0 +1,1 @@
+"""The parts of `ResumableLoader` and `IndexedWebDataModule`; nothing in here needs lightning or webdataset."""

@@ -1,0 +1,326 @@
+"""Batches of equal size for every rank, and the factories that make batches and orders."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+
+from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.loading.options import as_int, seed_int
+from headrace.webdatamodule.loading.permutation import Shuffle
+
+VERSION = 1
+_AHEAD = 2**14  # places of the order that are worked out together
+_CURES = {
+    "version": "it was saved by another version of headrace; resume with that one, or start without the checkpoint",
+    "seed": "use that seed, or start without the checkpoint",
+    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
+    "the checkpoint",
+}
+
+
+class BatchSamplerFactory(Protocol):
+    """Makes a rank's batches; `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)` is one.
+
+    It returns an iterable of lists of indices with a length and, on its own or on its `sampler`, `set_epoch(epoch)`.
+    With `state_dict()`, `load_state_dict(state)` and `remaining`, the batches left of the epoch, it is resumed at any
+    number of ranks. Its state is that behind the last batch that was taken; where it has an "epoch" and a "position",
+    the position is 0 at the beginning of an epoch, and more behind each batch.
+
+    A `functools.partial` that names `num_replicas`, `rank`, `mesh`, `seed` or `sampler` keeps them.
+    """
+
+    def __call__(
+        self,
+        sizes: npt.NDArray[Any],
+        /,
+        *,
+        sampler: Iterable[int] | None,
+        num_replicas: int,
+        rank: int,
+        seed: int,
+    ) -> Iterable[Sequence[int]]:
+        """Make the batches.
+
+        Args:
+            sizes: Of all samples, shape [n_samples] or [n_samples, k].
+            sampler: The order of all ranks' samples; None leaves it to the batch sampler.
+            num_replicas: Number of data-parallel ranks.
+            rank: This one.
+            seed: Of all randomness.
+        """
+        ...
+
+
+class SamplerFactory(Protocol):
+    """Makes an order of samples; `functools.partial(WeightedDistributedSampler, weights={...})` is one."""
+
+    def __call__(self, dataset: Any, /, *, num_replicas: int, rank: int, seed: int) -> Iterable[int]:
+        """Make the order.
+
+        Args:
+            dataset: A concatenation of the sources, which knows their `names` and `cumulative_sizes`.
+            num_replicas: 1: the order is that of all ranks together; batches are dealt to them afterwards.
+            rank: 0.
+            seed: Of all randomness.
+        """
+        ...
+
+
+class DistributedBatchSampler(Sampler[list[int]]):
+    """Batches of `batch_size` samples, as many of them on every rank, each sample once.
+
+    Step s deals the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
+    where the samples do not divide, unless `drop_last`. With fewer samples than ranks in a last step, some are
+    repeated, with a warning that names them. After a `break`, iterating again begins the epoch anew.
+
+    Args:
+        n_samples: Number of samples.
+        batch_size: Samples of a batch, on each rank.
+        sampler: The order; the same on every rank. With `take(start, stop)` it is asked for slices, and `epoch_length`
+            is the number of its places; else it is listed once in an epoch. None for an order of our own.
+        shuffle: Whether our own order is another one in each epoch; else samples come in their order.
+        drop_last: Whether samples that do not fill a batch on every rank are left out.
+        num_replicas: Number of data-parallel ranks; read from the process group when an epoch begins, if None.
+        rank: This one; the same.
+        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        seed: Of the order, 0 to 2**64 - 1.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: A number that is not allowed.
+
+    >>> list(DistributedBatchSampler(5, 2, shuffle=False))
+    [[0, 1], [2, 3], [4]]
+    >>> list(DistributedBatchSampler(5, 2, shuffle=False, drop_last=True))
+    [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self,
+        n_samples: int,
+        batch_size: int,
+        *,
+        sampler: Iterable[int] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: Mesh | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.n_samples, self.batch_size = as_int("n_samples", n_samples, 0), as_int("batch_size", batch_size, 1)
+        check_given_ranks(num_replicas, rank, mesh)
+        self._ranks = (num_replicas, rank, mesh)
+        if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
+            raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
+        self.sampler, self.shuffle, self.drop_last, self.seed = sampler, shuffle, drop_last, seed_int(seed)
+        self.epoch = self._start = self._position = 0
+        self._chosen = False  # whether set_epoch was called since the last iteration began
+        self._iteration: object = None
+        self._listed: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch on each rank."""
+        return self._steps(0, data_parallel_ranks(*self._ranks)[0])
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the epoch, at the present number of ranks."""
+        return self._steps(self._position, data_parallel_ranks(*self._ranks)[0])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, self._start, self._chosen = self._start, 0, False
+        self._iteration = token = object()  # only the latest iteration moves the position
+        self._position = start
+        end, (world, rank) = self._end(), data_parallel_ranks(*self._ranks)
+        steps = self._steps(start, world)
+        if end and not steps and not start:
+            raise ValueError(
+                f"drop_last=True leaves no batch: {end} samples do not fill {world} batches of {self.batch_size}; "
+                "use a smaller batch_size, or drop_last=False"
+            )
+        order = self._order()
+        together = max(1, _AHEAD // (self.batch_size * world))
+        for first in range(0, steps, together):
+            spans = [
+                step_span(step, start, end, self.batch_size, world, drop_last=self.drop_last)
+                for step in range(first, min(first + together, steps))
+            ]
+            begin = spans[0][0]
+            ids = order(begin, spans[-1][1]).tolist()
+            for low, high in spans:
+                if self._iteration is token:
+                    self._position = high
+                own = rank_span(low, high, rank, world)
+                if high - low < world:
+                    own = self._repeated(low, high, rank, world, ids, begin)
+                yield ids[own[0] - begin : own[1] - begin]
+
+    def _repeated(self, low: int, high: int, rank: int, world: int, ids: list[int], begin: int) -> tuple[int, int]:
+        """Fewer samples than ranks: each rank gets one, and some come twice."""
+        count = high - low
+        again = [ids[low - begin + other % count] for other in range(count, world)]
+        message = f"the last step has {count} samples for {world} ranks: {len(again)} come again"
+        warnings.warn(f"{message}, {again[:10]}{' ...' if len(again) > 10 else ''}", stacklevel=3)
+        own = low + rank % count
+        return own, own + 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
+        epoch = as_int("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self._go_to(epoch)
+        self._chosen, self._listed = True, None
+
+    def _go_to(self, epoch: int) -> None:
+        self.epoch, self._start, self._position, self._listed = epoch, 0, 0, None
+        self._iteration = None
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was taken; true at any moment of an iteration."""
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": self._position,
+            "fingerprint": self.fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where a state was taken, at any number of ranks.
+
+        A state of an older epoch than a later `set_epoch` chose is left alone.
+
+        Raises:
+            TypeError: It is no state.
+            ValueError: It is of other data, another order, batch size or seed, or no such state.
+        """
+        _check_state(state, {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint})
+        epoch, position = state["epoch"], state["position"]
+        if self._chosen and self.epoch > epoch:
+            return
+        before = self.epoch, self._start, self._position
+        self._go_to(epoch)
+        end = self._end()
+        if not 0 <= position <= end:
+            self._go_to(before[0])
+            self._start, self._position = before[1:]
+            raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
+        self._start = self._position = position
+        self._chosen = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the samples, the batch size, the order and the seed."""
+        inner = None if self.sampler is None else getattr(self.sampler, "fingerprint", None)
+        order = f"shuffle {bool(self.shuffle)}" if self.sampler is None else f"{type(self.sampler).__name__} {inner}"
+        parts = f"{self.n_samples} {self.batch_size} {bool(self.drop_last)} {order} {self.seed}"
+        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+
+    @property
+    def order_digest(self) -> str:
+        """Stands for an order that says nothing of itself; ranks compare it before an epoch."""
+        if self.sampler is None or getattr(self.sampler, "fingerprint", None) is not None:
+            return ""
+        return hashlib.blake2b(self._list().tobytes(), digest_size=8).hexdigest()
+
+    def _steps(self, start: int, world: int) -> int:
+        return n_steps(self._end() - start, self.batch_size, world, drop_last=self.drop_last)
+
+    def _end(self) -> int:
+        if self.sampler is None:
+            return self.n_samples
+        return int(self.sampler.epoch_length) if self._has_slices else len(self._list())  # type: ignore[attr-defined]
+
+    @property
+    def _has_slices(self) -> bool:
+        return hasattr(self.sampler, "take") and hasattr(self.sampler, "epoch_length")
+
+    def _order(self) -> Any:
+        if self.sampler is None:
+            # A shuffle of an epoch is worked out in microseconds, or in no more than a sort of 65,536 words.
+            return Shuffle(self.n_samples, self.seed, self.epoch).take if self.shuffle else np.arange
+        if self._has_slices:
+            return self.sampler.take  # type: ignore[attr-defined]
+        listed = self._list()
+        return lambda start, stop: listed[start:stop]
+
+    def _list(self) -> npt.NDArray[np.int64]:
+        if self._listed is None:
+            self._listed = np.fromiter(map(operator.index, self.sampler or ()), np.int64)
+        return self._listed
+
+
+def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:
+    """How many steps deal out `left` samples."""
+    return left // (batch_size * world) if drop_last else -(-left // (batch_size * world))
+
+
+def step_span(
+    step: int, start: int, end: int, batch_size: int, world: int, *, drop_last: bool = False
+) -> tuple[int, int]:
+    """The places of a step, counted from `start`.
+
+    All steps but the last hold `batch_size * world` samples. Where the last one would leave ranks without a sample, the
+    last two share theirs.
+
+    Args:
+        step: Which one.
+        start: Where the steps begin.
+        end: Number of places in the epoch.
+        batch_size: Most samples of a rank.
+        world: Number of ranks.
+        drop_last: Whether the last step is whole too.
+
+    Returns:
+        The first place, and the one after the last.
+
+    >>> [step_span(step, 0, 17, 4, 4) for step in range(2)]
+    [(0, 8), (8, 17)]
+    """
+    whole = batch_size * world
+    begin = start + step * whole
+    if drop_last:
+        return begin, begin + whole
+    steps = n_steps(end - start, batch_size, world)
+    rest = end - start - (steps - 1) * whole
+    if rest < world and steps > 1 and batch_size > 1 and step >= steps - 2:
+        first = start + (steps - 2) * whole
+        middle = first + (end - first) // 2
+        return (first, middle) if step == steps - 2 else (middle, end)
+    return begin, min(begin + whole, end)
+
+
+def rank_span(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
+    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks.
+
+    >>> [rank_span(10, 15, rank, 2) for rank in range(2)]
+    [(10, 12), (12, 15)]
+    """
+    count = high - low
+    return low + count * rank // world, low + count * (rank + 1) // world
+
+
+def _check_state(state: Any, own: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
+    if missing := {*own, "epoch", "position"} - set(state):
+        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
+    for name in ("epoch", "position"):
+        if type(state[name]) is not int or (name == "epoch" and state[name] < 0):
+            raise ValueError(
+                f"state[{name!r}] must be an int >= 0, got {state[name]!r}: pass what state_dict() returned"
+            )
+    for name, value in own.items():
+        if state[name] != value:
+            raise ValueError(f"checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")

@@ -1,0 +1,276 @@
+"""Datasets: several named ones as one, and batches read in a worker, whole or without their damaged samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset, Dataset, default_collate, get_worker_info
+
+from headrace.webdatamodule.loading.worker import check_picklable, seed_worker_step, step_key
+from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
+
+OnError: TypeAlias = Literal["raise", "skip"]
+_DAMAGED = (DamagedShardError, DecodeError)
+
+
+class DamagedSampleWarning(UserWarning):
+    """A sample was skipped because it is damaged."""
+
+
+class ConcatShards(ConcatDataset[Any]):
+    """The samples of named sources, one source after another.
+
+    Args:
+        sources: {name: indexed shards}.
+
+    Raises:
+        ValueError: There is no source.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, sources: Mapping[str, IndexedShards]) -> None:
+        if not sources:
+            raise ValueError("shards has no source: name at least one, such as {'proteins': directory}")
+        super().__init__(list(sources.values()))  # type: ignore[arg-type]  # datasets without torch
+        self.names = tuple(sources)
+
+    @staticmethod
+    def cumsum(sequence: Any) -> list[int]:
+        """Where each source ends."""
+        return list(accumulate(map(len, sequence)))
+
+    @property
+    def parts(self) -> Sequence[IndexedShards]:
+        """The sources."""
+        return self.datasets  # type: ignore[return-value]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read a batch, source by source.
+
+        Args:
+            indices: Indices in any order.
+
+        Returns:
+            The samples, in the order of the indices.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if len(self.parts) == 1:
+            return self.parts[0].__getitems__(indices)
+        places: list[list[int]] = [[] for _ in self.parts]
+        own: list[list[int]] = [[] for _ in self.parts]
+        for place, index in enumerate(indices):
+            number, local = self.locate(index)
+            places[number].append(place)
+            own[number].append(local)
+        samples: list[Any] = [None] * len(indices)
+        for part, to, wanted in zip(self.parts, places, own, strict=True):
+            if wanted:
+                for place, sample in zip(to, part.__getitems__(wanted), strict=True):
+                    samples[place] = sample
+        return samples
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The number of the source of a sample, and the sample's index there."""
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"indices must be {-count} to {count - 1}, got {index}")
+        index = int(index) % count
+        number = bisect_right(self.cumulative_sizes, index)
+        return number, index - (self.cumulative_sizes[number - 1] if number else 0)
+
+    def key(self, index: int) -> str:
+        """The key of a sample."""
+        number, local = self.locate(index)
+        return self.parts[number].key(local)
+
+    def describe(self, index: int) -> str:
+        """A sample's key, source and shard, for messages."""
+        number, local = self.locate(index)
+        return describe_sample(self.parts[number], local, self.names[number] if len(self.parts) > 1 else None)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the names and with any byte of any shard; columns may come and go."""
+        parts = zip(self.names, self.parts, strict=True)
+        text = "\n".join(f"{name}\t{part.fingerprint}" for name, part in parts)
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def close(self) -> None:
+        """Close all shards; they are opened again when they are read."""
+        for part in self.parts:
+            part.close()
+
+
+def describe_sample(dataset: Any, index: int, source: str | None = None) -> str:
+    """A sample in words: by its key and shard where the dataset knows them, else by its index."""
+    if isinstance(dataset, ConcatShards):
+        return dataset.describe(index)
+    if not isinstance(dataset, IndexedShards):
+        return f"sample {index}"
+    named = f" of source {source!r}" if source else ""
+    return f"sample {dataset.key(index)!r}{named} in shard {dataset.shard_of(index)!r}"
+
+
+def fingerprint_of(dataset: Any) -> str:
+    """A dataset's own fingerprint, else one of its length alone."""
+    own = getattr(dataset, "fingerprint", None)
+    return str(own) if own is not None else blake2b(f"length {len(dataset)}".encode(), digest_size=16).hexdigest()
+
+
+class Request(NamedTuple):
+    """A batch to be read.
+
+    Attributes:
+        indices: Of the samples.
+        key: Of the random numbers of the epoch and the rank.
+        step: Number of the batch in the epoch.
+    """
+
+    indices: Sequence[int]
+    key: int
+    step: int
+
+
+class Skipped(NamedTuple):
+    """A sample that was skipped.
+
+    Attributes:
+        sample: Its index in the dataset.
+        message: What is wrong with it, and where it lies.
+    """
+
+    sample: int
+    message: str
+
+
+class RawBatch(NamedTuple):
+    """A batch before it is collated.
+
+    Attributes:
+        indices: Of the samples.
+        samples: The samples.
+        skipped: Those left out.
+        error: Raised instead.
+    """
+
+    indices: Sequence[int]
+    samples: list[Any]
+    skipped: list[Skipped]
+    error: ShardError | None = None
+
+
+class BatchDataset(Dataset[Any]):
+    """Reads whole batches; the dataset of a `DataLoader`, in its workers.
+
+    Args:
+        dataset: The samples, by integer index; read with `__getitems__` where it has that.
+        collate_fn: Makes a batch of a list of samples; torch's own when None.
+        on_error: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, on_error: OnError) -> None:
+        self.dataset, self.on_error = dataset, on_error
+        self._collate_fn = default_collate if collate_fn is None else collate_fn
+        self._checked = False
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, request: Request | Sequence[int]) -> RawBatch:
+        indices: Sequence[int] = request  # type: ignore[assignment]
+        if isinstance(request, Request):
+            indices = request.indices
+            if get_worker_info() is not None:  # else the process's own generators are left alone
+                seed_worker_step(step_key(request.key, request.step))
+        try:
+            return self._read(indices)
+        except StopIteration as error:  # which a loop would take for the end of the epoch
+            raise _stop_iteration("a transform", error) from error
+        except ShardError as error:
+            if get_worker_info() is None:
+                raise
+            # As a value it reaches the trainer unchanged; what a worker raises is made anew from its text there.
+            return RawBatch(indices, [], [], error)
+
+    def _samples(self, indices: Sequence[int]) -> list[Any]:
+        read = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[index] for index in indices] if read is None else read(indices)
+
+    def _read(self, indices: Sequence[int]) -> RawBatch:
+        try:
+            return RawBatch(indices, self._samples(indices), [])
+        except _DAMAGED as error:
+            if self.on_error == "raise" or isinstance(error, UnsafePickleError):
+                raise
+        return self._one_by_one(indices)
+
+    def _one_by_one(self, indices: Sequence[int]) -> RawBatch:
+        read, samples = list[int](), list[Any]()
+        skipped, last = list[Skipped](), ShardError("")
+        for index in indices:
+            try:
+                samples += self._samples([index])
+                read.append(index)
+            except _DAMAGED as error:
+                if isinstance(error, UnsafePickleError):
+                    raise
+                skipped.append(Skipped(int(index), f"{type(error).__name__}: {error}"))
+                last = error
+        if not read:
+            message = f"all {len(skipped)} samples of a batch are damaged, and every rank needs a batch"
+            last.message += f"; {message}: repair the shards, or leave those samples out of them"
+            raise last
+        return RawBatch(read, samples, skipped)
+
+    def collate(self, read: RawBatch) -> tuple[Any, list[Skipped], ShardError | None]:
+        """Make a batch; the `collate_fn` of the `DataLoader`."""
+        if read.error is not None:
+            return None, [], read.error
+        try:
+            batch = self._collate_fn(read.samples)
+            if not self._checked and get_worker_info() is not None:
+                check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
+                self._checked = True
+            return batch, read.skipped, None
+        except Exception as caught:
+            error = _stop_iteration("collate_fn", caught) if isinstance(caught, StopIteration) else caught
+            shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
+            more = " ..." if len(read.indices) > 5 else ""
+            error.add_note(f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
+            if error is caught:
+                raise
+            raise error from caught
+
+
+def _stop_iteration(where: str, error: StopIteration) -> RuntimeError:
+    instead = RuntimeError(f"{where} raised StopIteration, as next() does of an exhausted iterator")
+    for note in getattr(error, "__notes__", ()):
+        instead.add_note(note)
+    return instead
+
+
+def source_names(dataset: Any, default: str) -> tuple[str, ...]:
+    """Names of a dataset's sources, where it has `names` and `cumulative_sizes`; else one name."""
+    ends = getattr(dataset, "cumulative_sizes", None)
+    names = getattr(dataset, "names", None)
+    return tuple(names) if ends is not None and names and len(names) == len(ends) else (default,)
+
+
+def count_by_source(dataset: Any, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many of some samples belong to each source, shape [n_sources]."""
+    count = len(source_names(dataset, ""))
+    if count == 1:
+        return np.array([len(indices)], np.int64)
+    return np.bincount(np.searchsorted(dataset.cumulative_sizes, indices, "right"), minlength=count)

@@ -1,0 +1,85 @@
+"""A trainer's epochs and a loader's: an epoch that a limit ended early goes on after a resume.
+
+A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, which the trainer
+counts as one more epoch. So its number of an epoch is then ahead of the loader's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class EpochLoader(Protocol):
+    """A loader that a trainer tells its epochs."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch."""
+
+    @property
+    def steps(self) -> int:
+        """Batches of it that were delivered."""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a state was loaded, and nothing delivered since."""
+
+    def rewind(self) -> None:
+        """Forget the position: the epoch begins at its beginning."""
+
+    def choose_epoch(self, epoch: int) -> None:
+        """Deliver an epoch next; the present one keeps its position."""
+
+    def end_iteration(self) -> None:
+        """The iteration that is going on, if any, has been abandoned."""
+
+
+class EpochOffset:
+    """Chooses a loader's epochs for a trainer's.
+
+    Attributes:
+        cuts: How many epochs were ended early, and went on in another one of the trainer's.
+    """
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        self._cuts_before = self._ahead = 0
+        self._asked = self._saved = -1  # the trainer's number of the present epoch, and of the one in a checkpoint
+
+    def state_dict(self, loader: EpochLoader) -> dict[str, int]:
+        """The trainer's number of the loader's epoch, and how many were cut before."""
+        if loader.resumed and self._saved >= 0:
+            return {"epoch": self._saved, "cuts": self._cuts_before}
+        return {"epoch": self._asked, "cuts": self.cuts}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume."""
+        self._saved, self.cuts = state["epoch"], state["cuts"]
+        self._cuts_before = self.cuts
+
+    def begin(self, loader: EpochLoader, epoch: int, limit: float, *, overfits: bool) -> None:
+        """Choose the loader's epoch: the saved one as long as some of it is left.
+
+        Args:
+            loader: The loader; it may have been resumed.
+            epoch: The trainer's number.
+            limit: Most batches of an epoch.
+            overfits: Whether the loader delivers its first epoch again and again.
+        """
+        if loader.resumed and self._saved >= 0:
+            over = epoch > self._saved  # the trainer takes the saved epoch for done
+            left = loader.steps + 1 <= limit
+            self.cuts = self._cuts_before + (over and left)
+            self._ahead = epoch - loader.epoch - (over and not left and not overfits)
+            if over and not left:
+                loader.rewind()  # which forgets that it was resumed
+        elif overfits and epoch != self._asked:
+            self._ahead = epoch
+            loader.rewind()
+        if epoch != self._asked:
+            self._asked = epoch
+            loader.end_iteration()
+        loader.choose_epoch(epoch - self._ahead)

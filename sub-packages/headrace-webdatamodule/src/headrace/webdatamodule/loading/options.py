@@ -1,0 +1,183 @@
+"""Arguments: checked once, given for each split, and described in words for a checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from headrace.webdatamodule.loading.digest import digest
+from headrace.webdatamodule.loading.worker import WorkerTimeout
+from headrace.webdatamodule.splits import Split, as_split, by_split
+
+# Names of splits that are meant as such, and are not.
+_MEANT = {
+    **dict.fromkeys(("training", "fit"), "train"),
+    **dict.fromkeys(("valid", "validation", "validate", "dev", "eval"), "val"),
+    **dict.fromkeys(("testing",), "test"),
+    **dict.fromkeys(("prediction",), "predict"),
+}
+_NESTED = "shards are {'train': directory}, or {'train': {'name': directory, ...}} for several sources"
+_LONGEST = 120
+
+
+def as_int(name: str, value: Any, low: int, cure: str = "") -> int:
+    """An argument as an int; numpy's integers are allowed, bools are not.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is below `low`.
+
+    >>> as_int("num_workers", 2, 0)
+    2
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    cure = f": {cure}" if cure else ""
+    if number is None:
+        raise TypeError(f"{name} must be an int >= {low}, got {value!r}{cure}")
+    if number < low:
+        raise ValueError(f"{name} must be an int >= {low}, got {value!r}{cure}")
+    return number
+
+
+def seed_int(seed: Any) -> int:
+    """A seed as an int of 64 bits.
+
+    Raises:
+        TypeError: Not an integer.
+        ValueError: Below 0, or 2**64 and more.
+    """
+    number = as_int("seed", seed, 0)
+    if number >= 2**64:
+        raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
+    return number
+
+
+def check_loading(num_workers: Any, prefetch_factor: Any, timeout: Any, on_error: Any, where: str = "") -> None:
+    """Refuse what no loader takes.
+
+    Args:
+        num_workers: Processes that read ahead.
+        prefetch_factor: Batches that a worker reads ahead, or None.
+        timeout: Seconds to wait for a batch, 0 for no limit.
+        on_error: "raise" or "skip".
+        where: Of the split, for the message.
+    """
+    as_int(f"num_workers{where}", num_workers, 0, "0 reads in this process")
+    if prefetch_factor is not None:
+        as_int("prefetch_factor", prefetch_factor, 1, "None stands for 2 batches a worker")
+    WorkerTimeout(timeout)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error{where} must be 'raise' or 'skip', got {on_error!r}")
+
+
+@dataclass(frozen=True)
+class PerSplit:
+    """The value of an argument: one for all splits, or a mapping from splits.
+
+    Args:
+        name: The argument's.
+        given: Its value.
+        default: For splits that a mapping leaves out.
+    """
+
+    name: str
+    given: Any
+    default: Any = None
+
+    def __post_init__(self) -> None:
+        if self.mapped:
+            object.__setattr__(self, "given", by_split(self.name, self.given))
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is a mapping from splits, and not a mapping that is meant as a value."""
+        if not isinstance(self.given, Mapping) or not self.given:
+            return False
+        return any(isinstance(key, Split) for key in self.given) or all(as_split(key) for key in self.given)
+
+    def __contains__(self, split: Split) -> bool:
+        return split in self.given if self.mapped else self.given is not None
+
+    def __getitem__(self, split: Split) -> Any:
+        return self.given.get(split, self.default) if self.mapped else self.given
+
+
+def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
+    """The sources of a split, each with a name.
+
+    Args:
+        name: The argument's.
+        given: A place of indexed shards, or {name: place}.
+        default: Name of an only source.
+
+    Raises:
+        TypeError: Names that are no str.
+        ValueError: There is no source.
+    """
+    if not isinstance(given, Mapping):
+        return {default: given}
+    if not given:
+        raise ValueError(f"{name} has no source: name at least one, such as {{'proteins': directory}}")
+    for key, place in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: names of sources must be str, got {key!r}; {_NESTED}")
+        if meant := _MEANT.get(key.lower()) or (as_split(key.lower()) and key.lower()):
+            raise TypeError(f"{name}: keys must be splits or names of sources, got {key!r} among names; use {meant!r}")
+        if isinstance(place, Split | Mapping):
+            raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {_NESTED}")
+    return dict(given)
+
+
+def describe_option(option: Any) -> str:
+    """An option in words that a reader recognises; a digest stands for code and for long values.
+
+    >>> describe_option(partial(sorted, reverse=True)), describe_option(64), describe_option("seq")
+    ('sorted(reverse=True)', '64', "'seq'")
+    """
+    if isinstance(option, partial):
+        words = [describe_option(word) for word in option.args]
+        words += [f"{name}={describe_option(value)}" for name, value in sorted(option.keywords.items())]
+        return f"{describe_option(option.func)}({', '.join(words)})"
+    if getattr(option, "shape", None) == () and callable(getattr(option, "item", None)):
+        return describe_option(option.item())
+    if isinstance(option, Mapping):
+        pairs = sorted((repr(key), describe_option(value)) for key, value in option.items())
+        return _shortened("{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}")
+    if isinstance(option, tuple | list):
+        return _shortened("[" + ", ".join(map(describe_option, option)) + "]")
+    if isinstance(option, float) and option.is_integer():
+        return repr(int(option))
+    if isinstance(option, str | bool | int | float | type(None)):
+        return _shortened(repr(option))
+    if hasattr(option, "shape"):
+        return f"{type(option).__name__} of shape {tuple(option.shape)} ({digest(option)})"
+    if inspect.isclass(option) or inspect.isbuiltin(option):
+        return str(option.__qualname__)
+    return f"{getattr(option, '__qualname__', type(option).__name__)} ({digest(option)})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({digest(text)})"
+
+
+def differences(saved: Any, own: Mapping[str, str]) -> str:
+    """Which options were others when a checkpoint was saved.
+
+    Args:
+        saved: The options in the checkpoint.
+        own: The present ones, each in words.
+
+    >>> differences({"batch_size": "64", "seed": "0"}, {"batch_size": "64", "seed": "1"})
+    'checkpoint has seed=0, got seed=1'
+    """
+    then = saved if isinstance(saved, Mapping) else {}
+    changed = [name for name, value in own.items() if then.get(name, value) != value]
+    before, now = (", ".join(f"{name}={its[name]}" for name in changed) for its in (then, own))
+    return f"checkpoint has {before}, got {now}" if changed else ""

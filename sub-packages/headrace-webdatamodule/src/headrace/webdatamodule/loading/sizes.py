@@ -1,0 +1,196 @@
+"""The size of each sample: bytes of a member, a column, or a function of the sample, evaluated once and kept."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from headrace.webdatamodule.loading.dataset import BatchDataset, DamagedSampleWarning, OnError, Skipped
+from headrace.webdatamodule.loading.digest import column_name
+from headrace.webdatamodule.loading.worker import end_workers, start_workers
+from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
+
+SizeOf: TypeAlias = str | Callable[[Any], Any]
+Sizes: TypeAlias = npt.NDArray[Any]
+
+_TOGETHER = 256  # samples that are sized together
+_ALLOWED = "a size is a number, or as many for each sample; finite, and not negative"
+
+
+class SizesInMemoryWarning(UserWarning):
+    """Sizes were evaluated, and cannot be kept beside the shards."""
+
+
+def sizes_of(
+    shards: IndexedShards,
+    source: Any,
+    sizes: SizeOf,
+    *,
+    num_workers: int = 0,
+    name: str = "sizes",
+    reading: Sequence[Any] = (),
+    on_error: OnError = "raise",
+) -> Sizes:
+    """The size of each sample of some shards.
+
+    Args:
+        shards: What to size; decoded, without a transform, when `sizes` is a function.
+        source: Where they lie.
+        sizes: The name of a column, the key of a member, whose bytes count, or a function of the decoded sample. A
+            column comes before a member of the same name. What a function says is kept as a column beside the shards,
+            and evaluated again only when its code or the shards change.
+        num_workers: Processes that evaluate a function.
+        name: What is sized, for the progress bar and errors.
+        reading: What else decides what a function gets, such as a decoder.
+        on_error: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
+            is 0, and nothing is kept.
+
+    Returns:
+        Shape [n_samples], or [n_samples, k] when a function gives k sizes, or a column holds them.
+
+    Raises:
+        ValueError: There is no such column or member, or a function or a column gives something else than sizes.
+
+    Warns:
+        SizesInMemoryWarning: What the function said could not be kept.
+        DamagedSampleWarning: Damaged samples have no size.
+    """
+    if isinstance(sizes, str):
+        return _named(shards, sizes, name)
+    if not callable(sizes):
+        kind = f"{type(sizes).__name__} of {len(sizes)}" if hasattr(sizes, "__len__") else repr(sizes)
+        raise TypeError(
+            f"sizes must be the name of a member or a column, or a function of a sample, got {kind}: keep numbers that "
+            "you have with add_column, and pass the column's name"
+        )
+    column = column_name(sizes, *reading)
+    if column in shards.columns:
+        return np.array(shards.column(column))
+    found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
+    if skipped:
+        told = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
+        warnings.warn(told, DamagedSampleWarning, stacklevel=2)
+    else:
+        _keep(source, column, found, shards)
+    return found
+
+
+def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
+    if wanted in shards.columns:
+        sizes = np.array(shards.column(wanted))
+        if sizes.dtype.kind not in "iuf" or sizes.ndim not in (1, 2):
+            shape = list(sizes.shape[1:])
+            raise ValueError(f"column {wanted!r} of {name} holds {sizes.dtype} of shape {shape}: {_ALLOWED}")
+        wrong = ~(np.isfinite(sizes) & (sizes >= 0)).reshape(len(sizes), -1).all(axis=1)
+        if wrong.any():
+            first = int(wrong.argmax())
+            told = f"column {wanted!r} of {name} holds {sizes[first]} for sample {shards.key(first)!r}"
+            raise ValueError(f"{told}: {_ALLOWED}")
+        return sizes
+    if wanted.lower() in shards.member_keys:
+        return shards.sizes(wanted)
+    columns = f"columns {sorted(shards.columns)}" if shards.columns else "no columns"
+    message = f"sizes={wanted!r} is neither a column nor a member of {name}, which has {columns} and the members"
+    raise ValueError(f"{message} {list(shards.member_keys)}: name one of these, or give a function of the sample")
+
+
+def _evaluated(
+    shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str, on_error: OnError
+) -> tuple[Sizes, list[Skipped]]:
+    count = len(shards)
+    chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
+    dataset = BatchDataset(shards, partial(_sized, function), on_error)
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
+        num_workers=min(num_workers, len(chunks)),
+        collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
+        generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
+    )
+    found, skipped = list[Sizes](), list[Skipped]()
+    batches = start_workers(loader)
+    try:
+        # Appears when it takes long only.
+        with tqdm(total=count, desc=f"sizing {name}", unit="sample", delay=1.0, disable=None) as bar:
+            for chunk, (read, left_out, error) in zip(chunks, batches, strict=True):
+                if error is not None:
+                    raise error
+                sized, key = read
+                if found and sized.shape[1:] != found[0].shape[1:]:
+                    told = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
+                    raise ValueError(f"sizes gave {told}: give as many for each")
+                skipped += (Skipped(*one) for one in left_out)
+                found.append(_filled(chunk, sized, {one[0] for one in left_out}))
+                bar.update(len(chunk))
+    finally:
+        end_workers(batches)
+    return (np.concatenate(found) if found else np.zeros(0, np.int64)), skipped
+
+
+def _filled(chunk: range, sized: Sizes, without: set[int]) -> Sizes:
+    """The sizes of all samples of a chunk: 0 for those that have none."""
+    if not without:
+        return sized
+    sizes = np.zeros((len(chunk), *sized.shape[1:]), sized.dtype)
+    sizes[[position not in without for position in chunk]] = sized
+    return sizes
+
+
+def _sized(function: Callable[[Any], Any], samples: list[Any]) -> tuple[Sizes, str]:
+    sizes: list[Sizes] = []
+    for sample in samples:
+        key = sample["__key__"]
+        try:
+            sizes.append(_one(function(sample), key))
+        except Exception as error:
+            error.add_note(f"in sizes, with sample {key!r}")
+            raise
+        if sizes[-1].shape != sizes[0].shape:
+            told = f"{_many(sizes[0:1])} for sample {samples[0]['__key__']!r}, and {_many(sizes[-1:])} for {key!r}"
+            raise ValueError(f"sizes gave {told}: give as many for each")
+    return np.stack(sizes), samples[0]["__key__"]
+
+
+def _one(value: Any, key: str) -> Sizes:
+    size = np.asarray(value)
+    if size.dtype.kind not in "iuf" or size.ndim > 1 or not (np.isfinite(size) & (size >= 0)).all():
+        raise ValueError(f"sizes gave {value!r} for sample {key!r}: {_ALLOWED}")
+    return size
+
+
+def _many(sizes: Any) -> str:
+    shape = np.shape(sizes)[1:]
+    return f"{shape[0]} sizes" if shape else "one size"
+
+
+def _keep(source: Any, column: str, sizes: Sizes, shards: IndexedShards) -> None:
+    far = isinstance(source, str) and "://" in source
+    reason = "shards on other machines are not written to" if far else "only a directory with a manifest holds columns"
+    if isinstance(source, str | os.PathLike) and not far:
+        path = Path(source)
+        folder = path.parent if path.suffix == ".json" else path
+        try:
+            now = IndexedShards(folder)
+            if now.fingerprint == shards.fingerprint:
+                if column not in now.columns:  # else another process was faster
+                    add_column(folder, column, sizes)
+                return
+            reason = "the shards were replaced meanwhile"
+        except (OSError, ManifestError) as error:
+            reason = str(error)
+    cure = "keep them with add_column where the shards are written, and pass the column's name"
+    warnings.warn(
+        f"the sizes were evaluated, and will be again next time, since {reason}: {cure}",
+        SizesInMemoryWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,125 @@
+"""Statistics of delivered batches: samples of each source, padding, skipped samples."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.loading.dataset import Skipped, count_by_source, source_names
+
+_TOGETHER = 512  # batches that are counted together, which costs less than one by one
+_SHOWN = 10  # skipped samples that a report names
+
+
+@dataclass(frozen=True)
+class LoaderReport:
+    """The batches that one rank's loader has delivered since it was made.
+
+    Args:
+        name: Of the loader.
+        batches: How many.
+        samples: {source: samples of it}.
+        fill: Sum of the sizes over number times largest size, over all batches: 1 is no padding. None without sizes.
+        n_skipped: How often a sample was left out as damaged, in all epochs.
+        skipped: Those samples, each once.
+        rank: (number of ranks, this one), when there are several.
+    """
+
+    name: str
+    batches: int
+    samples: dict[str, int]
+    fill: float | None
+    n_skipped: int = 0
+    skipped: tuple[Skipped, ...] = field(default=(), repr=False)
+    rank: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        total = sum(self.samples.values())
+        where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
+        lines = [f"{self.name}{where}: {total:,} samples in {self.batches:,} batches"]
+        lines += [f"  {name}: {count:,} samples ({count / max(total, 1):.1%})" for name, count in self.samples.items()]
+        if self.fill is not None:
+            lines.append(f"  padding: {1 - self.fill:.1%} of what padded batches hold")
+        times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
+        lines.append(f"  skipped as damaged: {len(self.skipped):,} samples{times}")
+        lines += [f"    {one.message}" for one in self.skipped[:_SHOWN]]
+        if len(self.skipped) > _SHOWN:
+            lines.append(f"    and {len(self.skipped) - _SHOWN:,} more")
+        return "\n".join(lines)
+
+
+class Reports(dict[Any, LoaderReport]):
+    """The reports of several loaders; printed one below the other."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.values()))
+
+
+class DeliveryStats:
+    """Counts delivered batches.
+
+    Args:
+        name: Of the loader.
+        dataset: Its `names` and `cumulative_sizes`, where it has them, tell the sources; else there is one source.
+        sizes: Of each sample, shape [n] or [n, k]; None without.
+        rank: (number of ranks, this one).
+    """
+
+    def __init__(self, name: str, dataset: Any, sizes: npt.NDArray[Any] | None, rank: tuple[int, int] = (1, 0)) -> None:
+        self.rank = rank
+        self._name, self._dataset = name, dataset
+        self._names = source_names(dataset, name)
+        self._sizes = None if sizes is None else sizes.reshape(len(sizes), -1)[:, 0]
+        self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
+        self._counts = np.zeros(len(self._names), np.int64)
+        self._batches = 0
+        self._used = self._padded = 0.0
+        self._skipped: dict[int, Skipped] = {}
+        self.n_skipped = 0
+
+    def skip(self, sample: Skipped) -> bool:
+        """Count a sample that was left out of a batch; return whether it is the first time."""
+        self.n_skipped += 1
+        return self._skipped.setdefault(sample.sample, sample) is sample
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The skipped samples, each once."""
+        return tuple(self._skipped.values())
+
+    def add(self, indices: Sequence[int]) -> None:
+        """Count a batch."""
+        if type(indices) is list:
+            self._indices.fromlist(indices)  # at once; a list would hold an object for each
+        else:
+            self._indices.extend(indices)
+        self._lengths.append(len(indices))
+        if len(self._lengths) >= _TOGETHER:
+            self._count()
+
+    def report(self) -> LoaderReport:
+        """All batches up to now."""
+        self._count()
+        samples = dict(zip(self._names, self._counts.tolist(), strict=True))
+        fill = self._used / self._padded if self._padded else None
+        rank = self.rank if self.rank[0] > 1 else None
+        return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank)
+
+    def _count(self) -> None:
+        held, lengths = self._indices, np.array(self._lengths, np.int64)
+        if not len(lengths):
+            return
+        self._indices, self._lengths = array("q"), []
+        indices = np.frombuffer(held, np.int64)
+        self._batches += len(lengths)
+        self._counts += count_by_source(self._dataset, indices)
+        if self._sizes is not None and len(indices):
+            sizes = self._sizes[indices].astype(np.float64)
+            begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
+            self._used += float(sizes.sum())
+            self._padded += float((np.maximum.reduceat(sizes, begins) * lengths[lengths > 0]).sum())

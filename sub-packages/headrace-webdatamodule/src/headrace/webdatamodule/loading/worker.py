@@ -1,0 +1,187 @@
+"""Worker processes: started quietly, seeded for each step, waited for with a limit, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
+
+GRACE = 5.0  # seconds that workers have to end by themselves
+_POLL = 5.0  # seconds; a killed worker is noticed within that
+
+
+def step_key(key: int, step: int) -> int:
+    """The key of a step's random numbers.
+
+    Args:
+        key: Of the epoch and the rank, 64 bits.
+        step: Number of the step, 0 to 2**62.
+
+    Returns:
+        64 bits.
+
+    >>> len({step_key(key, step) for key in range(10) for step in range(10)})
+    100
+    """
+    return xxhash.xxh3_64_intdigest(step.to_bytes(8, "little"), seed=key)
+
+
+def seed_worker_step(key: int) -> None:
+    """Seed the global generators of `random`, numpy and torch's CPU.
+
+    So what a transform draws is the same whichever worker reads the step, and after a resume.
+
+    Args:
+        key: 64 bits.
+    """
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the one that transforms draw from
+    torch.default_generator.manual_seed(key >> 1)
+
+
+def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begin an iteration of a `DataLoader`; the first one starts its workers.
+
+    Call it before the first collective of an epoch: on Python 3.11 a child is stuck for ever when it is forked while
+    a thread of the process group takes the GIL for the first time, as gloo's do after a collective.
+    """
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn of every fork beside threads. torch's workers touch none of those threads' locks.
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        iterator = iter(loader)
+    workers = getattr(iterator, "_workers", None)
+    if workers and not hasattr(iterator, "_headrace_end"):
+        # Before multiprocessing joins its children at exit, which never returns for one that ignores SIGTERM.
+        end = Finalize(None, _terminate, args=(list(workers), id(iterator)), exitpriority=10)
+        vars(iterator)["_headrace_end"] = end
+    return iterator
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of an iteration; those that do not end within some seconds are killed."""
+    if not hasattr(iterator, "_shutdown_workers"):
+        return
+    workers = list(iterator._workers)
+    _forget(id(iterator))
+    iterator._worker_pids_set = False
+    timer = threading.Timer(GRACE, _kill, (workers,))  # torch would wait that long for one after another
+    timer.daemon = True
+    timer.start()
+    try:
+        iterator._shutdown_workers()
+    finally:
+        timer.cancel()
+        _kill(workers)
+        if finalizer := vars(iterator).pop("_headrace_end", None):
+            finalizer.cancel()
+
+
+def _terminate(workers: list[Any], iterator: int) -> None:
+    _forget(iterator)
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + GRACE
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    _kill(workers)
+
+
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        if worker.exitcode is None:
+            worker.kill()
+
+
+def _forget(iterator: int) -> None:
+    # Else torch's signal handler takes the end of a worker for a failure.
+    with contextlib.suppress(ValueError):
+        signal_handling._remove_worker_pids(iterator)  # type: ignore[attr-defined]
+
+
+class WorkerTimeout:
+    """A limit to how long a batch may take.
+
+    Torch looks for dead workers when its own limit has passed, and a signal that says so earlier may come at the
+    wrong moment. So it gets a short limit, and is asked again.
+
+    Args:
+        timeout: Seconds; 0 for no limit.
+
+    >>> WorkerTimeout(600.0).seconds, WorkerTimeout(2.0).seconds, WorkerTimeout(0.0).seconds
+    (5.0, 2.0, 0.0)
+    """
+
+    def __init__(self, timeout: float) -> None:
+        if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:
+            raise ValueError(f"timeout must be seconds >= 0, 0 for no limit, got {timeout!r}")
+        self.timeout = timeout
+        self.polls = max(1, math.ceil(timeout / _POLL))
+        self.seconds = timeout / self.polls
+
+    def next_of(self, batches: Iterator[Any]) -> Any:
+        """The next batch of a `DataLoader`; None when there is no more.
+
+        Raises:
+            RuntimeError: It does not come in time, or a worker has died.
+        """
+        for _ in range(self.polls):
+            try:
+                return next(batches, None)
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+        raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds")
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _TrialPickler(ForkingPickler):
+    """As workers send batches, but for tensors, which would be put into shared memory for it."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Tensor):
+            return NotImplemented
+        if thing.requires_grad and not thing.is_leaf:  # the only ones that torch does not send
+            raise TypeError("a tensor that was computed with gradients: detach() it")
+        return int, ()
+
+
+def check_picklable(batch: Any) -> None:
+    """Refuse a batch that cannot be pickled.
+
+    A queue between processes pickles in a thread of its own, prints what goes wrong there, and drops the batch: the
+    loop would wait until its timeout.
+
+    Args:
+        batch: The result of a `collate_fn`.
+
+    Raises:
+        TypeError: It cannot be pickled.
+
+    >>> check_picklable([torch.zeros(2)])
+    >>> check_picklable([lambda: 0])
+    Traceback (most recent call last):
+    TypeError: a batch cannot be sent ... that pickle takes, or use num_workers=0
+    """
+    try:
+        _TrialPickler(_Nowhere()).dump(batch)
+    except Exception as error:  # pickling fails with many kinds of errors
+        reason = f"{type(error).__name__}: {error}"
+        cure = "return tensors, arrays and other objects that pickle takes, or use num_workers=0"
+        raise TypeError(f"a batch cannot be sent from a worker ({reason}): {cure}") from error

@@ -1,0 +1,1 @@
+"""Bytes of members to values, without running code from them."""

@@ -1,0 +1,361 @@
+"""Bytes of a member to an object, by the member's extension. No extension runs code.
+
+webdataset's own ``.decode()`` unpickles and calls ``torch.load``; this module takes its place.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Collection
+from math import prod
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES, MemoryBudget, gunzip, open_zip, shown, text_bytes
+from headrace.webdatamodule.shards.decoding.numpy_pickle import check_empty
+from headrace.webdatamodule.shards.decoding.torch_pickle import TorchUnpickler, load_torch_zip
+from headrace.webdatamodule.shards.decoding.unpickler import checked_load
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+_Decoder = Callable[[bytes, Collection[AllowedClass], MemoryBudget], Any]
+Arrays = dict[str, npt.NDArray[Any]]
+# What an array takes beside its numbers, while safetensors or a zip file is read.
+_PER_TENSOR, _PER_ENTRY = 2048, 512
+_MAX_HEADER = 1 << 16  # numpy itself reads less, but asks for all of it first
+_MAX_SHOWN = 100  # characters of a dtype that are shown
+SUFFIXES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
+# Formats that run other programs, such as EPS, stay out.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
+_MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+# Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
+_PIXEL = {"1": 1, "L": 1, "P": 1}
+_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_MAX_SCANS = 100  # a progressive JPEG has about ten
+_STRIP = 1 << 20  # pixels
+_OWN_DECODER = "give a decoder of your own for it"
+# Protocol 2, then torch's magic number: what torch.save wrote before it wrote zip files.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+# Longer texts are no integers that Python reads.
+_MAX_DIGITS = 1 << 16
+# What the objects of a byte of JSON take at the most: "[]," makes a list of 88 bytes.
+_PER_JSON_BYTE = 64
+_MAX_REASON = 500
+
+
+def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
+    """Read an array.
+
+    Args:
+        data: A `.npy` file.
+        max_bytes: Most bytes that the array may have.
+
+    Returns:
+        The array, of the shape that the file says.
+
+    Raises:
+        DecodeError: The array is larger, or than the file has bytes.
+        ValueError: The bytes are no such file.
+    """
+    return _npy(data, (), MemoryBudget(max_bytes))
+
+
+def _npz(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Arrays:
+    """Read several arrays by their names."""
+    made: Arrays = {}
+    with open_zip(data, budget) as archive:
+        budget.reserve(_PER_ENTRY * len(archive.infolist()), "the arrays' names take")
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name in made:
+                raise DecodeError(f"two arrays have the name {name[:200]!r}")
+            made[name] = _entry(archive, entry, budget)
+    return made
+
+
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: MemoryBudget) -> Any:
+    with archive.open(entry) as stream:
+        if stream.read(6) != np.lib.format.MAGIC_PREFIX:
+            budget.reserve(entry.file_size, "an entry that is no array takes")
+            stream.seek(0)
+            return stream.read()  # as numpy does
+        stream.seek(0)
+        _check_header(stream, entry.file_size)
+        stream.seek(0)
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _safetensors(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Arrays:
+    """Read tensors as arrays by their names."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+    except ImportError as error:
+        cure = "pip install 'headrace-webdatamodule[safetensors]'"
+        raise DecodeError(f"this member needs the library safetensors: {cure}, or decode it yourself") from error
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    what = "the tensors and their names take"
+    budget.reserve(2 * len(data) + 8 * len(header) + _PER_TENSOR * header.count(b"{"), what)
+    try:
+        made = load(data)
+    except KeyError as error:
+        cure = "give a decoder of your own for it, such as safetensors.torch.load"
+        raise DecodeError(f"numpy has no numbers of type {error.args[0]}, which this member holds: {cure}") from error
+    except SafetensorError as error:
+        raise DecodeError(f"these bytes are no safetensors: {error}") from error
+    for name in made:
+        made[name] = made[name].copy()  # theirs cannot be written to
+    return made
+
+
+def _check_header(stream: Any, nbytes: int, budget: MemoryBudget | None = None) -> None:
+    dtype, shape = _header(stream)
+    if min(shape, default=0) < 0 or max(shape, default=0) >= 1 << 62:
+        raise DecodeError(f"the header says shape [{', '.join(map(shown, shape))}]: no array has such a dimension")
+    count = prod(shape)
+    check_empty(dtype, count)
+    if dtype.hasobject:
+        return  # numpy says what is wrong
+    if budget is not None:
+        budget.reserve(count * dtype.itemsize, "the array has")
+    if count * dtype.itemsize > nbytes:
+        kind, shape_said = str(dtype)[:_MAX_SHOWN], ", ".join(map(shown, shape))
+        said = f"{shown(count)} items of {kind}, shape [{shape_said}]"
+        raise DecodeError(f"the header says {said}: more than the {nbytes} bytes hold")
+
+
+def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    version = np.lib.format.read_magic(stream)
+    # The third version is the second one in UTF-8, which changes the names of fields only.
+    old = version == (1, 0)
+    length = stream.read(2 if old else 4)
+    stream.seek(-len(length), io.SEEK_CUR)
+    if int.from_bytes(length, "little") > _MAX_HEADER:
+        raise DecodeError(f"the header of the array has more than {_MAX_HEADER} bytes")
+    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return dtype, shape
+
+
+def _image(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[np.uint8]:
+    """The pixels as they are stored (EXIF orientation is ignored), shape [height, width, channels].
+
+    Grey has 1 channel, with transparency 2; colours have 3, with transparency 4; palettes and CMYK become colours.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        cure = "pip install 'headrace-webdatamodule[images]'"
+        raise DecodeError(f"this member needs the library Pillow: {cure}, or decode it yourself") from error
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        mode = _mode(image)
+        _check_size(image, len(mode), budget)
+        _check_scans(data, image.format)
+        image.load()
+        pixels: npt.NDArray[np.uint8] = np.empty((image.height, image.width, len(mode)), np.uint8)
+        step = max(1, _STRIP // image.width)
+        for top in range(0, image.height, step):  # Pillow copies what it hands over, twice
+            strip = image.crop((0, top, image.width, min(top + step, image.height)))
+            part = np.asarray(strip if strip.mode == mode else strip.convert(mode))
+            pixels[top : top + step] = part.reshape(-1, image.width, len(mode))
+    return pixels
+
+
+def _check_size(image: ImageFile, channels: int, budget: MemoryBudget) -> None:
+    count = image.width * image.height
+    budget.reserve(count * channels, "the image has")
+    # A run in a BMP file may lead 255 rows past the end.
+    stored = count + (256 * image.width if image.format == "BMP" else 0)
+    budget.reserve(stored * (_PIXEL.get(image.mode, 4) + _CODEC[str(image.format)]), "to decode the image takes")
+
+
+def _check_scans(data: bytes, kind: str | None) -> None:
+    scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
+    if scans > _MAX_SCANS:  # each of them goes over all pixels
+        raise DecodeError(f"the image has {scans} scans, and may have {_MAX_SCANS}: write it again, or {_OWN_DECODER}")
+
+
+def _mode(image: ImageFile) -> str:
+    if getattr(image, "is_animated", False):
+        raise DecodeError(f"the image has several frames, of which this would read one: {_OWN_DECODER}")
+    if image.mode == "P":
+        return "RGBA" if "transparency" in image.info else "RGB"
+    if image.mode not in _MODES or any(_is_deep(tile[0], tile[3]) for tile in image.tile):
+        raise DecodeError(f"the image (mode {image.mode!r}) has other than 8 bits a channel: {_OWN_DECODER}")
+    return _MODES[image.mode]
+
+
+def _is_deep(codec: str, arguments: Any) -> bool:
+    # Pillow leaves half of 16 bits away without a word where the mode has no budget for them.
+    parts = arguments if isinstance(arguments, tuple) else (arguments,)
+    if codec.startswith("ppm"):  # the second part is the largest value
+        return any(type(part) is int and part > 255 for part in parts[1:])
+    return any(isinstance(part, str) and part.endswith((";16B", ";16L", ";16N")) for part in parts)
+
+
+def _text(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> str:
+    if 5 * len(data) > budget.left:
+        budget.reserve(text_bytes(data), "the text takes")
+    return data.decode("utf-8")
+
+
+def _json(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    budget.reserve(_PER_JSON_BYTE * len(data), f"the objects of {len(data)} bytes of JSON may take")
+    return json.loads(data)
+
+
+def _integer(data: bytes, _allowed: Collection[AllowedClass], _budget: MemoryBudget) -> int:
+    if len(data) > _MAX_DIGITS:
+        raise DecodeError(f"{len(data)} bytes are no integer: it may have {_MAX_DIGITS}, and Python reads 4300 digits")
+    return int(data)
+
+
+def _pickle(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    return _unpickled(data, allowed, budget)
+
+
+def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    if data[:4] == b"PK\x03\x04":
+        return load_torch_zip(data, allowed, budget)
+    if data.startswith(_LEGACY_TORCH):
+        raise DecodeError(
+            "torch.save wrote this in its old format, which is not read; load it with torch where you trust "
+            "it and save it again with torch.save of version 1.6 or later"
+        )
+    return _unpickled(data, allowed, budget)
+
+
+def _npy(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[Any]:
+    _check_header(io.BytesIO(data), len(data), budget)
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+_DECODERS: dict[str, _Decoder] = {
+    **dict.fromkeys(("pyd", "pickle", "pkl"), _pickle),
+    **dict.fromkeys(("pt", "pth"), _torch),
+    **dict.fromkeys(("txt", "text"), _text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
+    "json": _json,
+    "npy": _npy,
+    "npz": _npz,
+    "safetensors": _safetensors,
+    **dict.fromkeys(SUFFIXES, _image),
+}
+
+
+def decode_member(
+    key: str, data: bytes, *, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES
+) -> Any:
+    """Decode one member of a sample by its last extension.
+
+    ======================  ==========================================================================
+    pyd pickle pkl          :func:`restricted_loads`
+    pt pth                  what ``torch.save`` writes, on the CPU; or a bare pickle, as above
+    json; txt text          parsed; ``str`` (UTF-8)
+    cls cls2 index inx id   ``int``
+    npy; npz                array; dict of arrays; never with pickled objects inside
+    safetensors             dict of arrays; needs the extra `safetensors`
+    png jpg jpeg webp bmp   array of uint8, shape [height, width, channels]; needs the extra `images`
+    ppm pgm pbm pnm         the same
+    any of these with .gz   decompressed first
+    anything else           the bytes as they are (also .gz of anything else)
+    ======================  ==========================================================================
+
+    Args:
+        key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
+        data: The member's bytes.
+        allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
+        max_bytes: Most bytes that may be held at once: the member's own, what they are unpacked to, and what is made
+            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Of
+            JSON and pickles with millions of small objects, these are counted by what they take at the most.
+
+    Returns:
+        The object.
+
+    Raises:
+        DecodeError: When the bytes are not what the extension says, or too many, or when the library that reads them
+            is not installed; it names the member.
+        UnsafePickleError: When a pickle asks for something that is not allowed.
+        ValueError: When an entry of allowed_classes is no class, function or name.
+
+    >>> decode_member("meta.json", b'{"a": 1}')
+    {'a': 1}
+    >>> decode_member("raw", b"12")
+    b'12'
+    """
+    *_, before, last = ("", "", *key.lower().split("."))
+    decoder = _DECODERS.get(before if last == "gz" else last)
+    if decoder is None:
+        return data
+    try:
+        budget = MemoryBudget(max_bytes)
+        budget.reserve(len(data), "the member has")
+        return decoder(gunzip(data, budget) if last == "gz" else data, allowed_classes, budget)
+    except ShardError as error:
+        error.member = key
+        raise
+    except AllowedClassError:
+        raise
+    except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
+        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
+        raise DecodeError(message, member=key) from error
+
+
+def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES) -> Any:
+    """Unpickle data without running code that the pickle chooses.
+
+    Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
+    builtin containers and numbers load as they are. Every other class or function is refused by name, and so is
+    a class of numpy's or torch's as a value (scalar classes and builtin ones load). A pickle may hold 1,000
+    object arrays and 10,000 defaultdicts, and keys up to 100 levels deep: more of them, nested, would overflow
+    the C stack. It may have 8 times its length and 1 MiB copied between its objects.
+
+    Args:
+        data: The bytes of one pickle, of any protocol.
+        allowed_classes: Classes or functions that the pickle may use besides: the objects themselves, or
+            their names as "module.QualifiedName". They are trusted with any argument.
+        max_bytes: Most bytes that the objects may take; what the classes of the line above make is not known.
+
+    Returns:
+        The object.
+
+    Raises:
+        UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
+        DecodeError: When the bytes are no whole pickle, the objects take too much, or there are more bytes behind it.
+        TypeError: When data is not bytes.
+        ValueError: When an entry of allowed_classes is no class, function or name.
+
+    >>> import pickle
+    >>> restricted_loads(pickle.dumps({"x": [1, 2.5]}))
+    {'x': [1, 2.5]}
+    >>> import fractions
+    >>> half = pickle.dumps(fractions.Fraction(1, 2))
+    >>> restricted_loads(half)
+    Traceback (most recent call last):
+        ...
+    headrace.webdatamodule.shards.errors.UnsafePickleError: the pickle asks for fractions.Fraction, which \
+is not on the list of safe names. If you trust whoever wrote it, pass allowed_classes=['fractions.Fraction']
+    >>> restricted_loads(half, allowed_classes=[fractions.Fraction])
+    Fraction(1, 2)
+    """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, got {type(data).__name__}")
+    return _unpickled(bytes(data), allowed_classes, MemoryBudget(max_bytes))
+
+
+def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    file = io.BytesIO(data)
+    made = checked_load(TorchUnpickler(file, AllowedClasses(allowed), budget))
+    rest = len(data) - file.tell()
+    if rest:
+        raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
+    return made

@@ -1,0 +1,1 @@
+"""The tar format and plain files."""

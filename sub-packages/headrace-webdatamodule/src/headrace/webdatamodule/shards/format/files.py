@@ -1,0 +1,200 @@
+"""Plain files: opened so that nothing can make a reader wait or die, written whole or not at all, and locked."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from filelock import FileLock, Timeout
+
+from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
+
+LOCK_NAME = ".headrace.lock"
+PIECE = 1 << 20  # bytes that are looked at in one go
+_NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_log = logging.getLogger(__name__)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileBytes:
+    """The bytes of a file by their places, each read when it is asked for.
+
+    Unlike a map, which kills the process when the file is cut meanwhile, this ends in an error. What is asked for
+    in rising order comes from a buffer. Begin and end of a slice have to be given.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DamagedShardError: It is something else than a file.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._descriptor = -1
+        self._path, self._descriptor = str(path), open_plain(path)
+        self._size = os.fstat(self._descriptor).st_size
+        self._begin, self._end, self._buffer = 0, 0, b""
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        begin, end = where.start, where.stop
+        if self._begin <= begin and end <= self._end:
+            return self._buffer[begin - self._begin : end - self._begin]
+        begin, end, _ = where.indices(self._size)
+        if end - begin > _AHEAD // 2:
+            return self._read(begin, end - begin)
+        near = self._begin <= begin <= self._end + _NEAR
+        self._buffer = self._read(begin, min(_AHEAD if near else max(_NEAR, end - begin), self._size - begin))
+        self._begin, self._end = begin, begin + len(self._buffer)
+        return self._buffer[: max(0, end - begin)]
+
+    def _read(self, begin: int, size: int) -> bytes:
+        os.lseek(self._descriptor, begin, os.SEEK_SET)
+        pieces, left = list[bytes](), max(0, size)
+        while left:
+            piece = os.read(self._descriptor, left)
+            if not piece:
+                message = f"the shard was cut while it was read: it had {self._size} bytes"
+                raise DamagedShardError(f"{message}; restore it", shard=self._path, offset=begin + size - left)
+            pieces.append(piece)
+            left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+Bytes: TypeAlias = bytes | mmap.mmap | memoryview | FileBytes
+
+
+def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) -> int:
+    """Open a file to read it; never wait for a FIFO, and never take a device for a file."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as problem:
+        _refuse_kind(path, os.stat(path).st_mode, error)  # noqa: PTH116 - a socket, or a directory on Windows
+        raise problem from None
+    try:
+        _refuse_kind(path, os.fstat(descriptor).st_mode, error)
+    except ShardError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes:
+    """Read all of a small file."""
+    with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise error(f"{path} has {size} bytes, more than the {most} that such a file may have")
+        pieces = list[bytes]()
+        while sum(map(len, pieces)) <= size and (piece := file.read(size + 1)):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def expanded(place: str | os.PathLike[str]) -> Path:
+    """A path whose begin "~" stands for the home of a user; it stays where there is no such user."""
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
+
+
+def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all of it is on the disk; after an error there is what was there before."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish({path: temporary})
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a small file to the disk: under its name is either what was there before, or all of it."""
+    with staged_file(path) as stream:
+        stream.write(data)
+
+
+def publish(staged: Mapping[Path, Path]) -> None:
+    """Give files that are on the disk already their final names."""
+    for path, temporary in staged.items():
+        temporary.replace(path)
+    for directory in {path.parent for path in staged}:
+        sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring the names of a directory's files to the disk."""
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def lock(stream: BinaryIO, *, wait: bool = False) -> bool:
+    """Lock an open file, until it is closed."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Wait until nobody else writes to a directory, and keep others waiting.
+
+    Several processes that want to write the same set, such as one a node, so write it once. Where files cannot be
+    locked or made, nobody waits.
+    """
+    lock = FileLock(directory / LOCK_NAME, mode=0o666, fallback_to_soft=False)
+    try:
+        directory.stat()  # or the lock would make it
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process is writing to %s: waiting for it", directory)
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:  # a read-only directory, or a file system without locks
+        _log.debug("%s is not locked: %s", directory, error)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            (directory / LOCK_NAME).unlink(missing_ok=True)  # who waits for it sees that, and makes another one
+            lock.release()

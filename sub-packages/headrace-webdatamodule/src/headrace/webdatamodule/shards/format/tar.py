@@ -1,0 +1,338 @@
+"""Tar files: their members, the samples that members form, and fast USTAR headers.
+
+Foreign tar files are read by Python's `tarfile`, which stops without an error at a damaged header: so what follows the
+last member has to be the end of the archive, and nothing but zeros. Members become samples by webdataset's rule: the
+name up to the first dot is the key, the rest is the member's.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self, cast
+
+from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
+from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
+
+BLOCK = tarfile.BLOCKSIZE
+META = re.compile(r"__[^/]*__($|/)")
+RESERVED = frozenset(("__key__", "__url__", "__local_path__"))
+
+# Names and records of honest archives have some hundred bytes; file systems end at some thousand.
+MAX_EXTENDED_BYTES = 1 << 16
+_MAX_GLOBAL_RECORDS = 1000
+_LARGEST = (1 << 63) - 1
+_EXTENDED = frozenset((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, b"L", b"K"))
+_LABEL = b"V"
+_KINDS = dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE), "file")
+_KINDS |= {tarfile.DIRTYPE: "directory", _LABEL: "label"}
+_REFUSED = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a FIFO",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+    b"D": "a directory listing of an incremental backup",
+    b"M": "the rest of a file from another volume",
+    b"N": "a list of names of an old GNU tar",
+}
+_SPARSE_RECORD = re.compile(rb"[0-9] GNU\.sparse\.[a-z]+=")
+# tarfile searches for records in time that grows with the square of such a run.
+_LONG_NUMBER = re.compile(rb"[0-9]{1000}")
+
+
+class Member(NamedTuple):
+    """One member of a tar file.
+
+    Args:
+        name: Its path.
+        offset: Where its data begin, in bytes; its own header stands in the 512 bytes before.
+        size: Bytes of data.
+        start: Where the first of its headers begins.
+        kind: "file", "directory" or "label".
+    """
+
+    name: str
+    offset: int
+    size: int
+    start: int
+    kind: str
+
+
+def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
+    """Find the members of a tar file in USTAR, GNU, PAX or V7 format.
+
+    Args:
+        data: The bytes of the file, a memory map, or an open file.
+        shard: Path or URL, named in errors.
+
+    Yields:
+        Each member, in order. Those that are no files have no data.
+
+    Raises:
+        DamagedShardError: The file is empty, cut, changed, no tar file, or has something behind its end.
+        RefusedMemberError: A member is a link, a device, sparse, or of an unknown kind, or its extended headers are
+            larger than any that is needed.
+    """
+    stream = _HeaderStream(data if isinstance(data, FileBytes) else memoryview(data))
+    try:
+        yield from _members(stream)
+    except ShardError as error:
+        error.shard = error.shard or shard or None
+        error.offset = stream.last if error.offset is None else error.offset
+        raise
+
+
+def padded(size: int) -> int:
+    """The next multiple of 512.
+
+    >>> padded(0), padded(1), padded(512)
+    (0, 512, 512)
+    """
+    return size + -size % BLOCK
+
+
+class _HeaderStream:
+    """What tarfile reads: headers and extended headers, never the data of members."""
+
+    def __init__(self, view: Bytes) -> None:
+        self.view, self.last, self._position = view, 0, 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> int:
+        self._position = position
+        return position
+
+    def read(self, size: int) -> bytes:
+        if size >= BLOCK:
+            self.last = self._position
+        data = bytes(self.view[self._position : min(self._position + size, len(self.view))])
+        self._position += len(data)
+        if size > BLOCK and _LONG_NUMBER.search(data):
+            raise RefusedMemberError("an extended header has a number of 1000 digits or more: pack the shard again")
+        if _SPARSE_RECORD.search(data):
+            raise RefusedMemberError("the member is a sparse file: pack the shard again without --sparse")
+        return data
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is checked before tarfile acts on it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)  # type: ignore[arg-type]  # the stub of 3.11 has no None
+        if header.size < 0:
+            raise DamagedShardError(f"the header has a negative size, {header.size}", member=header.name)
+        if header.type in _EXTENDED:
+            if header.size > MAX_EXTENDED_BYTES:
+                message = f"an extended header has {header.size} bytes, more than the {MAX_EXTENDED_BYTES} that names"
+                raise RefusedMemberError(f"{message} and records need")
+        elif header.type not in _KINDS:
+            what = _REFUSED.get(header.type, f"of the unknown type {header.type!r}")
+            message = f"the member is {what}: shards hold plain files only; pack the shard again without it"
+            raise RefusedMemberError(message, member=header.name)
+        return header
+
+
+def _members(stream: _HeaderStream) -> Iterator[Member]:
+    if not len(stream.view):
+        raise DamagedShardError("the shard is empty: it has 0 bytes")
+    try:
+        file = cast(Any, stream)
+        archive = tarfile.TarFile(fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape")
+        while (header := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # or all of them stay in memory
+            if len(archive.pax_headers) > _MAX_GLOBAL_RECORDS:
+                raise RefusedMemberError(f"the shard has more than {_MAX_GLOBAL_RECORDS} global extended records")
+            yield _checked(header, archive.offset, len(stream.view))
+    except tarfile.TarError:
+        raise _what_is_wrong(stream.view, stream.last) from None
+    except RecursionError:
+        raise RefusedMemberError("there are hundreds of extended headers before one member") from None
+    except (OverflowError, UnicodeError, ValueError) as error:
+        raise DamagedShardError(f"the header cannot be read: {type(error).__name__}: {error!s:.200}") from error
+    stream.last = archive.offset
+    _check_end(stream.view, archive.offset)
+
+
+def _checked(header: tarfile.TarInfo, following: int, nbytes: int) -> Member:
+    name, kind = header.name, _KINDS[header.type]
+    at: dict[str, Any] = {"member": name, "offset": header.offset_data - BLOCK}
+    if not name or "\0" in name:
+        raise DamagedShardError(f"the member has no usable name, but {name!r:.200}", **at)
+    size = header.size if kind == "file" else 0
+    if not 0 <= header.size <= _LARGEST:
+        raise DamagedShardError("the extended header has a size that is negative or too large", **at)
+    if header.offset_data + padded(size) > nbytes:
+        left = nbytes - header.offset_data
+        raise DamagedShardError(f"the header promises {size} bytes of data, but {left} follow: the shard is cut", **at)
+    if following < header.offset_data + padded(size):
+        raise RefusedMemberError("a global extended header changes the member's size: pack the shard again", **at)
+    return Member(name, header.offset_data, size, header.offset, kind)
+
+
+def _check_end(view: Bytes, at: int) -> None:
+    end = bytes(view[at : min(at + 2 * BLOCK, len(view))])
+    if (len(end) >= BLOCK and end[:BLOCK].count(0) < BLOCK) or 0 < len(end) < BLOCK:
+        raise _what_is_wrong(view, at)
+    if len(end) < 2 * BLOCK:
+        raise DamagedShardError("the shard is cut: the two blocks of zeros that end a tar file are missing")
+    for begin in range(at, len(view), PIECE):
+        piece = bytes(view[begin : min(begin + PIECE, len(view))])
+        if piece.count(0) != len(piece):
+            where = begin + len(piece) - len(piece.lstrip(b"\0"))
+            message = f"something follows at byte {where} behind zeros that end a tar file: a page was lost, or"
+            raise DamagedShardError(f"{message} two tar files were joined; pack them again as one")
+    if len(view) % BLOCK:
+        raise DamagedShardError(f"the shard is cut: its {len(view)} bytes are no multiple of {BLOCK}")
+
+
+def _what_is_wrong(view: Bytes, at: int) -> DamagedShardError:
+    block = bytes(view[at : min(at + BLOCK, len(view))])
+    if len(view) < BLOCK:
+        return DamagedShardError(f"this is no tar file, or cut: it has {len(view)} bytes, beginning {block[:24]!r}")
+    if len(block) < BLOCK and block:
+        return DamagedShardError(f"the shard is cut: {len(block)} bytes of a header are left of {BLOCK}")
+    if not block.strip(b"\0"):
+        return DamagedShardError("the shard is cut: an extended header is not followed by its member")
+    if block[257:262] == b"ustar":
+        return DamagedShardError("the header is damaged: its checksum or a number in it does not fit")
+    if block.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+        return DamagedShardError("this is compressed: unpack it to a plain tar file first")
+    return DamagedShardError(f"here is no tar header, but {block[:24]!r}")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A member that is no part of a sample.
+
+    Args:
+        name: Its path in the tar file.
+        offset: Where its data begin, in bytes.
+        reason: "directory", "label", "no extension", "hidden" or "meta".
+    """
+
+    name: str
+    offset: int
+    reason: str
+
+
+@dataclass
+class Samples:
+    """The samples of a shard.
+
+    Args:
+        keys: Of the samples, in order.
+        layouts: The different tuples of member keys, as written, with their numbers.
+        layout_of: The number of each sample's layout.
+        offsets: Where each member's data begin, in bytes; those of all samples in a row.
+        sizes: Bytes of data of each member.
+        skipped: What is no part of a sample.
+        end: Where the last member's blocks end.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    layouts: dict[tuple[str, ...], int] = field(default_factory=dict)
+    layout_of: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    end: int = 0
+
+
+def group(members: Iterable[Member], *, shard: str = "") -> Samples:
+    """Put members together that belong to one sample.
+
+    As webdataset does, names without an extension and names whose first part begins and ends with two
+    underscores are skipped; so are hidden files, which it would take for members of a sample "folder/".
+
+    Args:
+        members: As of `walk`, in the order of the tar file.
+        shard: Path or URL, named in errors.
+
+    Returns:
+        The samples, and what was skipped.
+
+    Raises:
+        GroupingError: A sample's members do not stand together, or two of them have one key.
+
+    >>> names = ["a/1.txt", "a/1.CLS", "a/2.txt", "README"]
+    >>> found = group([Member(name, 512, 0, 0, "file") for name in names])
+    >>> found.keys, found.layouts, [skipped.name for skipped in found.skipped]
+    (['a/1', 'a/2'], {('txt', 'CLS'): 0, ('txt',): 1}, ['README'])
+    """
+    samples, seen = Samples(), set[str]()
+    current, suffixes = None, list[str]()
+    for member in members:
+        samples.end = member.offset + member.size + -member.size % BLOCK
+        reason = skip_reason(member)
+        if reason:
+            samples.skipped.append(Skipped(member.name, member.offset, reason))
+            continue
+        key, suffix = split_name(member.name)
+        if key != current:
+            if key in seen:
+                message = "the sample was closed already: put its members next to one another"
+                raise GroupingError(message, shard=shard, sample=key, member=member.name, offset=member.offset - BLOCK)
+            _close(samples, suffixes, shard)
+            seen.add(key)
+            samples.keys.append(key)
+            current, suffixes = key, []
+        suffixes.append(suffix)
+        samples.offsets.append(member.offset)
+        samples.sizes.append(member.size)
+    _close(samples, suffixes, shard)
+    return samples
+
+
+def skip_reason(member: Member) -> str:
+    """Why a member is no part of a sample; empty when it is one.
+
+    >>> [skip_reason(Member(name, 512, 0, 0, "file")) for name in ("a.b/c", "a/.b", "__a__/b.c", "__a.b")]
+    ['no extension', 'hidden', 'meta', '']
+    """
+    if member.kind != "file":
+        return member.kind
+    begin = member.name.rfind("/") + 1
+    dot = member.name.find(".", begin)
+    if dot <= begin:
+        return "hidden" if dot == begin else "no extension"
+    return "meta" if member.name.startswith("__") and META.match(member.name) else ""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The sample's key and the member's, cut at the first dot of the last part of the path.
+
+    >>> split_name("a.b/c.tar.gz")
+    ('a.b/c', 'tar.gz')
+    """
+    dot = name.index(".", name.rfind("/") + 1)
+    return name[:dot], name[dot + 1 :]
+
+
+def _close(samples: Samples, suffixes: list[str], shard: str) -> None:
+    if not suffixes:
+        return
+    layout = tuple(suffixes)
+    if layout not in samples.layouts:
+        _check_layout(samples, layout, shard)
+    samples.layout_of.append(samples.layouts.setdefault(layout, len(samples.layouts)))
+
+
+def _check_layout(samples: Samples, layout: tuple[str, ...], shard: str) -> None:
+    folded: set[str] = set()
+    for suffix, offset in zip(layout, samples.offsets[-len(layout) :], strict=True):
+        message = ""
+        if suffix.lower() in folded:
+            message = "the sample has two members of this key, case aside: rename or remove one"
+        elif suffix.lower() in RESERVED:
+            message = "the member has a key that readers use for themselves: rename it"
+        if message:
+            key = samples.keys[-1]
+            raise GroupingError(message, shard=shard, sample=key, member=f"{key}.{suffix}", offset=offset - BLOCK)
+        folded.add(suffix.lower())

@@ -1,0 +1,1 @@
+"""Indexes, manifests and columns of shards."""

@@ -1,0 +1,288 @@
+"""Indexing: the bytes of a shard to the bytes of its index, and a directory to its indexes and manifest."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Never, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import (
+    Bytes,
+    FileBytes,
+    atomic_write,
+    directory_lock,
+    expanded,
+    read_plain,
+)
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.index.container import (
+    content_fingerprint,
+    fingerprint_ranges,
+    pack,
+    shard_checksums,
+)
+from headrace.webdatamodule.shards.index.keys import describe_keys
+from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry, kept_columns, refuse_unfinished_write
+from headrace.webdatamodule.shards.index.set_index import write_set_index
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+
+_NAMED = 16
+_Result = TypeVar("_Result")
+
+
+class SkippedMembersWarning(UserWarning):
+    """Some members of the shards are no part of a sample."""
+
+
+class Indexed(NamedTuple):
+    """What came of indexing one shard.
+
+    Args:
+        entry: For the manifest.
+        members: The member keys that occur.
+        skipped: Names of some members that are no part of a sample.
+    """
+
+    entry: ShardEntry
+    members: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def index_shards(
+    directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False, force: bool = False
+) -> Manifest:
+    """Index the tar files of a directory: a `.hri` file beside each one, and `manifest.json` last.
+
+    The indexes of several shards are written once more in one file, `manifest.hrs`, which readers open at once.
+
+    An index that is there already and fits its shard is kept: a shard counts as the same when its size, three
+    pieces of its content and the order of the two files' times say so. `verify_shards` reads everything. Where all
+    is as it should be nothing is written, so that the directory may be read-only.
+
+    Args:
+        directory: Where the tar files lie; all that end with `.tar`, in the order of their names.
+        executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
+        drop_columns: Forget the columns of an earlier manifest when the shards are others than then. Sizes that a
+            data module asked a function for are forgotten in any case, and asked for again.
+        force: Read and index all shards anew, whatever there is.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        FileNotFoundError: There is no such directory, or there are no tar files in it.
+        ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
+        ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
+            before all shards that it had planned were there.
+
+    Warns:
+        SkippedMembersWarning: Members of the shards are no part of a sample.
+    """
+    folder = expanded(directory)
+    refuse_unfinished_write(folder)
+    paths = _tar_files(folder)
+    with directory_lock(folder):  # others may add columns to the manifest at the same time
+        done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
+        members = sorted({member for indexed in done for member in indexed.members})
+        manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
+        cure = "Pass drop_columns=True, and add them again"
+        columns = kept_columns(folder, manifest, drop=drop_columns, cure=cure)
+        manifest = Manifest(manifest.shards, manifest.members, columns)
+        save_with_index(folder, manifest, force=force)
+    _warn(done)
+    return manifest
+
+
+def save_with_index(folder: Path, manifest: Manifest, *, force: bool = False) -> None:
+    """Write the index of a whole set, then its manifest; nothing where both are there already."""
+    try:
+        write_set_index(folder, manifest, force=force)
+    except OSError as error:
+        # Readers can do without it: a set that lacks only this may lie where nothing can be written.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    manifest.save(folder)
+
+
+def index_shard(path: Path, *, force: bool = False) -> Indexed:
+    """Write the index of one shard, unless there is one that fits."""
+    index = None if force else fitting_index(path)
+    if index is None:
+        data = build_index(map_file(path), shard=str(path))
+        if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
+            atomic_write(index_path(path), data)
+        index = ShardIndex(data, shard=str(path))
+    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
+
+
+def fitting_index(path: Path) -> ShardIndex | None:
+    """The index of a shard; None when there is none, or it is damaged or older than the shard, or of another one."""
+    try:
+        if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
+            return None
+        index = ShardIndex.open(path, mapped=False)
+        index.check_self()
+        shard = FileBytes(path)
+        index.check_shard(len(shard), lambda begin, end: shard[begin:end])
+    except (FileNotFoundError, DamagedIndexError, StaleIndexError):
+        return None
+    return index if len(shard) else None
+
+
+def build_index(data: Bytes, *, shard: str = "") -> bytes:
+    """Read a whole shard, check its structure and make its index; the same for the same shard.
+
+    Args:
+        data: The bytes of a tar file, a memory map, or an open file.
+        shard: Path or URL, named in errors.
+
+    Returns:
+        The bytes of an index file, for `ShardIndex`.
+
+    Raises:
+        DamagedShardError: The file is no whole tar file.
+        RefusedMemberError: A member is no plain file.
+        GroupingError: The members do not form samples.
+        ShardError: The names of members do not fit into an index.
+    """
+    view = data if isinstance(data, FileBytes) else memoryview(data)
+    try:
+        samples = group(walk(view, shard=shard), shard=shard)
+        checksums, gap_checksums = shard_checksums(view, samples.offsets, samples.sizes)
+        return pack_index(samples, len(view), checksums, gap_checksums, lambda begin, end: view[begin:end])
+    except ShardError as error:
+        error.shard = error.shard or shard or None
+        raise
+
+
+def pack_index(
+    samples: Samples,
+    shard_bytes: int,
+    checksums: Sequence[int],
+    gap_checksums: npt.ArrayLike,
+    read: Callable[[int, int], bytes | memoryview],
+) -> bytes:
+    """Make an index of what is known of a shard.
+
+    Args:
+        samples: What lies in it.
+        shard_bytes: Bytes of the tar file.
+        checksums: `checksum32` of the data of each member.
+        gap_checksums: As of `shard_checksums`.
+        read: Gives the bytes of the tar file between begin and end; asked for three short pieces.
+
+    Returns:
+        The bytes of an index file.
+    """
+    layouts = list(samples.layouts)
+    pieces = [read(begin, end) for begin, end in fingerprint_ranges(shard_bytes, samples.end)]
+    keys, key_arrays = describe_keys(samples.keys)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "blocks": _narrow(np.array(samples.offsets, np.uint64) // BLOCK),
+        "sizes": _narrow(np.array(samples.sizes, np.uint64)),
+        "checksums": np.array(checksums, np.uint32),
+        "gap_checksums": np.array(gap_checksums, np.uint64),
+    }
+    if len(layouts) > 1:
+        arrays["layout_of"] = np.array(samples.layout_of, np.uint16 if len(layouts) <= 1 << 16 else np.uint32)
+    if len({len(layout) for layout in layouts}) > 1:
+        widths = [len(layouts[number]) for number in samples.layout_of]
+        arrays["starts"] = _narrow(np.array([0, *accumulate(widths[:-1])], np.uint64))
+    description = {
+        "samples": len(samples.keys),
+        "shard_bytes": shard_bytes,
+        "end": samples.end,
+        "content": content_fingerprint(shard_bytes, pieces),
+        "layouts": layouts,
+        "keys": keys,
+        "skipped": Counter(member.reason for member in samples.skipped),
+        "skipped_names": [member.name for member in samples.skipped if member.reason not in ("directory", "label")][
+            :_NAMED
+        ],
+    }
+    return pack(description, {**arrays, **key_arrays})
+
+
+def _narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    # 4 bytes each where they fit, which they do for shards below 2 TiB.
+    return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
+
+
+def map_file(path: Path) -> FileBytes:
+    """The bytes of a shard, read when they are asked for, so that the file may be cut meanwhile; it is not empty."""
+    file = FileBytes(path)
+    if not len(file):
+        raise DamagedShardError("the shard is empty: it has 0 bytes", shard=str(path), offset=0)
+    return file
+
+
+def spread(
+    function: Callable[[Path], _Result], paths: Sequence[Path], executor: Executor | None, *, what: str
+) -> list[_Result]:
+    """Call a function with each file, with a progress bar over their bytes; the first error cancels what has not begun.
+
+    Args:
+        function: Can be pickled when the executor is one of processes.
+        paths: The files; those that are missing count as empty.
+        executor: Where to call it; here when None.
+        what: Stands before the bar.
+
+    Returns:
+        The results, in the order of the files.
+    """
+    sizes = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+    bar: tqdm[Never]
+    with tqdm(total=sum(sizes.values()), desc=what, unit="B", unit_scale=True, disable=None) as bar:
+        if executor is None:
+            results = []
+            for path in paths:
+                results.append(function(path))
+                bar.update(sizes[path])
+            return results
+        futures = {executor.submit(function, path): path for path in paths}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                bar.update(sizes[futures[future]])
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.result() for future in futures]
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_plain(path, DamagedIndexError, most=len(data)) == data
+    except (OSError, ShardError):
+        return False
+
+
+def _tar_files(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if paths:
+        return paths
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no directory {str(folder)!r}: give the one that the .tar files lie in")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r} is no directory: give the one that the .tar files lie in")
+    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")
+
+
+def _warn(done: Sequence[Indexed]) -> None:
+    count = sum(indexed.entry.skipped for indexed in done)
+    if count:
+        first = next(indexed for indexed in done if indexed.entry.skipped)
+        names = ", ".join(repr(name) for name in first.skipped[:3])
+        message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
+        warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=3)

@@ -1,0 +1,285 @@
+"""How an index stores the keys of samples: numbered keys as one rule, others as their bytes."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeGuard, overload
+
+import numpy as np
+import numpy.typing as npt
+
+_DIGITS = 40
+Described = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
+
+
+class Keys(Sequence[str]):
+    """The keys of a shard's samples, each made when it is asked for.
+
+    Args:
+        count: Number of samples.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._range = range(count)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        where = self._range[index]
+        return self._key(where) if isinstance(where, int) else [self._key(index) for index in where]
+
+    @abstractmethod
+    def _key(self, index: int) -> str: ...
+
+    @property
+    @abstractmethod
+    def common_bytes(self) -> int:
+        """How many characters all keys have in common at the least."""
+
+    @abstractmethod
+    def find(self, key: str) -> int:
+        """The position of a key."""
+
+
+class NumberedKeys(Keys):
+    """Keys that differ by a number only, in equal steps.
+
+    Args:
+        count: Number of samples.
+        prefix: What stands before the number.
+        first: The first number.
+        step: From one to the next; above 0.
+        width: Digits at the least; zeros fill up.
+        suffix: What follows the number.
+
+    >>> keys = NumberedKeys(3, "s", 8, 2, 2, "x")
+    >>> list(keys), keys.find("s12x")
+    (['s08x', 's10x', 's12x'], 2)
+    """
+
+    def __init__(self, count: int, prefix: str, first: int, step: int, width: int, suffix: str) -> None:
+        super().__init__(count)
+        self._parts = prefix, suffix
+        self._numbers = range(first, first + step * count, step)
+        self._format = f"0{width}d"
+
+    @property
+    def common_bytes(self) -> int:
+        """As of `Keys`."""
+        return len(self._parts[0]) + len(self._parts[1])
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of all keys."""
+        return self._numbers
+
+    @property
+    def template(self) -> str:
+        """What makes a key of a number by `%`."""
+        # One "%" is three times as fast as an f-string put together from parts.
+        prefix, suffix = (part.replace("%", "%%") for part in self._parts)
+        return f"{prefix}%{self._format}{suffix}"
+
+    def _key(self, index: int) -> str:
+        prefix, suffix = self._parts
+        return f"{prefix}{self._numbers[index]:{self._format}}{suffix}"
+
+    def find(self, key: str) -> int:
+        """As of `Keys`; takes the same time for any number of samples."""
+        prefix, suffix = self._parts
+        digits = key[len(prefix) : len(key) - len(suffix)]
+        number = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS else -1
+        if number not in self._numbers or self._key(self._numbers.index(number)) != key:
+            raise KeyError(key)
+        return self._numbers.index(number)
+
+
+class ListedKeys(Keys):
+    """Keys of any kind.
+
+    Args:
+        count: Number of samples.
+        prefix: What all keys begin with.
+        ordered: Whether they are sorted.
+        text: The rest of all keys, in UTF-8, shape [bytes].
+        ends: Where each one ends in `text`, shape [count]; None when all are equally long.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        prefix: str,
+        ordered: bool,
+        text: npt.NDArray[np.uint8],
+        ends: npt.NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(count)
+        self._prefix, self._ordered = prefix, ordered
+        self._text, self._ends = text.data, ends
+        self._width = text.size // count if count else 0
+
+    @property
+    def common_bytes(self) -> int:
+        """As of `Keys`."""
+        return len(self._prefix)
+
+    def _key(self, index: int) -> str:
+        if self._ends is None:
+            begin, end = index * self._width, (index + 1) * self._width
+        else:
+            begin, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
+        return self._prefix + str(self._text[begin:end], "utf-8", "surrogateescape")
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {key: index for index, key in enumerate(self)}
+
+    def find(self, key: str) -> int:
+        """As of `Keys`; by bisection when the keys are sorted, else with a table made at the first call."""
+        index = bisect_left(self, key) if self._ordered else self._positions.get(key, len(self))
+        if index == len(self) or self[index] != key:
+            raise KeyError(key)
+        return index
+
+
+def describe_keys(keys: Sequence[str]) -> Described:
+    """What an index has to store so that `read_keys` gives the keys again."""
+    return _numbered(keys) or _listed(keys)
+
+
+def read_keys(count: int, described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Keys:
+    """The keys that were given to `describe_keys`."""
+    if "first" in described:
+        _check_numbered(**described)
+        return NumberedKeys(count, **described)
+    text, ends = arrays["key_text"], arrays.get("key_ends")
+    fits = text.size % max(count, 1) == 0 if ends is None else _are_ends(ends, count, text.size)
+    if text.dtype != np.uint8 or not fits:
+        raise ValueError("the keys' arrays have other lengths")
+    _check_listed(**described)
+    return ListedKeys(count, text=text, ends=ends, **described)
+
+
+def is_utf8(value: object) -> TypeGuard[str]:
+    r"""Whether a value is a text that stands for bytes, as of a file's name: UTF-8, or surrogates for other bytes.
+
+    >>> is_utf8("a\udc80"), is_utf8("a\ud800"), is_utf8(3)
+    (True, False, False)
+    """
+    try:
+        return isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _check_numbered(prefix: object, first: object, step: object, width: object, suffix: object) -> None:
+    numbers = [(first, 0, 10**18), (step, 1, 10**18), (width, 0, 18)]
+    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(_is_in(*number) for number in numbers):
+        raise ValueError("the rule of numbered keys is invalid")
+
+
+def _check_listed(prefix: object, ordered: object) -> None:
+    if not is_utf8(prefix) or not isinstance(ordered, bool):
+        raise ValueError("the description of listed keys is invalid")
+
+
+def _is_in(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _are_ends(ends: npt.NDArray[Any], count: int, nbytes: int) -> bool:
+    if ends.size != count or not count:
+        return ends.size == count and nbytes == 0
+    return bool(ends[-1] == nbytes and (ends[:-1] <= ends[1:]).all())
+
+
+def _numbered(keys: Sequence[str]) -> Described | None:
+    # The last number of a key counts fastest: in "train2/img_000123" it is 000123.
+    found = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", key, re.DOTALL) for key in keys[:2]]
+    parts = [match.groups() for match in found if match]
+    if not parts or len(parts) < len(found):
+        return None
+    prefix, digits, suffix = parts[0]
+    first, step = int(digits), int(parts[-1][1]) - int(digits) if len(parts) > 1 else 1
+    if step < 1 or any(key != again for key, again in zip(keys, _count(keys, parts[0], step), strict=True)):
+        return None
+    return {"prefix": prefix, "first": first, "step": step, "width": len(digits), "suffix": suffix}, {}
+
+
+def _count(keys: Sequence[str], parts: Sequence[str], step: int) -> NumberedKeys:
+    return NumberedKeys(len(keys), parts[0], int(parts[1]), step, len(parts[1]), parts[2])
+
+
+def _listed(keys: Sequence[str]) -> Described:
+    prefix = _common_prefix(min(keys), max(keys)) if keys else ""
+    rests = [key[len(prefix) :].encode("utf-8", "surrogateescape") for key in keys]
+    ends = np.cumsum([len(rest) for rest in rests], dtype=np.uint64)
+    arrays: dict[str, npt.NDArray[Any]] = {"key_text": np.frombuffer(b"".join(rests), np.uint8)}
+    if len({len(rest) for rest in rests}) > 1:
+        arrays["key_ends"] = ends.astype(np.uint32) if ends[-1] < 1 << 32 else ends
+    return {"prefix": prefix, "ordered": all(a < b for a, b in pairwise(keys))}, arrays
+
+
+def _common_prefix(first: str, last: str) -> str:
+    pairs = zip(first, last, strict=False)
+    return first[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))]
+
+
+Namer = Callable[[Sequence[int]], Iterable[str]]
+
+
+def namer(keys: Keys) -> Namer:
+    """How to make the keys of some samples.
+
+    >>> list(namer(NumberedKeys(9, "100%", 5, 2, 3, "x"))([0, 3]))
+    ['100%005x', '100%011x']
+    """
+    return _namer_of_numbers(keys) if isinstance(keys, NumberedKeys) else lambda samples: map(keys.__getitem__, samples)
+
+
+def _namer_of_numbers(keys: NumberedKeys) -> Namer:
+    make, numbers = keys.template.__mod__, keys.numbers
+
+    def names(samples: Sequence[int]) -> Iterable[str]:
+        if isinstance(samples, range) and samples.step > 0:
+            return map(make, numbers[samples.start : samples.stop : samples.step])
+        return map(make, map(numbers.__getitem__, samples))
+
+    return names
+
+
+class SampleKeys(Sequence[str]):
+    """A sequence of texts that are made by a function.
+
+    Args:
+        count: How many.
+        key: Gives the one at a position, 0 to `count - 1`.
+
+    >>> keys = SampleKeys(3, "key{}".format)
+    >>> keys[-1], keys[:2], "key1" in keys
+    ('key2', ['key0', 'key1'], True)
+    """
+
+    def __init__(self, count: int, key: Callable[[int], str]) -> None:
+        self._range, self._key = range(count), key
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        where = self._range[index]
+        return self._key(where) if isinstance(where, int) else [self._key(index) for index in where]

@@ -1,0 +1,427 @@
+"""The manifest of a directory of shards, which readers trust and writers write last; and its columns.
+
+A column is one number or row for each sample of the directory, such as its tokens, as a memory-mapped array.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Never, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from headrace.webdatamodule.shards.decoding.decode import load_npy
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, open_plain, read_plain
+from headrace.webdatamodule.shards.format.tar import RESERVED
+from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.keys import is_utf8
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+
+NAME = "manifest.json"
+NOTE = ".plan.json"
+VERSION = 1
+MOST_BYTES = 1 << 26  # some 400,000 shards
+# Columns of such names hold what a function says of each sample: they are made anew when they are missing.
+DERIVED = "sizes-"
+_MAX_NOTE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # larger columns are mapped
+_MAX_NAME_BYTES = 255  # on all usual file systems
+_LARGEST = (1 << 63) - 1
+_Entry = TypeVar("_Entry", "ShardEntry", "ColumnEntry")
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard of a manifest.
+
+    Args:
+        name: File name of the tar file, in the manifest's directory.
+        nbytes: Its size.
+        samples: How many samples it has.
+        index: The checksum of its index, 16 hexadecimal digits; it stands for each byte of the shard.
+        skipped: How many of its members are no part of a sample, directories aside.
+    """
+
+    name: str
+    nbytes: int
+    samples: int
+    index: str
+    skipped: int = 0
+
+    @classmethod
+    def of(cls, index: ShardIndex) -> ShardEntry:
+        """The entry of a shard that was indexed."""
+        name, checksum = Path(index.shard).name, f"{index.checksum:016x}"
+        return cls(name, index.shard_bytes, index.n_samples, checksum, index.n_skipped)
+
+    def __post_init__(self) -> None:
+        _require(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
+        counts = (self.nbytes, self.samples, self.skipped)
+        fit = all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
+        _require(fit, f"the counts of {self.name!r} are invalid")
+        _require(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
+
+
+@dataclass(frozen=True)
+class ColumnEntry:
+    """One column of a manifest: an array with one row for each sample, over all shards.
+
+    Args:
+        name: Name of the column.
+        dtype: Of the array, as numpy writes it.
+        file: File name of the `.npy` file, in the manifest's directory.
+        checksum: Of the file, 16 hexadecimal digits.
+    """
+
+    name: str
+    dtype: str
+    file: str
+    checksum: str
+
+    def __post_init__(self) -> None:
+        _require(_is_text(self.name), f"the column name is {self.name!r}")
+        _require(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
+        _require(_is_text(self.dtype) and _is_hex(self.checksum), f"the column {self.name!r} is not described")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a directory of shards holds.
+
+    Args:
+        shards: The shards, in the order in which their samples are numbered.
+        members: The member keys that occur, sorted.
+        columns: Arrays over all samples.
+
+    Raises:
+        ManifestError: A name occurs twice, or an entry is not possible.
+
+    >>> manifest = Manifest((ShardEntry("a.tar", 2048, 3, "0" * 16),), ("txt",))
+    >>> Manifest.from_json(manifest.to_json()) == manifest
+    True
+    """
+
+    shards: tuple[ShardEntry, ...]
+    members: tuple[str, ...]
+    columns: tuple[ColumnEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, names in (("shard", [s.name for s in self.shards]), ("column", [c.name for c in self.columns])):
+            _require(len(set(names)) == len(names), f"a {what} is listed twice")
+        _require(all(map(is_utf8, self.members)), "a member key is no text")
+        _require(len(set(self.members)) == len(self.members), "a member key is listed twice")
+        _require(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
+        _require(self.n_samples <= _LARGEST, "there are too many samples")
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples in all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with any byte of any shard, and with any column."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(asdict(self), separators=(",", ":")).encode())
+
+    def with_column(self, column: ColumnEntry) -> Manifest:
+        """The same with one more column, in place of one of the same name.
+
+        Args:
+            column: The column.
+        """
+        others = [entry for entry in self.columns if entry.name != column.name]
+        return replace(self, columns=(*others, column))
+
+    def to_json(self) -> str:
+        """The text of the file; there is only one for one content."""
+        table = {"format": "headrace-shards", "version": VERSION, **asdict(self), "fingerprint": self.fingerprint}
+        return json.dumps(table, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read the text of a manifest.
+
+        Args:
+            text: As of `to_json`.
+
+        Raises:
+            ManifestError: It is something else, of another version, or does not fit its fingerprint.
+        """
+        if len(text) > MOST_BYTES:
+            raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_BYTES} allowed")
+        try:
+            table = json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+        except ManifestError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
+        _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
+        version = table.get("version")
+        is_ours = type(version) is int and version == VERSION
+        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
+        members = tuple(_list(table, "members"))
+        made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
+        _require(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
+        return made
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Manifest:
+        """Read the manifest of a directory.
+
+        Args:
+            directory: Where the shards lie.
+
+        Raises:
+            ManifestError: It is missing or damaged.
+        """
+        path = Path(directory) / NAME
+        try:
+            return cls.from_json(read_manifest(directory))
+        except FileNotFoundError as error:
+            raise ManifestError(_missing(Path(directory))) from error
+        except OSError as error:
+            raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
+        except ManifestError as error:
+            error.message = f"{path}: {error.message}"
+            raise
+
+    def save(self, directory: str | Path) -> None:
+        """Write the manifest of a directory, to the disk, whole or not at all; nothing when it is there already.
+
+        Args:
+            directory: Where the shards lie.
+        """
+        path, data = Path(directory) / NAME, self.to_json().encode()
+        if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+            atomic_write(path, data)
+
+
+def read_manifest(directory: str | Path) -> bytes:
+    """The bytes of a directory's manifest."""
+    return read_plain(Path(directory) / NAME, ManifestError, most=MOST_BYTES)
+
+
+def is_plain_name(name: object) -> bool:
+    r"""Whether a name is one of a file that lies in the directory itself, on each system.
+
+    >>> [is_plain_name(name) for name in ("a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3)]
+    [True, False, False, False, False, False, False, False]
+    """
+    if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME_BYTES:
+        return False
+    return bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
+
+
+def _missing(folder: Path) -> str:
+    unfinished = unfinished_write(folder)
+    if unfinished:
+        return f"there is no {NAME}: {unfinished}"
+    if folder.is_dir() and not any(folder.glob("*.tar")):
+        cure = "give a directory of shards, or write some with write_shards"
+        return f"there are no .tar files in {str(folder)!r}, and so there is no {NAME}: {cure}"
+    return f"there is no {NAME} in {str(folder)!r}: call index_shards on that directory first"
+
+
+def _is_text(value: object) -> bool:
+    return is_utf8(value) and value != ""
+
+
+def _is_hex(value: object) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value))
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    _require(len(table) == len(pairs), "a name occurs twice in one object")
+    return table
+
+
+def _no_constant(name: str) -> Never:
+    raise ManifestError(f"the manifest says {name}, which is no number: index the directory again")
+
+
+def _list(table: Mapping[str, Any], key: str) -> list[Any]:
+    value = table.get(key)
+    _require(isinstance(value, list), f"{key!r} is no list")
+    return value if isinstance(value, list) else []
+
+
+def _entries(kind: type[_Entry], table: Mapping[str, Any], key: str) -> tuple[_Entry, ...]:
+    names = [field.name for field in fields(kind)]
+    entries = _list(table, key)
+    fit = all(isinstance(entry, dict) and sorted(entry) == sorted(names) for entry in entries)
+    _require(fit, f"{key!r} is no list of objects with {', '.join(names)}")
+    return tuple(kind(**entry) for entry in entries)
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise ManifestError(f"{message}: index the directory again")
+
+
+def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
+    """Store an array with one row for each sample beside the shards, and write the manifest anew.
+
+    Args:
+        directory: Where the shards and their manifest lie.
+        name: Name of the column; it becomes a part of a file name. A column of the same name is replaced.
+        values: The array, shape [n_samples, ...]; in the order of the manifest's shards and their samples.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        ManifestError: There is no manifest.
+        ValueError: The name or the array is not allowed.
+    """
+    folder = expanded(directory)
+    with directory_lock(folder):  # others may add columns to the manifest at the same time
+        manifest = Manifest.load(folder)
+        array = check_column(name, values, manifest.n_samples, what=f"column {name!r}: values")
+        made = manifest.with_column(store_column(folder, name, array))
+        made.save(folder)
+        # A manifest that was tampered with may give a shard or an index out for a column: those are not removed.
+        kept = {entry.file for entry in made.columns} | {entry.name for entry in made.shards}
+        for old in {entry.file for entry in manifest.columns} - kept:
+            if old.endswith(".npy"):
+                (folder / old).unlink(missing_ok=True)
+    return made
+
+
+def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str) -> npt.NDArray[Any]:
+    """Refuse a column that cannot be kept."""
+    if not is_plain_name(name) or name.startswith("."):
+        raise ValueError(f"a column's name must be a part of a file name, got {name!r}")
+    allowed = f"{what} must be plain numbers or texts of shape [{n_samples}, ...], one row for each sample"
+    try:
+        array = np.asarray(values)
+    except (RuntimeError, TypeError, ValueError) as error:  # such as rows of unlike lengths
+        raise ValueError(f"{allowed}, got what makes no array: {error}") from error
+    if isinstance(values, np.ndarray) and np.any(getattr(values, "mask", False)):
+        raise ValueError(f"{allowed}, got some that are masked: fill them")
+    if array.dtype.hasobject or array.dtype.names or array.shape[:1] != (n_samples,):
+        raise ValueError(f"{allowed}, got {array.dtype} of shape {list(array.shape)}")
+    return array
+
+
+def store_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnEntry:
+    """Write the file of a column; no manifest names it yet."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    checksum = f"{checksum64(stream.getbuffer()):016x}"
+    # The checksum in the name keeps the old file whole until the new manifest names the new one.
+    column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
+    atomic_write(directory / column.file, stream.getvalue())
+    return column
+
+
+def kept_columns(
+    directory: Path, manifest: Manifest, *, replaced: Container[str] = (), drop: bool = False, cure: str
+) -> tuple[ColumnEntry, ...]:
+    """The columns of an earlier manifest that go into the next one."""
+    try:
+        before = Manifest.load(directory)
+    except ManifestError:
+        return ()
+    if before.shards == manifest.shards:
+        return before.columns
+    lost = [name for name in added(before) if name not in replaced]
+    if lost and not drop:
+        message = f"the shards of {str(directory)!r} are others than when these columns were made: {', '.join(lost)}"
+        raise ManifestError(f"{message}. {cure}")
+    return ()
+
+
+def added(manifest: Manifest) -> list[str]:
+    """Names of the columns that users added, which cannot be made anew."""
+    return [column.name for column in manifest.columns if not column.name.startswith(DERIVED)]
+
+
+def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:
+    with os.fdopen(open_plain(path, ManifestError), "rb") as file:
+        if os.fstat(file.fileno()).st_size > _READ_BYTES:
+            _compare(np.memmap(path, np.uint8, "r").data, checksum)
+            return np.lib.format.open_memmap(path, mode="r")
+        data = file.read()
+    _compare(data, checksum)
+    array = load_npy(data, len(data))
+    array.flags.writeable = False
+    return array
+
+
+def _compare(data: bytes | memoryview, checksum: str) -> None:
+    if f"{checksum64(data):016x}" != checksum:
+        raise ValueError("its bytes are not those that were stored; restore the file, or add the column again")
+
+
+def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDArray[Any]:
+    """Map a column; all of it is compared with its checksum.
+
+    Args:
+        directory: Where the shards lie.
+        manifest: Their manifest.
+        name: Name of the column.
+
+    Returns:
+        The array, read-only, shape [n_samples, ...]. A large one is a map, shared by all processes: to cut its file
+        while it is used, instead of replacing it, kills each process that reads it.
+
+    Raises:
+        ManifestError: There is no such column, or its file is damaged or another one.
+    """
+    columns = {entry.name: entry for entry in manifest.columns}
+    if name not in columns:
+        raise ManifestError(f"there is no column {name!r}, only {sorted(columns)}; make it with add_column")
+    entry = columns[name]
+    try:
+        array = _opened(Path(directory) / entry.file, entry.checksum)
+    except Exception as error:  # numpy raises half a dozen kinds for damaged headers
+        raise ManifestError(f"the column {name!r} cannot be read from {entry.file}: {error}") from error
+    if array.dtype.str != entry.dtype or array.shape[:1] != (manifest.n_samples,):
+        found = f"{array.dtype.str} of shape {list(array.shape)}"
+        raise ManifestError(f"the column {name!r} is {found}, not {entry.dtype} of [{manifest.n_samples}, ...]")
+    return array
+
+
+def unfinished_write(directory: Path) -> str | None:
+    """What to say of a directory where shards of a plan are missing."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    for note in sorted(name for name in names if name.endswith(NOTE) and not name.startswith(".")):
+        prefix, planned = note.removesuffix(NOTE), _planned(directory / note)
+        if planned is None:
+            continue
+        found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]{{6,}})\.tar", name, re.ASCII) for name in names)
+        there = sum(1 for match in found if match and int(match[1]) < planned)
+        if there < planned:
+            cure = f"run it again, or remove {note} to keep what is there"
+            return f"a write was stopped at {there} of {planned} shards in {str(directory)!r}: {cure}"
+    return None
+
+
+def refuse_unfinished_write(directory: Path) -> None:
+    """Refuse to take a part of a set for all of it."""
+    unfinished = unfinished_write(directory)
+    if unfinished:
+        raise ManifestError(unfinished)
+
+
+def _planned(note: Path) -> int | None:
+    # Other programs may call their files so too: what is no plan of ours says nothing.
+    try:
+        table = json.loads(read_plain(note, ManifestError, most=_MAX_NOTE_BYTES))
+    except (OSError, RecursionError, ShardError, ValueError):
+        return None
+    if not isinstance(table, dict) or table.get("format") != "headrace-plan":
+        return None
+    shards = table.get("shards")
+    return shards if type(shards) is int and shards > 0 else None

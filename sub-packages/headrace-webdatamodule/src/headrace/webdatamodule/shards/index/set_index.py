@@ -1,0 +1,180 @@
+"""The index of a whole set: the indexes of all its shards in one file, `manifest.hrs`, beside the manifest.
+
+A reader of a thousand shards opens, maps or fetches this one file instead of a thousand. It repeats the shards' own
+indexes, so readers can do without it, and it is used only where it fits the manifest.
+
+====================  ============================================================================
+8 bytes               magic: `89 48 52 53 0D 0A 1A 0A`
+4 bytes               version of the format, 1 (all numbers are little-endian)
+4 bytes               number of shards, n
+16 bytes              the fingerprint of the manifest without its columns
+8 bytes for each      where each shard's index ends, in bytes of this file
+8 bytes               XXH3 of all before
+the indexes           the bytes of the shards' `.hri` files, in the order of the manifest
+====================  ============================================================================
+
+The first index begins behind the head. Each has checksums of its own, and the manifest names the checksum of each: an
+index that is another one is never read for that of the shard.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import open_plain, staged_file
+from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex
+
+SET_INDEX_NAME = "manifest.hrs"
+MAGIC = b"\x89HRS\r\n\x1a\n"
+VERSION = 1
+_HEAD = struct.Struct("<8sII16s")
+
+
+class SetIndex:
+    """The indexes of a set's shards, each made when it is asked for.
+
+    Args:
+        data: The bytes of the file, or a memory map of them.
+        manifest: Of the set.
+
+    Raises:
+        DamagedIndexError: The bytes are no index of a set, or were cut or changed.
+        StaleIndexError: They belong to another manifest.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap | memoryview, manifest: Manifest) -> None:
+        self._data, self._manifest = memoryview(data), manifest
+        count = len(manifest.shards)
+        begin = head_bytes(count)
+        if len(self._data) < _HEAD.size or bytes(self._data[:8]) != MAGIC:
+            raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self._data[:16])!r}")
+        _, version, found, fingerprint = _HEAD.unpack(self._data[: _HEAD.size])
+        if version != VERSION:
+            raise DamagedIndexError(f"the index has version {version}, this release reads version {VERSION}")
+        if (found, fingerprint) != (count, shards_fingerprint(manifest)):
+            raise StaleIndexError("the index of the set belongs to another manifest: index the directory again")
+        head = bytes(self._data[: begin - 8])
+        if checksum64(head) != int.from_bytes(self._data[begin - 8 : begin], "little"):
+            raise DamagedIndexError("the head of the set's index is damaged: its checksum does not fit")
+        self._bounds = [begin, *np.frombuffer(head, "<u8", count, _HEAD.size).tolist()]
+        if self._bounds != sorted(self._bounds) or self._bounds[-1] != len(self._data):
+            raise DamagedIndexError(
+                f"the index of the set has {len(self._data)} bytes, not {self._bounds[-1]}: it is cut"
+            )
+
+    @classmethod
+    def open(cls, directory: str | Path, manifest: Manifest) -> SetIndex | None:
+        """Open the one that lies beside a manifest; large ones are mapped.
+
+        Args:
+            directory: Where the manifest lies.
+            manifest: The manifest.
+
+        Returns:
+            The index; None when there is none, or one of another manifest.
+
+        Raises:
+            DamagedIndexError: It was cut or changed.
+        """
+        path = Path(directory) / SET_INDEX_NAME
+        try:
+            descriptor = open_plain(path, DamagedIndexError)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            large = os.fstat(file.fileno()).st_size > READ_BYTES
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if large else file.readall()
+        try:
+            return cls(data, manifest)
+        except StaleIndexError:
+            return None
+        except DamagedIndexError as error:
+            error.message = f"{path}: {error.message}"
+            raise
+
+    def __len__(self) -> int:
+        return len(self._manifest.shards)
+
+    def shard(self, number: int, path: str) -> ShardIndex:
+        """The index of one shard.
+
+        Args:
+            number: Of the shard in the manifest.
+            path: Path or URL of the shard, named in errors.
+
+        Raises:
+            DamagedIndexError: It was cut or changed.
+            StaleIndexError: It is another one than the manifest's.
+        """
+        begin, end = self._bounds[number : number + 2]
+        index = ShardIndex(self._data[begin:end], shard=path, end=end)
+        if f"{index.checksum:016x}" != self._manifest.shards[number].index:
+            raise StaleIndexError("the index of the set has another index of this shard than the manifest", shard=path)
+        return index
+
+
+def shards_fingerprint(manifest: Manifest) -> bytes:
+    """16 bytes that stand for the manifest without its columns: they change with any byte of any shard."""
+    return bytes.fromhex(replace(manifest, columns=()).fingerprint)
+
+
+def head_bytes(count: int) -> int:
+    """Where the first index begins in the index of a set.
+
+    >>> head_bytes(2)
+    56
+    """
+    return _HEAD.size + 8 * count + 8
+
+
+def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = False) -> bool:
+    """Write the index of a set beside the place of its manifest; before the manifest itself.
+
+    Args:
+        directory: Where the shards and their indexes lie.
+        manifest: Of the set, whether it is written already or not.
+        force: Whether to write it where it is there already and whole.
+
+    Returns:
+        Whether it was written. A set of one shard gets none, as that shard has its own.
+
+    Raises:
+        ShardError: A shard's index is missing, damaged, or another one than the manifest's.
+        OSError: It cannot be written.
+    """
+    folder = Path(directory)
+    if len(manifest.shards) < 2:
+        (folder / SET_INDEX_NAME).unlink(missing_ok=True)
+        return False
+    try:
+        if not force and SetIndex.open(folder, manifest) is not None:
+            return False
+    except ShardError:
+        pass
+    with staged_file(folder / SET_INDEX_NAME) as stream:
+        stream.write(bytes(head_bytes(len(manifest.shards))))
+        ends = list[int]()
+        for entry in manifest.shards:
+            index = ShardIndex.open(folder / entry.name, mapped=False)
+            if f"{index.checksum:016x}" != entry.index:
+                raise StaleIndexError("the index is another one than the manifest's", shard=index.shard)
+            stream.write(index.data)
+            ends.append(stream.tell())
+        stream.seek(0)
+        stream.write(_head(manifest, ends))
+    return True
+
+
+def _head(manifest: Manifest, ends: Sequence[int]) -> bytes:
+    head = _HEAD.pack(MAGIC, VERSION, len(ends), shards_fingerprint(manifest)) + np.array(ends, "<u8").tobytes()
+    return head + checksum64(head).to_bytes(8, "little")

@@ -1,0 +1,393 @@
+"""The index of one shard: where the data of each member lie, how many bytes they are, and their checksums."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat, starmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED
+from headrace.webdatamodule.shards.index.container import (
+    GAPS_PER_CHECKSUM,
+    checksum64,
+    content_fingerprint,
+    fingerprint_ranges,
+    unpack,
+)
+from headrace.webdatamodule.shards.index.keys import Keys, is_utf8, read_keys
+
+Integers = npt.NDArray[Any]
+SUFFIX = ".hri"
+# To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
+READ_BYTES = 1 << 18
+_LARGEST = (1 << 63) - 1
+_TYPES = {"checksums": ("<u4",), "gap_checksums": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
+
+
+def index_path(shard: str | Path) -> Path:
+    """Where the index of a shard lies: beside it.
+
+    >>> index_path("data/a-000000.tar").name
+    'a-000000.tar.hri'
+    """
+    return Path(f"{shard}{SUFFIX}")
+
+
+class ShardIndex:
+    """The index of one shard, read where it lies.
+
+    Samples are numbered in the order of the tar file. The members of all samples stand in flat arrays, those of
+    sample `i` at the positions `starts` to `stops` that `span(i)` gives, in the order of `layout(i)`. Opening looks
+    at all numbers: what it lets pass leads nowhere outside of the shard, also when someone meant it to.
+
+    Args:
+        data: The bytes of an index file, or a memory map of them.
+        shard: Path or URL of the tar file, named in errors.
+        end: Where the index ends in the file that is mapped, when that holds others too.
+
+    Attributes:
+        data: The bytes.
+        shard: The path or URL.
+        n_samples: Number of samples.
+        n_members: Number of members in all samples.
+        shard_bytes: Bytes of the tar file.
+        checksum: 64 bits that stand for the whole index, and through it for each byte of the shard.
+        layouts: The different tuples of member keys that samples have, in lower case.
+        suffixes: The same as they are written in the tar file.
+        blocks: Where each member's data begin, in blocks of 512 bytes, shape [n_members].
+        sizes: Bytes of data of each member, shape [n_members].
+        checksums: `checksum32` of the data of each member, shape [n_members].
+        gap_checksums: Checksums over all other bytes of the shard, one for 64 of the `gaps` between members.
+        skipped: How many entries of the tar file are no part of a sample, by reason; see `skip_reason`.
+        skipped_names: Names of the first of them, directories and volume labels aside.
+        keys: The keys of the samples; a `Keys`.
+
+    Raises:
+        DamagedIndexError: The bytes are no index, or were cut or changed.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
+        self.shard = shard
+        self.data, self._from_file = memoryview(data), False
+        self._mapped_bytes = len(self.data) if end is None else end
+        try:
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
+            self._read(description, arrays)
+        except ShardError as error:
+            error.shard = shard
+            raise
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            message = f"the index does not fit together ({type(error).__name__}: {error}): index the shard again"
+            raise DamagedIndexError(message, shard=shard) from error
+
+    @classmethod
+    def open(cls, shard: str | Path, *, mapped: bool = True) -> ShardIndex:
+        """Open the index that lies beside a shard.
+
+        Args:
+            shard: Path of the tar file.
+            mapped: Whether a large one may be mapped: shared by all processes, but to be seen to with `check_size`.
+
+        Raises:
+            FileNotFoundError: There is no index.
+            DamagedIndexError: It is no index, or was cut or changed.
+        """
+        with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if mapped and size > READ_BYTES:
+                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            else:
+                data = file.readall()
+        made = cls(data, shard=str(shard))
+        made._from_file = True
+        return made
+
+    def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
+        self.n_samples, self.shard_bytes, self._end, self._content = _check_counts(description)
+        _check_arrays(arrays, self.shard_bytes, self._end)
+        _check_layouts(description["layouts"], self.n_samples, arrays["blocks"].size)
+        self.skipped: dict[str, int] = description["skipped"]
+        self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
+        self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
+        self.layouts = tuple(tuple(suffix.lower() for suffix in suffixes) for suffixes in self.suffixes)
+        self.blocks, self.sizes = arrays["blocks"], arrays["sizes"]
+        self.checksums, self.gap_checksums = arrays["checksums"], arrays["gap_checksums"]
+        self.n_members: int = self.blocks.size
+        self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
+        self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
+        _check_samples(self.n_samples, self.n_members, self.layouts, self._layout_of, self._starts)
+        self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
+        if self.keys.common_bytes * self.n_samples > self.shard_bytes:
+            raise ValueError("keys that are longer than the shard")
+
+    def __len__(self) -> int:
+        return self.n_samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = b"" if self._from_file else bytes(self.data)
+        return _again, (type(self), data, self.shard, self.checksum)
+
+    @property
+    def n_skipped(self) -> int:
+        """How many members are no part of a sample, directories and volume labels aside."""
+        return sum(count for reason, count in self.skipped.items() if reason not in ("directory", "label"))
+
+    @cached_property
+    def member_keys(self) -> tuple[str, ...]:
+        """The member keys that occur, in lower case, sorted."""
+        return tuple(sorted({key for layout in self.layouts for key in layout}))
+
+    @cached_property
+    def _columns(self) -> dict[str, list[tuple[int, int]]]:
+        """For each member key the numbers of layouts that have it, and where."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, layout in enumerate(self.layouts):
+            for place, member in enumerate(layout):
+                found.setdefault(member, []).append((number, place))
+        return found
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Where each member's blocks end, in bytes, shape [n_members]."""
+        ends = self.offsets + self.sizes.astype(np.int64)
+        return ends + -ends % BLOCK
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each member's data begin, in bytes, shape [n_members]; made anew at each call."""
+        return self.blocks.astype(np.int64) * BLOCK
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Where a sample's members stand in the flat arrays.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+
+        Returns:
+            Begin and end.
+        """
+        self.check_size()
+        start = self._width * sample if self._starts is None else int(self._starts[sample])
+        return start, start + len(self.layout(sample))
+
+    def layout(self, sample: int) -> tuple[str, ...]:
+        """The member keys of a sample, in lower case, in the order of the tar file.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.layouts[0 if self._layout_of is None else int(self._layout_of[sample])]
+
+    @property
+    def layout_numbers(self) -> Integers:
+        """The number of each sample's layout in `layouts`, shape [n_samples]."""
+        return np.zeros(self.n_samples, np.uint16) if self._layout_of is None else self._layout_of
+
+    def starts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """Where the members of some samples begin in the flat arrays, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        return map(self._width.__mul__ if self._starts is None else self._starts.data.__getitem__, samples)
+
+    def layouts_of(self, samples: Sequence[int]) -> Iterable[int]:
+        """The numbers in `layouts` of some samples' layouts, fast.
+
+        Args:
+            samples: Their numbers.
+        """
+        if self._layout_of is None:
+            return repeat(0, len(samples))
+        return map(self._layout_of.data.__getitem__, samples)
+
+    def key(self, sample: int) -> str:
+        """The key of a sample.
+
+        Args:
+            sample: 0 to `n_samples - 1`.
+        """
+        self.check_size()
+        return self.keys[sample]
+
+    def find(self, key: str) -> int:
+        """The number of the sample with a key.
+
+        Args:
+            key: The sample's key.
+
+        Raises:
+            KeyError: No sample has it.
+        """
+        self.check_size()
+        return self.keys.find(key)
+
+    def positions(self, member: str, samples: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Where a member of some samples stands in the flat arrays.
+
+        Args:
+            member: Its key, in lower case.
+            samples: Numbers of samples, shape [n]; all when None.
+
+        Returns:
+            Positions, shape [n]; -1 where a sample does not have the member.
+        """
+        self.check_size()
+        chosen = np.arange(self.n_samples) if samples is None else np.asarray(samples, np.int64)
+        if not chosen.size:
+            return np.empty(0, np.int64)
+        columns = np.full(len(self.layouts), -1)
+        for layout, place in self._columns.get(member, ()):
+            columns[layout] = place
+        column = columns[0] if self._layout_of is None else columns[self._layout_of[chosen]]
+        starts = chosen * self._width if self._starts is None else self._starts[chosen].astype(np.int64)
+        return np.where(column >= 0, starts + column, -1)
+
+    def locate(self, position: int) -> tuple[int, str]:
+        """Whose member stands at a position of the flat arrays.
+
+        Args:
+            position: 0 to `n_members - 1`.
+
+        Returns:
+            The number of the sample, and the member's name in the tar file.
+        """
+        self.check_size()
+        if self._starts is None:
+            sample = position // self._width
+        else:
+            sample = int(np.searchsorted(self._starts, position, "right")) - 1
+        suffixes = self.suffixes[0 if self._layout_of is None else int(self._layout_of[sample])]
+        return sample, f"{self.key(sample)}.{suffixes[position - self.span(sample)[0]]}"
+
+    def fingerprint_ranges(self) -> list[tuple[int, int]]:
+        """Which bytes of the shard `check_shard` looks at: pairs of begin and end."""
+        return fingerprint_ranges(self.shard_bytes, self._end)
+
+    def check_shard(self, shard_bytes: int, read: Callable[[int, int], bytes | memoryview]) -> None:
+        """See by its size and three short pieces whether a shard is the one that was indexed.
+
+        Args:
+            shard_bytes: Its size.
+            read: Gives the bytes between begin and end.
+
+        Raises:
+            StaleIndexError: It is another one.
+        """
+        if shard_bytes != self.shard_bytes:
+            message = f"the shard has {shard_bytes} bytes, but {self.shard_bytes} when it was indexed"
+        elif content_fingerprint(shard_bytes, starmap(read, self.fingerprint_ranges())) != self._content:
+            message = "the shard has the size that it had when it was indexed, but other content"
+        else:
+            return
+        cure = "it was replaced, cut or damaged: call verify_shards, which names the damage, and restore it;"
+        cure += " index it again only if you changed it on purpose"
+        raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
+
+    def check_size(self) -> None:
+        """See whether the file was cut since it was mapped: to look behind its end would kill the process.
+
+        What is cut between this and the look itself, some microseconds later, is not seen; a cut needs someone who
+        writes into the file, as replacing it under its name leaves the map as it was.
+
+        Raises:
+            DamagedIndexError: It was.
+        """
+        data = self.data.obj
+        if isinstance(data, mmap.mmap) and data.size() < self._mapped_bytes:
+            message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {data.size()} now"
+            raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
+
+    def check_self(self) -> None:
+        """Read all of the index, and check it against its checksum.
+
+        Raises:
+            DamagedIndexError: It was changed.
+        """
+        self.check_size()
+        if checksum64(self._body) != self._body_checksum:
+            raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
+
+
+def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> ShardIndex:
+    made = kind(data, shard=shard) if data else kind.open(shard)
+    if made.checksum != checksum:
+        raise StaleIndexError("the index was replaced while a process was being started", shard=shard)
+    return made
+
+
+def _check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    samples, nbytes, end, content = (description[key] for key in ("samples", "shard_bytes", "end", "content"))
+    counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (content, (1 << 64) - 1)]
+    counts += [(count, _LARGEST) for count in description["skipped"].values()]
+    _require(all(type(count) is int and 0 <= count <= most for count, most in counts), "invalid counts")
+    names = description["skipped_names"]
+    _require(isinstance(names, list) and all(map(is_utf8, names)), "invalid names of skipped members")
+    return samples, nbytes, end, content
+
+
+def _check_layouts(layouts: object, n_samples: int, n_members: int) -> None:
+    if not isinstance(layouts, list) or not all(isinstance(layout, list) and layout for layout in layouts):
+        raise ValueError("invalid layouts")
+    _require(sum(map(len, layouts)) <= n_members and n_samples <= n_members, "more samples than members")
+    _require(bool(layouts) or n_samples == n_members == 0, "samples without a layout")
+    for layout in layouts:
+        folded = {suffix.lower() for suffix in layout if is_utf8(suffix)}
+        _require(len(folded) == len(layout), "a member key that is invalid, or occurs twice")
+        _require(folded.isdisjoint(RESERVED), "a member key that readers use for themselves")
+
+
+def _check_arrays(arrays: Mapping[str, Integers], nbytes: int, end: int) -> None:
+    for name, kinds in _TYPES.items():
+        _require(arrays[name].dtype.str in kinds, f"{name} of type {arrays[name].dtype.str}")
+    blocks, sizes = arrays["blocks"], arrays["sizes"]
+    _require(blocks.size == sizes.size == arrays["checksums"].size, "arrays of different lengths")
+    _require(arrays["gap_checksums"].size == blocks.size // GAPS_PER_CHECKSUM + 1, "gap_checksums of another length")
+    if not blocks.size:
+        return
+    _require(int(sizes.max()) <= nbytes and int(blocks.max()) <= nbytes // BLOCK, "members outside of the shard")
+    begins = blocks.astype(np.int64)
+    ends = begins + (sizes.astype(np.int64) + (BLOCK - 1)) // BLOCK
+    _require(begins[0] > 0 and (begins[1:] > ends[:-1]).all(), "members that overlap")
+    _require(int(ends[-1]) * BLOCK <= end, "members behind the end of the last one")
+
+
+def _check_samples(
+    n_samples: int,
+    n_members: int,
+    layouts: Sequence[Sequence[str]],
+    layout_of: Integers | None,
+    starts: Integers | None,
+) -> None:
+    widths = np.array([len(layout) for layout in layouts], np.int64)
+    _require(layout_of is not None or len(layouts) <= 1, "several layouts, but not which sample has which")
+    _require(
+        starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but not where they begin"
+    )
+    if layout_of is not None:
+        _require(layout_of.size == n_samples, "layout_of of another length")
+        _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
+    if starts is None:
+        _require(
+            n_samples * int(widths[0] if widths.size else 0) == n_members, "members that are no multiple of samples"
+        )
+        return
+    of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
+    ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
+    _require(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "starts that do not fit")
+    _require(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "starts that do not fit")
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise ValueError(message)

@@ -1,0 +1,330 @@
+"""Reading everything again: each damage of a directory of shards, with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    DamagedShardError,
+    ManifestError,
+    ShardError,
+    StaleIndexError,
+)
+from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.index.build import build_index, map_file, spread
+from headrace.webdatamodule.shards.index.container import (
+    GAPS_PER_CHECKSUM,
+    checksum_between,
+    checksum_spans,
+    gaps,
+    shard_checksums,
+)
+from headrace.webdatamodule.shards.index.manifest import (
+    NAME,
+    Manifest,
+    ShardEntry,
+    open_column,
+    read_manifest,
+    unfinished_write,
+)
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One damage.
+
+    Args:
+        message: What is wrong.
+        shard: Path of the tar file.
+        sample: Key of the sample.
+        member: Name of the member.
+        offset: Byte in the tar file: of the member's header, or where the damage begins.
+    """
+
+    message: str
+    shard: str | None = None
+    sample: str | None = None
+    member: str | None = None
+    offset: int | None = None
+
+    @classmethod
+    def of(cls, error: ShardError) -> Fault:
+        """The fault that an error describes."""
+        return cls(error.message, error.shard, error.sample, error.member, error.offset)
+
+    def __str__(self) -> str:
+        place = {"shard": self.shard, "sample": self.sample, "member": self.member}
+        return str(ShardError(self.message, offset=self.offset, **place))
+
+
+def verify_shards(directory: str | Path, *, executor: Executor | None = None) -> list[Fault]:
+    """Read all bytes of a directory's shards, indexes, columns and manifest, and find each damage.
+
+    Args:
+        directory: Where they lie.
+        executor: Reads shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
+
+    Returns:
+        The faults, those of the manifest first, then in the order of the shards; empty when all is well.
+
+    Raises:
+        NotADirectoryError: There is no such directory.
+    """
+    folder = expanded(directory)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{str(folder)!r} is no directory")
+    tars = {path.name for path in folder.glob("*.tar") if not path.name.startswith(".")}
+    manifest = None
+    try:
+        manifest = Manifest.load(folder)
+    except ManifestError as error:
+        faults, entries = [Fault.of(error)], dict.fromkeys(sorted(tars))
+    else:
+        unfinished = unfinished_write(folder)
+        faults = [Fault(f"{folder / NAME}: {unfinished}")] if unfinished else []
+        faults += [*_manifest_faults(folder, manifest), *_set_index_faults(folder, manifest)]
+        faults += _unlisted_files(folder, manifest, tars)
+        entries = {entry.name: entry for entry in manifest.shards}
+    paths = [folder / name for name in entries]
+    found = spread(partial(_verify_shard, entries=entries), paths, executor, what="verifying")
+    if manifest is not None:
+        faults += _member_faults(folder, manifest, found)
+    return faults + [fault for verified in found for fault in verified.faults]
+
+
+class _Verified(NamedTuple):
+    faults: list[Fault]
+    members: tuple[str, ...] | None  # the member keys that occur; None when that cannot be known
+
+
+def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Verified:
+    """Compare each byte of a shard with its index, and the index with the manifest."""
+    faults, members = list[Fault](), None
+    try:
+        for found in _shard_errors(path, entries[path.name]):
+            if isinstance(found, ShardError):
+                faults.append(Fault.of(found))
+            else:
+                members = found.member_keys
+    except ShardError as error:  # the shard was cut while it was read
+        faults.append(Fault.of(error))
+    except OSError as error:
+        faults.append(Fault(f"the shard or its index cannot be read: {error}", str(path)))
+    return _Verified(faults, members)
+
+
+def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
+    try:
+        view = map_file(path)
+    except FileNotFoundError:
+        yield DamagedShardError("the shard is missing: restore it, or index the directory again", shard=str(path))
+        return
+    except ShardError as error:
+        yield error
+        return
+    try:
+        index = ShardIndex.open(path, mapped=False)
+        index.check_self()
+    except FileNotFoundError:
+        yield DamagedIndexError("the index is missing: index the shard", shard=str(path))
+    except ShardError as error:
+        yield error
+    else:
+        if entry is not None and not _is_of(index, entry):
+            message = "the index is another one than the manifest's: index the directory again"
+            yield StaleIndexError(message, shard=str(path))
+        if not _is_intact(view, index):
+            yield from _differences(view, index)
+        yield index
+        return
+    yield from _without_index(view, path, entry)
+
+
+def _without_index(view: FileBytes, path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
+    # The manifest still says whether the shard is the one that was indexed.
+    try:
+        again = ShardIndex(build_index(view, shard=str(path)))
+    except ShardError as error:
+        yield error
+        return
+    if entry is not None and not _is_of(again, entry):
+        yield DamagedShardError("the shard is another one than the manifest's", shard=str(path))
+    yield again
+
+
+def _is_of(index: ShardIndex, entry: ShardEntry) -> bool:
+    found = (index.shard_bytes, index.n_samples, f"{index.checksum:016x}", index.n_skipped)
+    return found == (entry.nbytes, entry.samples, entry.index, entry.skipped)
+
+
+def _is_intact(view: FileBytes, index: ShardIndex) -> bool:
+    # The quick way through a whole shard: when all checksums fit, the headers need not be parsed.
+    if len(view) != index.shard_bytes:
+        return False
+    checksums, gap_checksums = shard_checksums(view, index.offsets.tolist(), index.sizes.tolist())
+    return checksums == index.checksums.tolist() and np.array_equal(gap_checksums, index.gap_checksums)
+
+
+def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
+    """Each difference between a shard and its index, whose own bytes were checked, with its place."""
+    if len(view) != index.shard_bytes:
+        message = f"the shard has {len(view)} bytes, but {index.shard_bytes} when it was indexed"
+        yield DamagedShardError(message, shard=index.shard, offset=min(len(view), index.shard_bytes))
+    structure = _structure_fault(view, index)
+    if structure is not None:
+        yield structure
+    yield from _data_faults(view, index)
+    yield from _gap_faults(view, index, known=structure.offset if structure else None)
+
+
+def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
+    """The first fault of the tar file's structure, or the first member that is another one than in the index."""
+    try:
+        samples = group(walk(view, shard=index.shard), shard=index.shard)
+    except ShardError as error:
+        if error.sample is None and error.offset is not None:
+            error.sample, member = _place(index, error.offset)
+            error.member = error.member or member
+        return error
+    pairs = enumerate(zip_longest(_indexed_members(index), _found_members(samples)))
+    position = next((position for position, (indexed, found) in pairs if indexed != found), None)
+    if position is None:
+        return None
+    message = "the shard has another member here than its index says"
+    if position < index.n_members:
+        return _at(index, position, message)
+    return DamagedShardError(message, shard=index.shard, offset=samples.offsets[position] - BLOCK)
+
+
+def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
+    """Which sample and member a byte belongs to: by its data, the padding behind, or its headers; or to none."""
+    position = int(np.searchsorted(index.ends, offset, "right"))
+    if position == index.n_members:
+        return None, None
+    sample, member = index.locate(position)
+    return index.key(sample), member
+
+
+def _indexed_members(index: ShardIndex) -> Iterator[tuple[str, int, int]]:
+    layouts = index.layout_numbers.tolist()
+    names = [f"{key}.{suffix}" for key, n in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[n]]
+    return zip(names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
+
+
+def _found_members(samples: Samples) -> Iterator[tuple[str, int, int]]:
+    layouts = list(samples.layouts)
+    keyed = zip(samples.keys, samples.layout_of, strict=True)
+    names = [f"{key}.{suffix}" for key, number in keyed for suffix in layouts[number]]
+    return zip(names, samples.offsets, samples.sizes, strict=True)
+
+
+def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
+    offsets, sizes, checksums = index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist()
+    for position, (offset, size, checksum) in enumerate(zip(offsets, sizes, checksums, strict=True)):
+        if offset + size > len(view):
+            message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
+            yield _at(index, position, message)
+            return
+        if checksum_between(view, offset, offset + size) & 0xFFFFFFFF != checksum:
+            yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
+
+
+def _at(index: ShardIndex, position: int, message: str) -> ShardError:
+    sample, member = index.locate(position)
+    offset = int(index.blocks[position] - 1) * BLOCK
+    return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=offset)
+
+
+def _gap_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:
+    between = gaps(index.offsets.tolist(), index.sizes.tolist(), index.shard_bytes)
+    for number, checksum in enumerate(index.gap_checksums.tolist()):
+        parts = between[number * GAPS_PER_CHECKSUM : (number + 1) * GAPS_PER_CHECKSUM]
+        begin, end = parts[0][0], parts[-1][1]
+        if end > len(view) or checksum_spans(view, parts) == checksum:
+            continue
+        padding = [fault for part in parts for fault in _padding_faults(view, index, *part)]
+        yield from padding
+        if not padding and not (known is not None and begin <= known < end):
+            sample, member = _place(index, begin)
+            message = f"a header, padding or a skipped member between bytes {begin} and {end} was changed"
+            yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=begin)
+
+
+def _padding_faults(view: Bytes, index: ShardIndex, begin: int, end: int) -> Iterator[ShardError]:
+    # Writers fill up with zeros; what is not zero there is the damage itself.
+    padding = bytes(view[begin : min(begin + -begin % BLOCK, end)])
+    if padding.strip(b"\0"):
+        offset = begin + len(padding) - len(padding.lstrip(b"\0"))
+        sample, member = _place(index, offset)
+        message = "the padding behind the data was changed"
+        yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=offset)
+
+
+def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    if read_manifest(folder) != manifest.to_json().encode():
+        yield Fault(f"{folder / NAME}: the text was changed, though not what it says")
+    for column in manifest.columns:
+        path = folder / column.file
+        if not path.is_file():
+            yield Fault(f"{path}: the file of the column {column.name!r} is missing")
+        elif f"{_checksum(path):016x}" != column.checksum:
+            yield Fault(f"{path}: the column {column.name!r} is damaged: its checksum does not fit")
+        else:
+            yield from _column_faults(folder, manifest, column.name)
+
+
+def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    path = folder / SET_INDEX_NAME
+    try:
+        found = SetIndex.open(folder, manifest)
+        if found is not None:
+            for number, entry in enumerate(manifest.shards):
+                found.shard(number, str(folder / entry.name)).check_self()
+        elif path.exists() and len(manifest.shards) > 1:
+            yield Fault(f"{path}: the index of the set belongs to another manifest: index the directory again")
+    except ShardError as error:
+        cure = "index the directory again with force=True"
+        yield Fault(f"{path}: {error.message.removeprefix(f'{path}: ')}; {cure}", error.shard)
+
+
+def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Fault]:
+    try:
+        open_column(folder, manifest, name)
+    except ManifestError as error:
+        yield Fault(f"{folder / NAME}: {error.message}")
+
+
+def _member_faults(folder: Path, manifest: Manifest, found: Sequence[_Verified]) -> Iterator[Fault]:
+    # A shard of unknown members may have any: then only those are wrong that the manifest lacks.
+    known = [verified.members for verified in found if verified.members is not None]
+    real, listed = sorted(set().union(*known)), sorted(manifest.members)
+    if not set(real) <= set(listed) or (len(known) == len(found) and real != listed):
+        yield Fault(f"{folder / NAME}: the manifest names the members {listed}, but the shards have {real}")
+
+
+def _checksum(path: Path) -> int:
+    data = FileBytes(path)
+    return checksum_between(data, 0, len(data))
+
+
+def _unlisted_files(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fault]:
+    known = {entry.name for entry in manifest.shards}
+    for name in sorted(tars - known):
+        message = "the shard is not in the manifest, and no reader reads it: index the directory again"
+        yield Fault(message, str(folder / name))
+    either = known | tars
+    for path in sorted(folder.glob(f"*.tar{SUFFIX}")):
+        if path.name.removesuffix(SUFFIX) not in either:
+            yield Fault(f"{path}: the index has no shard: restore the shard, or remove the index")

@@ -1,0 +1,1 @@
+"""Reading samples of indexed shards."""

@@ -1,0 +1,508 @@
+"""A dataset over many shards: any sample, at any time."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from itertools import accumulate, count
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
+from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.index.keys import SampleKeys
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.reading.shard_reader import (
+    NO_DESCRIPTORS,
+    LruCache,
+    Read,
+    Sample,
+    ShardReader,
+    default_limit,
+)
+from headrace.webdatamodule.shards.reading.sources import Source, find_shards
+
+Verify = Literal["read", "open", "none"]
+Decoder: TypeAlias = Callable[[bytes], Any]
+Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
+Transform: TypeAlias = Callable[[Sample], Any]
+Group = tuple[int, list[int]]
+_VERIFY = ("read", "open", "none")
+_Thing = TypeVar("_Thing")
+
+
+class IndexedShards:
+    """The samples of indexed shards as a map-style dataset, for torch's `DataLoader` and for anything else.
+
+    A sample is a dictionary as webdataset makes it, `{"__key__": its key, member key: decoded member}`. Shards are
+    mapped when they are first read, by each process for itself, so that the dataset is sent to workers in a few bytes.
+    What is read is what was indexed: a shard or an index that was changed is an error that names the place.
+
+    Args:
+        source: A directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files: a
+            list of paths, or a pattern such as "data/shard-{000000..000041}.tar" or "data/*.tar". Also the URL of one
+            of these, such as "s3://bucket/train", or a `Remote` with options and a cache.
+        keys: Which members to read, in this order; all when None. Case does not matter.
+        decode: Bytes to objects. `decode_member`, by extension, when not given; None leaves bytes; a function receives
+            the member's key and its bytes; a mapping holds functions of bytes (or None) for some members, while the
+            others are decoded by extension.
+        transform: Receives the decoded sample, and returns what the dataset gives.
+        verify: When to compare checksums: of each member on every "read" of it, of a whole shard on "open", or "none".
+        allowed_classes: What pickles may use; see `decode_member`.
+        max_open: How many shards a process keeps open, the least recently used are closed; by the limit of file
+            descriptors when None.
+        max_bytes: Most bytes that one member may have, and that the default decoding of one may take, what it is
+            unpacked to included. Default 2 GiB.
+
+    Raises:
+        FileNotFoundError: There is nothing at the path.
+        ShardError: There is no index or no manifest, or it is damaged.
+        ValueError: An argument is not allowed.
+
+    >>> import tempfile
+    >>> from headrace.webdatamodule import index_shards, write_tars
+    >>> folder = tempfile.mkdtemp()
+    >>> paths = write_tars([(f"s{i}", {"json": b"[%d]" % i}) for i in range(5)], folder, n_shards=2)
+    >>> manifest = index_shards(folder)
+    >>> dataset = IndexedShards(folder)
+    >>> len(dataset), dataset[-1]
+    (5, {'__key__': 's4', 'json': [4]})
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        keys: Sequence[str] | None = None,
+        decode: Decode = decode_member,
+        transform: Transform | None = None,
+        verify: Verify = "read",
+        allowed_classes: Collection[AllowedClass] = (),
+        *,
+        max_open: int | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if verify not in _VERIFY:
+            raise ValueError(f"verify must be one of {', '.join(map(repr, _VERIFY))}, got {verify!r}")
+        if max_open is not None and max_open < 1:
+            raise ValueError(f"max_open must be an int >= 1, got {max_open}: at least one shard has to be open")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large a member may become")
+        self._shards = find_shards(source)
+        self._members = None if keys is None else _chosen(keys, self._shards.members)
+        self._decode = SampleDecoder(self.member_keys, decode, transform, allowed_classes, max_bytes)
+        self._verify, self._max_open, self._max_bytes = verify, max_open, max_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ends = list(accumulate(self._shards.samples))
+        self._starts = [0, *self._ends[:-1]]
+        shards = self._shards
+        limit = self._max_open or default_limit() if shards.holds_descriptors else len(shards.names) + 1
+        self._indexes = LruCache(partial(shards.open_index, check=self._verify != "none"), limit)
+        self._readers = LruCache(self._open, limit)
+        self._batches = count()
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("_indexes", "_readers", "_batches", "_starts", "_ends")
+        return {name: value for name, value in vars(self).items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        counts = f"{len(self):,} samples in {len(self._shards.names):,} shards"
+        return f"<{type(self).__name__}: {counts}, members: {', '.join(self.member_keys) or 'none'}>"
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Any:
+        shard, number = self._find(index)
+        reader, read = self._reader(shard)
+        sample = reader.read_many([number])[0] if self._shards.concurrent else read(number)
+        return sample if self._decode.is_noop else self._decode(sample, reader, number)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read a batch; torch's `DataLoader` calls this.
+
+        Args:
+            indices: Positions in any order, repeated or not; negative ones count from the end.
+
+        Returns:
+            The samples, in the order of the indices.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardError: A shard is damaged or not the one that was indexed, or a member cannot be decoded.
+        """
+        wanted = _positions(indices, len(self))
+        if self._shards.concurrent:
+            return self._read_by_shard(wanted)
+        if min(len(wanted), len(self._starts)) > self._readers.limit:  # in order, each shard is opened once
+            order = sorted(range(len(wanted)), key=wanted.__getitem__)
+            read = self._read([wanted[at] for at in order])
+            return [sample for _, sample in sorted(zip(order, read, strict=True), key=operator.itemgetter(0))]
+        return self._read(wanted)
+
+    def _read(self, wanted: Sequence[int]) -> list[Any]:
+        readers, starts, ends, samples = self._readers.things, self._starts, self._ends, list[Any]()
+        batch, decode = next(self._batches), None if self._decode.is_noop else self._decode
+        for at in wanted:
+            shard = bisect_right(ends, at)
+            opened = readers.get(shard)
+            if opened is None or opened[0].batch != batch:
+                opened = self._reader(shard)
+                opened[0].batch = batch
+            reader, read = opened
+            number = at - starts[shard]
+            samples.append(read(number) if decode is None else decode(read(number), reader, number))
+        return samples
+
+    def _read_by_shard(self, wanted: Sequence[int]) -> list[Any]:
+        """Several shards at once, because most of the time is spent waiting."""
+
+        def read(group: Group) -> tuple[ShardReader, list[int], list[Sample]]:
+            shard, numbers = group
+            reader, _ = self._reader(shard)
+            return reader, numbers, reader.read_many(numbers)
+
+        groups, places = by_shard(wanted, self._ends)
+        self._shards.set_index  # noqa: B018 - as below
+        samples: list[Any] = [None] * len(wanted)
+        place = iter(places)
+        for reader, numbers, some in self._shards.each(read, groups):
+            for number, sample in zip(numbers, some, strict=True):
+                samples[next(place)] = sample if self._decode.is_noop else self._decode(sample, reader, number)
+        return samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Read samples in a row, faster than by their positions.
+
+        Args:
+            start: The first one.
+            stop: The one after the last; the end when None.
+
+        Yields:
+            The samples; all that come before a damaged one, and then its error.
+
+        Raises:
+            ValueError: The range is not in 0 to `len(self)`.
+            ShardError: As of `__getitems__`.
+        """
+        end = len(self) if stop is None else operator.index(stop)
+        if not 0 <= operator.index(start) <= end <= len(self):
+            raise ValueError(f"start and stop must be 0 <= start <= stop <= {len(self)}, got {start} and {stop}")
+        return self._iterate(operator.index(start), end)
+
+    def _iterate(self, at: int, stop: int) -> Iterator[Any]:
+        while at < stop:
+            shard = bisect_right(self._ends, at)
+            start, end = self._starts[shard], min(stop, self._ends[shard])
+            reader, _ = self._reader(shard)
+            for samples in reader.between(at - start, end - start):
+                if self._decode.is_noop:
+                    yield from samples
+                else:
+                    yield from (self._decode(sample, reader, one) for one, sample in enumerate(samples, at - start))
+                at += len(samples)
+
+    def sizes(self, key: str, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """How many bytes a member has in each sample, from the indexes alone.
+
+        Args:
+            key: The member's key; case does not matter.
+            missing: The size of samples that lack it; an error when None.
+
+        Returns:
+            Bytes as they are stored, shape [n_samples].
+
+        Raises:
+            ShardError: A sample lacks the member, or an index is damaged.
+            ValueError: No sample has it.
+        """
+        (member,) = _chosen([key], self._shards.members)
+        return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
+
+    @property
+    def member_keys(self) -> tuple[str, ...]:
+        """The keys of the members that are read."""
+        return self._shards.members if self._members is None else self._members
+
+    @property
+    def keys(self) -> SampleKeys:
+        """The keys of all samples, a sequence; each is made from its index when it is asked for."""
+        return SampleKeys(len(self), self.key)
+
+    def key(self, index: int) -> str:
+        """The key of a sample, from its index alone.
+
+        Args:
+            index: Its position; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        shard, number = self._find(index)
+        return self._index(shard).key(number)
+
+    def shard_of(self, index: int) -> str:
+        """The path or URL of the shard of a sample.
+
+        Args:
+            index: The sample's position; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        return self._shards.path(self._find(index)[0])
+
+    def find(self, key: str) -> int:
+        """The position of the first sample with a key, from the indexes alone.
+
+        Args:
+            key: The sample's key.
+
+        Raises:
+            KeyError: No sample has it.
+        """
+        for shard, index in enumerate(self._every_index()):
+            try:
+                return self._starts[shard] + index.find(key)
+            except KeyError:
+                continue
+        raise KeyError(key)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that the manifest lists."""
+        return self._shards.columns
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of the manifest.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            A read-only memory map, shape [n_samples, ...].
+
+        Raises:
+            ManifestError: There is no such column.
+            StaleIndexError: The manifest was replaced since.
+        """
+        return self._shards.column(name)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with any byte of any shard; columns do not count."""
+        content = repr((self._shards.samples, self._shards.checksums))
+        return blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def close(self) -> None:
+        """Close all files; what is read afterwards is opened again."""
+        self._readers.clear()
+        self._indexes.clear()
+
+    def _find(self, index: int) -> tuple[int, int]:
+        if isinstance(index, str):
+            raise TypeError(f"index must be an integer, got the text {index!r}: find({index!r}) gives a key's position")
+        at, total = operator.index(index), len(self)
+        if not -total <= at < total:
+            raise IndexError(f"index must be {-total} to {total - 1}, got {at}")
+        at %= total
+        shard = bisect_right(self._ends, at)
+        return shard, at - self._starts[shard]
+
+    def _reader(self, shard: int) -> tuple[ShardReader, Read]:
+        opened = self._opened(self._readers, shard)
+        opened[0].check_size()
+        return opened
+
+    def _every_index(self) -> Iterator[ShardIndex]:
+        self._shards.set_index  # noqa: B018 - fetched before threads would do so, each for itself
+        return self._shards.each(self._index, range(len(self._starts)))
+
+    def _index(self, shard: int) -> ShardIndex:
+        return self._opened(self._indexes, shard)
+
+    def _opened(self, cache: LruCache[_Thing], shard: int) -> _Thing:
+        try:
+            return cache.get(shard)
+        except OSError as error:
+            full = error.errno in NO_DESCRIPTORS
+            cure = "close other files, or raise `ulimit -n`" if full else "restore it, or index its directory again"
+            message = f"the shard cannot be opened ({error}): {cure}"
+            raise ShardError(message, shard=self._shards.path(shard)) from error
+
+    def _open(self, shard: int) -> tuple[ShardReader, Read]:
+        verify = self._verify == "read"
+        index = self._indexes.get(shard)
+        reader = self._shards.open_shard(index, self._members, verify=verify, max_bytes=self._max_bytes)
+        if self._verify == "open":
+            reader.check_all()
+        return reader, reader.bind(reader.source.data)  # not inside the reader: nothing would close a cycle in time
+
+
+def by_shard(indices: Sequence[int], ends: Sequence[int]) -> tuple[list[Group], list[int]]:
+    """Group positions by the shard that they lie in.
+
+    Args:
+        indices: Positions in a set of shards, shape [n]; negative ones count from the end.
+        ends: The position behind each shard's last sample, shape [number of shards].
+
+    Returns:
+        Pairs of a shard and numbers of samples in it, by the shard; and for each of these the place in `indices`.
+
+    Raises:
+        IndexError: A position is not there.
+        TypeError: A position is no integer.
+
+    >>> by_shard([4, 0, -1, 0], [3, 5])
+    ([(0, [0, 0]), (1, [1, 1])], [1, 3, 0, 2])
+    """
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for place, at in enumerate(_positions(indices, ends[-1] if ends else 0)):
+        shard = bisect_right(ends, at)
+        numbers, places = groups.setdefault(shard, ([], []))
+        numbers.append(at - (ends[shard - 1] if shard else 0))
+        places.append(place)
+    ordered = sorted(groups)
+    return [(shard, groups[shard][0]) for shard in ordered], [at for shard in ordered for at in groups[shard][1]]
+
+
+def _positions(indices: Sequence[int], total: int) -> list[int]:
+    items = indices.tolist() if hasattr(indices, "tolist") else indices
+    try:
+        wanted = list(map(operator.index, items))
+    except TypeError as error:
+        raise TypeError(f"indices must be integers, shape [n], got {indices!r:.80}") from error
+    if not wanted:
+        return wanted
+    if type(items[0]) is bool:
+        raise TypeError(f"indices must be integers, shape [n], got {indices!r:.80}: a mask gives no positions")
+    least, most = min(wanted), max(wanted)
+    if least < -total or most >= total:
+        raise IndexError(f"indices must be {-total} to {total - 1}, got {least if least < -total else most}")
+    return [at % total for at in wanted] if least < 0 else wanted
+
+
+class SampleDecoder:
+    """Decodes and transforms samples, and names the place when one of both fails.
+
+    Args:
+        members: The member keys that occur, in lower case.
+        decode: As for `IndexedShards`.
+        transform: The same.
+        allowed_classes: The same.
+        max_bytes: The same.
+
+    Raises:
+        ValueError: One of them is not allowed.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[str],
+        decode: Decode,
+        transform: Transform | None,
+        allowed_classes: Collection[AllowedClass],
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if transform is not None and not callable(transform):
+            raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
+        self._transform = transform
+        self._decoders = _decoders(members, decode, allowed_classes, max_bytes)
+        self.is_noop = transform is None and not self._decoders
+
+    def __call__(self, sample: Sample, reader: ShardReader, number: int) -> Any:
+        """Finish one sample, in place; `reader` and `number` tell where it comes from."""
+        few = len(sample) < len(self._decoders)  # a sample may have few of many members
+        for member in [*sample] if few else self._decoders:
+            if member in sample and member in self._decoders:
+                try:
+                    sample[member] = self._decoders[member](sample[member])
+                except AllowedClassError:
+                    raise
+                except ShardError as error:
+                    vars(error).update(reader.place(number, member))
+                    raise
+                except Exception as error:
+                    message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
+                    raise DecodeError(message, **reader.place(number, member)) from error
+        return sample if self._transform is None else self._transformed(self._transform, sample, reader.index.shard)
+
+    @staticmethod
+    def _transformed(transform: Transform, sample: Sample, shard: str) -> Any:
+        key = sample["__key__"]
+        try:
+            return transform(sample)
+        except Exception as error:
+            error.add_note(f"in transform, with sample {key!r} of shard {shard!r}")
+            if isinstance(error, ShardError) and error.sample is None:
+                error.shard, error.sample = shard, key
+            raise
+
+
+def _decoders(
+    members: Sequence[str], decode: Decode, allowed_classes: Collection[AllowedClass], max_bytes: int
+) -> dict[str, Decoder]:
+    """What decodes each member; nothing for those that stay bytes."""
+    by_extension = decode is decode_member or isinstance(decode, Mapping)
+    if allowed_classes and not by_extension:
+        message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
+        raise ValueError(f"{message}: leave one out")
+    AllowedClasses(allowed_classes)
+    options: dict[str, Any] = {"allowed_classes": tuple(allowed_classes), "max_bytes": max_bytes}
+    default: dict[str, Decoder] = {member: partial(decode_member, member, **options) for member in members}
+    if decode is None or decode is decode_member:
+        return default if by_extension else {}
+    if isinstance(decode, Mapping):
+        own = {_folded(member): decoder for member, decoder in decode.items()}
+        unknown = [member for member in own if member not in members]
+        if unknown:
+            raise ValueError(f"decode names {unknown}, but the members are {sorted(members)}")
+        for member, decoder in own.items():
+            if decoder is not None and not callable(decoder):
+                raise ValueError(f"decode[{member!r}] must be a function of bytes or None, got {decoder!r}")
+        return {member: decoder for member, decoder in {**default, **own}.items() if decoder is not None}
+    if not callable(decode):
+        raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
+    return {member: partial(decode, member) for member in members}
+
+
+def _folded(member: object) -> Any:
+    """A member's key in lower case; what is no text stays as it is, and is no member's key."""
+    return member.lower() if isinstance(member, str) else member
+
+
+def _chosen(keys: Sequence[str], members: Collection[str]) -> tuple[str, ...]:
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise ValueError(f"keys must be a list of member keys, got {keys!r}: write [{keys!r}]")
+    given = list(keys)
+    chosen = tuple(map(_folded, given))
+    if not chosen or not all(key in members for key in chosen) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"keys must be one or more of {sorted(members)}, each once, got {given}")
+    return chosen
+
+
+def _member_sizes(index: ShardIndex, member: str, missing: int | None) -> npt.NDArray[np.int64]:
+    positions = index.positions(member)
+    lacking = positions < 0
+    if missing is None and lacking.any():
+        cure = "correct the shard, or name a member that all samples have; IndexedShards.sizes takes missing=0 instead"
+        message = f"the sample has no member {member!r}: {cure}"
+        raise ShardError(message, shard=index.shard, sample=index.key(int(lacking.argmax())))
+    if not index.n_members:
+        return np.empty(0, np.int64)
+    return np.where(lacking, missing or 0, index.sizes[positions].astype(np.int64))

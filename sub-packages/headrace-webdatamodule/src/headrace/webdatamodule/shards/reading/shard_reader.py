@@ -1,0 +1,414 @@
+"""One shard and its index: samples by their numbers, undecoded."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
+from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.container import checksum_between
+from headrace.webdatamodule.shards.index.keys import NumberedKeys, namer
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+
+Sample: TypeAlias = dict[str, Any]
+Read: TypeAlias = Callable[[int], Sample]
+Members = tuple[tuple[str, int], ...]
+MASK = 0xFFFFFFFF
+# What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
+_BYTES, _SAMPLES = 1 << 18, 1 << 10
+_FEW = 64
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_Thing = TypeVar("_Thing")
+
+
+class ShardBytes(Protocol):
+    """Where the bytes of a shard come from; see `MappedShard`."""
+
+    data: Any
+
+    def check_size(self) -> None:
+        """Refuse a file that was cut since it was opened."""
+
+    def fetch_again(self, begin: int, end: int, /) -> bytes | None:
+        """Some bytes once more from where the shard comes from; None where there is no such place."""
+
+    def diagnose(self) -> None:
+        """Raise a StaleIndexError when it is another shard."""
+
+
+class MappedShard:
+    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name.
+
+    Args:
+        index: Of the shard.
+        file: The open file.
+        verified: Whether the checksum of each member is compared when it is read. Then damage is found by those reads,
+            and the samples without damage stay readable.
+
+    Attributes:
+        data: The bytes; a slice of them is a copy.
+        stale: What is wrong with the shard as a whole, when reads are to find that.
+
+    Raises:
+        StaleIndexError: It is another shard than was indexed.
+    """
+
+    def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
+        self.index = index
+        self.stale: StaleIndexError | None = None
+        self.data: Any = map_file(file)
+        try:
+            index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+        except StaleIndexError as error:
+            if not verified or len(self.data) != index.shard_bytes:
+                raise
+            self.stale = error
+
+    def check_size(self) -> None:
+        """Refuse a file that was cut since: to read behind its end would kill the process.
+
+        This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
+        who writes into the file itself, as replacing it under its name leaves the map as it was.
+
+        Raises:
+            StaleIndexError: It was cut.
+        """
+        if isinstance(self.data, mmap.mmap) and self.data.size() != self.index.shard_bytes:
+            message = f"the shard had {self.index.shard_bytes} bytes when it was opened, and has {self.data.size()} now"
+            raise StaleIndexError(f"{message}: restore it, and make the dataset again", shard=self.index.shard)
+
+    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
+        """Some bytes once more from where the shard comes from; None where there is no such place."""
+        return None
+
+    def diagnose(self) -> None:
+        """Raise a StaleIndexError when it is another shard."""
+        if self.stale is not None:
+            raise StaleIndexError(self.stale.message, shard=self.stale.shard)
+
+
+def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
+    """Map the file that an index names.
+
+    Raises:
+        OSError: The file cannot be opened.
+        DamagedShardError: It is a directory, a FIFO or a device.
+        StaleIndexError: It is another shard than was indexed.
+    """
+    with os.fdopen(open_plain(index.shard), "rb", buffering=0) as file:
+        return MappedShard(index, file, verified=verified)
+
+
+def map_file(file: BinaryIO) -> bytes | mmap.mmap:
+    """Map an open file."""
+    empty = file.seek(0, 2) == 0  # an empty file cannot be mapped
+    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class ShardReader:
+    """Reads samples of one shard.
+
+    Args:
+        index: Of the shard.
+        source: The shard's bytes.
+        keys: Which members to read, in lower case; all when None.
+        verify: Whether to check the checksum of each member that is read.
+        max_bytes: Most bytes that a member may have; a larger one is refused before it is read.
+
+    Attributes:
+        batch: For whoever reads batches: the number of the last one that needed this shard.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        source: ShardBytes,
+        keys: Sequence[str] | None,
+        *,
+        verify: bool,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.index, self.source, self.batch = index, source, -1
+        self._verify, self._max_bytes = verify, max_bytes
+        self._plans = [_plan(layout, keys) for layout in index.layouts]
+        self._too_large = _too_large(index, keys, max_bytes)
+        alike = len(self._plans) == 1 and not self._too_large
+        self._members = self._plans[0] if alike else None  # of all samples, where these are alike
+        self._width = len(index.layouts[0]) if index.layouts else 0
+
+    def check_size(self) -> None:
+        """Refuse files that were cut since they were opened."""
+        self.index.check_size()
+        self.source.check_size()
+
+    def bind(self, data: Any) -> Read:
+        """A function that reads samples from the shard's bytes, fast: it holds all that it needs.
+
+        Args:
+            data: The bytes, or as many of them as are needed.
+
+        Returns:
+            A function of the number of a sample, which has to exist. It gives the sample's key under "__key__", and
+            its members' bytes under their keys. Call `check_size` before some of them. It raises a ShardError when the
+            bytes are not those that were indexed, when the sample lacks a member, or when a member is too large.
+        """
+        # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
+        blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
+        keys = self.index.keys
+        # One "%" is the fastest way to a key of a number.
+        template, parts = (keys.template, keys.numbers) if isinstance(keys, NumberedKeys) else ("%s", keys)
+        alike, width, verify, again, locate = self._members, self._width, self._verify, self._again, self._locate
+
+        def read(number: int) -> Sample:
+            start, members = (width * number, alike) if alike else locate(number)
+            sample: Sample = {"__key__": template % parts[number]}
+            for name, column in members:
+                at = start + column
+                begin = blocks[at] * BLOCK
+                sample[name] = piece = data[begin : begin + sizes[at]]
+                if verify and xxh3_64_intdigest(piece) & MASK != checksums[at]:
+                    sample[name] = again(at)
+            return sample
+
+        return read
+
+    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
+        """Some samples; see `bind`."""
+        self.check_size()
+        return list(map(self.bind(self.source.data), numbers))
+
+    def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
+        """Read samples that stand in a row; twice as fast as `bind` where all have the same members.
+
+        Args:
+            start: The first one.
+            stop: The one after the last.
+
+        Yields:
+            A few samples at once, as of `bind`; when there is an error, those that come before it first.
+
+        Raises:
+            ShardError: As of `bind`.
+        """
+        yield from self.between_of(self.source, start, stop)
+
+    def between_of(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
+        """The same from other bytes."""
+        if self._members:
+            yield from self._columns(source, start, stop)
+            return
+        read = self.bind(source.data)
+        for first in range(start, stop, _FEW):
+            self.index.check_size()
+            source.check_size()
+            samples: list[Sample] = []
+            try:
+                for number in range(first, min(first + _FEW, stop)):
+                    samples.append(read(number))  # noqa: PERF401 - those before an error are kept
+            except ShardError:
+                yield samples
+                raise
+            yield samples
+
+    def check_all(self) -> None:
+        """Check the checksum of each member of the shard.
+
+        Raises:
+            ShardError: The bytes are not those that were indexed.
+        """
+        index, data = self.index, self.source.data
+        for at, (begin, size, expected) in enumerate(zip(index.offsets, index.sizes, index.checksums, strict=True)):
+            if not at % _SAMPLES:
+                self.check_size()
+            if checksum_between(data, int(begin), int(begin) + int(size)) & MASK != expected:
+                self._refuse(at)
+
+    def place(self, number: int, member: str) -> dict[str, Any]:
+        """Where a member of a sample stands, in the words of a ShardError."""
+        return _place(self.index, self.index.span(number)[0] + self.index.layout(number).index(member))
+
+    def positions(self, numbers: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Where the members of some samples stand in the index's arrays.
+
+        Args:
+            numbers: Of the samples.
+
+        Returns:
+            For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
+        """
+        starts = np.fromiter(self.index.starts_of(numbers), np.int64, len(numbers))
+        layouts = np.fromiter(self.index.layouts_of(numbers), np.int64, len(numbers))
+        found = []
+        for layout in np.unique(layouts).tolist():
+            chosen = np.flatnonzero(layouts == layout)
+            columns = np.array([column for _, column in self._plans[layout] or ()], np.int64)
+            found.append((chosen, starts[chosen, None] + columns))
+        return found
+
+    def _locate(self, number: int) -> tuple[int, Members]:
+        """Where a sample's members begin in the index's arrays, and which of them to read."""
+        if number in self._too_large:
+            at = self._too_large[number]
+            message = (
+                f"the member has {int(self.index.sizes[at])} bytes, which is more than max_bytes={self._max_bytes}"
+            )
+            cure = "raise max_bytes if that is meant to be, or leave it out of keys"
+            raise DecodeError(f"{message}: {cure}", **_place(self.index, at))
+        [start], [layout] = self.index.starts_of((number,)), self.index.layouts_of((number,))
+        members = self._plans[layout]
+        if members is None:
+            there = ", ".join(map(repr, self.index.layout(number)))
+            message = f"the sample lacks a member that keys asks for, it has only {there}: correct keys, or the shard"
+            raise ShardError(message, shard=self.index.shard, sample=self.index.key(number))
+        return start, members
+
+    def _columns(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
+        """Read samples with the same members column by column."""
+        index, members = self.index, self._members or ()
+        columns, names = np.array([column for _, column in members], np.int64), [name for name, _ in members]
+        keys, empty = namer(index.keys), dict.fromkeys(("__key__", *names))
+        for first in range(start, stop, _SAMPLES):
+            index.check_size()
+            where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
+            begins = index.blocks[where].astype(np.int64) * BLOCK
+            ends = begins + index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
+            bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            most = _BYTES * (len(bounds) // len(names)) // max(1, int((ends - begins).sum()))
+            step = max(1, most) * len(names)
+            for at in range(0, len(bounds), step):
+                source.check_size()
+                data = source.data
+                pieces = [data[begin:end] for begin, end in bounds[at : at + step]]
+                number, count = first + at // len(names), len(pieces) // len(names)
+                failed = self._compare(pieces, where[at : at + step]) if self._verify else None
+                samples: list[Sample] = list(map(dict.copy, repeat(empty, count)))
+                for sample, key in zip(samples, keys(range(number, number + count)), strict=True):
+                    sample["__key__"] = key
+                for column, name in enumerate(names):
+                    for sample, piece in zip(samples, pieces[column :: len(names)], strict=True):
+                        sample[name] = piece
+                if failed is not None:
+                    yield samples[: failed[0] // len(names)]
+                    raise failed[1]
+                yield samples
+
+    def _compare(self, pieces: list[bytes], where: npt.NDArray[np.int64]) -> tuple[int, ShardError] | None:
+        """Compare checksums, and fetch again what differs; the first one that cannot be had, and why."""
+        for at in np.flatnonzero(_checksums(pieces) != self.index.checksums[where]).tolist():
+            try:
+                pieces[at] = self._again(int(where[at]))
+            except ShardError as error:
+                return at, error
+        return None
+
+    def _again(self, at: int) -> bytes:
+        """A member whose checksum differs, fetched again where that is possible."""
+        begin = int(self.index.blocks[at]) * BLOCK
+        data = self.source.fetch_again(begin, begin + int(self.index.sizes[at]))
+        if data is None or xxh3_64_intdigest(data) & MASK != self.index.checksums[at]:
+            self._refuse(at)
+        return data
+
+    def _refuse(self, at: int) -> NoReturn:
+        self.source.diagnose()
+        message = "the member's bytes are not those that were indexed: restore the shard, or write it again"
+        raise DamagedShardError(message, **_place(self.index, at))
+
+
+class LruCache(Generic[_Thing]):
+    """Opens things by their numbers, and evicts the least recently used ones.
+
+    Safe in threads: what is evicted is closed when its last user has finished.
+
+    Args:
+        open_one: Opens one.
+        limit: How many to keep.
+
+    >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
+    >>> cache.get(3), cache.get(3)
+    open 3
+    (-3, -3)
+    """
+
+    def __init__(self, open_one: Callable[[int], _Thing], limit: int) -> None:
+        self._open, self.limit = open_one, limit
+        self.things: dict[int, _Thing] = {}  # the least recently used first
+
+    def get(self, number: int) -> _Thing:
+        """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
+        thing = self.things.pop(number, None)
+        if thing is None:
+            self._evict(self.limit - 1)
+            thing = self._open_with_room(number)
+        self.things[number] = thing
+        return thing
+
+    def clear(self) -> None:
+        """Evict all."""
+        self._evict(0)
+
+    def _evict(self, most: int) -> None:
+        for number in list(self.things)[: max(0, len(self.things) - most)]:
+            self.things.pop(number, None)
+
+    def _open_with_room(self, number: int) -> _Thing:
+        while True:
+            try:
+                return self._open(number)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS or not self.things:
+                    raise
+                self.limit = max(1, len(self.things) // 2)
+                self._evict(self.limit // 2)
+
+
+def default_limit() -> int:
+    """How many shards to keep open: each takes two file descriptors, and half of them are left to others."""
+    try:
+        from resource import RLIMIT_NOFILE, getrlimit
+    except ImportError:  # not on Windows
+        return 512
+    soft = getrlimit(RLIMIT_NOFILE)[0]
+    return max(1, min(soft // 4, 4096)) if soft >= 0 else 4096
+
+
+def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> Members | None:
+    """Which members to take from samples of a layout: pairs of a key and its column; None when one is missing."""
+    columns = {key: column for column, key in enumerate(layout)}  # not layout.index, for layouts of many members
+    wanted = layout if keys is None else keys
+    return tuple((key, columns[key]) for key in wanted) if set(wanted) <= set(layout) else None
+
+
+def _too_large(index: ShardIndex, keys: Sequence[str] | None, max_bytes: int) -> dict[int, int]:
+    """The samples that have too large a member, and the position of the first one in the index's arrays."""
+    if not index.sizes.size or int(index.sizes.max()) <= max_bytes:
+        return {}
+    found: dict[int, int] = {}
+    for at in np.flatnonzero(index.sizes > max_bytes).tolist():
+        number, _ = index.locate(at)
+        if keys is None or index.layout(number)[at - index.span(number)[0]] in keys:
+            found.setdefault(number, at)
+    return found
+
+
+def _checksums(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
+    """`checksum32` of many pieces at once, shape [number of pieces]."""
+    return np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u4")[1::2].astype(np.uint32)
+
+
+def _place(index: ShardIndex, at: int) -> dict[str, Any]:
+    """Where a member stands, in the words of a ShardError."""
+    number, member = index.locate(at)
+    offset = int(index.blocks[at]) * BLOCK - BLOCK
+    return {"shard": index.shard, "sample": index.key(number), "member": member, "offset": offset}

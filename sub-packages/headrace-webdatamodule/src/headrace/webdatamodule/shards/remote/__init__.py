@@ -1,0 +1,1 @@
+"""Shards on other machines."""

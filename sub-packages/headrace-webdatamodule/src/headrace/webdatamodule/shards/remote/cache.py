@@ -1,0 +1,338 @@
+"""A directory of whole shards and indexes from another machine, of limited size, shared by processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+from zlib import crc32
+
+import xxhash
+from filelock import FileLock, Timeout
+
+from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import publish
+from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
+from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader, map_file
+from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
+
+# Whatever else lies in the directory is not ours, and stays.
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri)")
+_PART = ".part"
+_LOCKS = 64
+_PAUSE = 0.05
+_REQUEST, _AT_ONCE = 8 << 20, 4
+_Thing = TypeVar("_Thing")
+
+
+class Cache:
+    """Keeps files, and evicts those that were not used for the longest time.
+
+    A file under its name is complete. Who makes one holds a lock, which ends with its process; who waited for the lock
+    finds the file. What is evicted is unlinked: who has it open, or mapped, keeps it. Until then it takes room on the
+    disk that is not counted.
+
+    Args:
+        directory: Where the files lie; made if need be. On one machine: locks do not reach across all networks.
+        max_bytes: Bytes of all files in it, those that are being written included.
+
+    Raises:
+        ValueError: There is no room for anything.
+    """
+
+    def __init__(self, directory: str | Path, max_bytes: int) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large the cache may grow")
+        self.directory, self.max_bytes = Path(directory).expanduser().absolute(), max_bytes
+
+    def find(self, name: str) -> BinaryIO | None:
+        """Open a file, and note that it was used; None when it is not here.
+
+        Args:
+            name: Its name: 32 hexadecimal digits, a dash, 16 of them, ".tar" or ".hri".
+        """
+        try:
+            file = self._path(name).open("rb")
+        except FileNotFoundError:
+            return None
+        with contextlib.suppress(PermissionError):  # of another user
+            os.utime(file.fileno())
+        return file
+
+    def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
+        """Make a file, unless another process does so meanwhile.
+
+        Args:
+            name: Its name.
+            nbytes: Its size.
+            fill: Writes the bytes and checks them; the file gets its name when it returns.
+
+        Returns:
+            The file, open.
+
+        Raises:
+            OSError: The directory cannot be written.
+            ShardError: The file has more bytes than the cache may.
+        """
+        if nbytes > self.max_bytes:
+            cure = "raise cache_bytes, or read without a cache"
+            raise ShardError(f"the file of {nbytes} bytes does not fit into a cache of {self.max_bytes} bytes: {cure}")
+        path = self._path(name)
+        part = path.with_name(f"{name}{_PART}")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._lock(name):
+            found = self.find(name)
+            if found is not None:
+                return found
+            part.unlink(missing_ok=True)  # of a process that was killed
+            file = part.open("w+b")
+            try:
+                while not self._reserve(file, nbytes, part):
+                    time.sleep(_PAUSE)  # others are writing what cannot be evicted yet
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+                with self._lock():  # a file that gets its name meanwhile could be missed when sizes are added up
+                    publish({path: part})
+                return file
+            except BaseException:
+                part.unlink(missing_ok=True)
+                file.close()
+                raise
+
+    def drop(self, name: str) -> None:
+        """Remove a file."""
+        self._path(name).unlink(missing_ok=True)
+
+    def nbytes(self) -> int:
+        """The bytes of all files in the cache, those that are being written included."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            return sum(size for _, size, _ in self._listed())
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name must be 32 hexadecimal digits, '-', 16, '.tar' or '.hri', got {name!r}")
+        return self.directory / name
+
+    def _lock(self, name: str = "") -> FileLock:
+        """The lock of the directory, or that of a file and a few others."""
+        which = f"-{crc32(name.encode()) % _LOCKS:02d}" if name else ""
+        return FileLock(self.directory / f".lock{which}", mode=0o666, poll_interval=0.01)
+
+    def _listed(self) -> list[tuple[int, int, Path]]:
+        found: list[tuple[int, int, Path]] = []
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                if _NAME.fullmatch(entry.name.removesuffix(_PART)):
+                    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                        status = entry.stat()
+                        found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
+        return sorted(found)
+
+    def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> bool:
+        """Evict until there is room, and take it by the size of the file, so that others count it."""
+        with self._lock():
+            listed = self._listed()
+            room = self.max_bytes - nbytes - sum(size for _, size, _ in listed)
+            for _, size, path in listed:
+                if room >= 0:
+                    break
+                if path != part and self._evict(path, part):
+                    room += size
+            if room >= 0:
+                file.truncate(nbytes)
+            return room >= 0
+
+    def _evict(self, path: Path, part: Path) -> bool:
+        lock = self._lock(path.name.removesuffix(_PART))
+        ours = lock.lock_file == self._lock(part.name.removesuffix(_PART)).lock_file
+        if path.suffix != _PART or ours:  # nobody else writes under a lock that is held here
+            path.unlink(missing_ok=True)
+            return True
+        try:
+            with lock.acquire(timeout=0):  # its writer was killed
+                path.unlink(missing_ok=True)
+                return True
+        except Timeout:
+            return False
+
+
+class CachedShard(MappedShard):
+    """A map of a shard in the cache; when a member of it is damaged, the file is fetched again once."""
+
+    def __init__(self, index: ShardIndex, file: BinaryIO, again: Callable[[], BinaryIO], *, verified: bool) -> None:
+        super().__init__(index, file, verified=verified)
+        self._again: Callable[[], BinaryIO] | None = again
+
+    def fetch_again(self, begin: int, end: int) -> bytes | None:
+        """As of `MappedShard`."""
+        again, self._again = self._again, None
+        if again is not None:
+            with closing(again()) as file:
+                self.data, self.stale = map_file(file), None
+        return bytes(self.data[begin:end])
+
+
+def cached_name(url: str, checksum: int, suffix: str) -> str:
+    """The name under which a file is kept. Other content has another name, so that nothing in a cache grows old.
+
+    Args:
+        url: Of the shard.
+        checksum: Of its index, which stands for the whole shard.
+        suffix: ".tar" or ".hri".
+
+    >>> cached_name("s3://bucket/a.tar", 255, ".tar")
+    '8558cc2d5dc25eacec349d39164465b5-00000000000000ff.tar'
+    """
+    return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
+
+
+def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard:
+    """Map a shard that is in the cache, or is fetched now.
+
+    Args:
+        cache: The cache.
+        files: Reads what is not there.
+        index: Of the shard; it names the URL.
+        verified: Whether the checksum of each member is compared when it is read.
+
+    Returns:
+        The map. What has just come was compared with all checksums of the index. Where the server does not read
+        ranges, the whole file comes in one request.
+
+    Raises:
+        ShardError: It cannot be read, is another one than was indexed, or does not fit.
+    """
+    name = cached_name(index.shard, index.checksum, ".tar")
+
+    def fill(file: BinaryIO) -> None:
+        try:
+            for spans in _requests(index.shard_bytes):
+                file.writelines(files.ranges(index.shard, spans))
+        except ShardError as error:
+            _only_without_ranges(error)
+            files.download(index.shard, index.shard_bytes, file)
+        file.flush()
+        ShardReader(index, MappedShard(index, file), None, verify=True).check_all()
+
+    def put() -> BinaryIO:
+        try:
+            files.check_shard(index)  # before all of it is on its way
+        except ShardError as error:
+            _only_without_ranges(error)
+        return cache.put(name, index.shard_bytes, fill)
+
+    def again() -> BinaryIO:
+        cache.drop(name)
+        with _named(cache, index.shard):
+            return put()
+
+    return _kept(cache, name, put, lambda file: CachedShard(index, file, again, verified=verified), index.shard)
+
+
+def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
+    """Map an index that is in the cache, or is fetched now.
+
+    Args:
+        cache: The cache.
+        files: Reads what is not there.
+        url: Of the shard.
+        checksum: That the index should have.
+        most: Bytes that it may have.
+
+    Returns:
+        The index, all of whose bytes were checked; of another checksum if there is another one.
+
+    Raises:
+        ShardError: It cannot be read, or does not fit.
+    """
+
+    def put() -> BinaryIO:
+        data = files.read(beside(url, SUFFIX), most)
+        index = ShardIndex(data, shard=url)
+        index.check_self()
+        return cache.put(cached_name(url, index.checksum, SUFFIX), len(data), lambda file: file.writelines([data]))
+
+    def use(file: BinaryIO) -> ShardIndex:
+        index = ShardIndex(map_file(file), shard=url)
+        index.check_self()
+        return index
+
+    return _kept(cache, cached_name(url, checksum, SUFFIX), put, use, url)
+
+
+def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
+    """Map the index of a whole set that is in the cache, or is fetched now.
+
+    Args:
+        cache: The cache.
+        files: Reads what is not there.
+        url: Of the index.
+        manifest: Of the set.
+        most: Bytes that it may have.
+
+    Raises:
+        ShardError: There is none, it cannot be read, or does not fit.
+    """
+    name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
+
+    def put() -> BinaryIO:
+        data = files.read(url, most)
+        SetIndex(data, manifest)
+        return cache.put(name, len(data), lambda file: file.writelines([data]))
+
+    return _kept(cache, name, put, lambda file: SetIndex(map_file(file), manifest), url)
+
+
+def beside(url: str, suffix: str) -> str:
+    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end.
+
+    >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
+    ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
+    """
+    path, mark, query = url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
+    return f"{path}{suffix}{mark}{query}"
+
+
+def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[BinaryIO], _Thing], url: str) -> _Thing:
+    with _named(cache, url):
+        found = cache.find(name)
+        if found is not None:
+            try:
+                with closing(found):
+                    return use(found)
+            except (DamagedIndexError, StaleIndexError):  # damaged on this disk
+                cache.drop(name)
+        try:
+            file = put()
+        except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
+            file = put()
+        with closing(file):
+            return use(file)
+
+
+@contextmanager
+def _named(cache: Cache, url: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        cure = "make room there, or give another cache_dir"
+        raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
+
+
+def _only_without_ranges(error: ShardError) -> None:
+    if not isinstance(error.__cause__, UnboundedBodyError):
+        raise error
+
+
+def _requests(nbytes: int) -> Sequence[list[Span]]:
+    spans = [(begin, min(begin + _REQUEST, nbytes)) for begin in range(0, nbytes, _REQUEST)]
+    return [spans[first : first + _AT_ONCE] for first in range(0, len(spans), _AT_ONCE)]

@@ -1,0 +1,415 @@
+"""Bytes from other machines through fsspec: whole files and ranges, no more than were asked for, and failed ones again.
+
+fsspec's own HTTP reads whatever a server sends, and does not check that it is the range that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, BinaryIO, TypeVar
+
+from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+
+Span = tuple[int, int]
+_Item = TypeVar("_Item")
+_Got = TypeVar("_Got")
+_PERMANENT = (
+    ShardError,
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    ImportError,
+    AttributeError,
+    TypeError,
+    ValueError,
+)
+_TRANSIENT_STATUS = (408, 425, 429)
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
+_REASON = 500
+# Files up to here are read in many threads at the same time, larger ones one after another: nobody knows which of
+# them are larger than they should be before they are here.
+_SMALL = 1 << 20
+_WINDOW = 32 << 20
+_REQUEST = 4 << 20
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often to ask for what failed to come, and how long to wait in between.
+
+    Args:
+        max_attempts: How often to ask in all. File systems that ask again by themselves, as s3fs does, are asked
+            twice at most.
+        backoff: Seconds before the second attempt; doubled each time, and up to a half more by chance.
+        max_backoff: Seconds between two attempts, at most.
+
+    Raises:
+        ValueError: A number is not allowed.
+    """
+
+    max_attempts: int = 5
+    backoff: float = 0.2
+    max_backoff: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
+            raise ValueError(f"max_attempts must be an int >= 1, backoff and max_backoff seconds >= 0, got {self}")
+
+    def seconds(self, attempts: int) -> float:
+        """How long to wait after some attempts."""
+        wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
+        return wait * random.uniform(1, 1.5)  # noqa: S311 - no secret
+
+
+class UnboundedBodyError(ValueError):
+    """More bytes came than were asked for: the server does not read ranges."""
+
+
+class WrongBytesError(OSError):
+    """A server sent other bytes than were asked for, or fewer, or compressed ones."""
+
+
+class RemoteFiles:
+    """Reads files of one file system; each process makes its own connections.
+
+    Args:
+        url: Of a file or directory there.
+        options: For fsspec, such as `endpoint_url`; see the file system's class.
+        retry: How often to ask.
+        timeout: Seconds for some requests at once, as far as the file system knows how to stop.
+
+    Raises:
+        ShardError: fsspec, or what it needs for such URLs, is not installed, or it does not know the options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], retry: RetryPolicy, timeout: float) -> None:
+        self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
+        self._made: Any = None
+        self._process = -1
+        self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": None, "_process": -1, "_one_large": {}}
+
+    def read(self, url: str, most: int) -> bytes:
+        """All bytes of a file; of several large ones, a process reads one at a time.
+
+        Args:
+            url: Of the file.
+            most: How many they may be.
+
+        Raises:
+            ShardError: It cannot be read, or is larger.
+        """
+        data = self._up_to(url, min(most, _SMALL))
+        if data is None and most > _SMALL:
+            with self._one_large.setdefault(os.getpid(), threading.Lock()):
+                data = self._up_to(url, most)
+        if data is None:
+            raise ShardError(f"the file has more than {most} bytes, which no such file should have", shard=url)
+        return data
+
+    def download(self, url: str, nbytes: int, file: BinaryIO) -> None:
+        """Write all bytes of a file on a web server that does not read ranges into another file.
+
+        Args:
+            url: Of the file.
+            nbytes: How many it should have; more are not read.
+            file: Where to write them, from its begin.
+
+        Raises:
+            ShardError: It cannot be read, or the other one not be written.
+        """
+        seconds = self._timeout * (nbytes // _WINDOW + 1)
+
+        def read(system: Any, path: str, _: dict[str, float]) -> None:
+            file.seek(0)
+            [got] = _get_all(system, path, [None], nbytes, seconds, file)
+            if isinstance(got, BaseException):
+                raise got
+            if file.tell() < nbytes:
+                raise WrongBytesError(f"{file.tell()} bytes came, not {nbytes}")
+
+        self._one(url, read)
+
+    def size(self, url: str) -> int:
+        """The bytes of a file.
+
+        Raises:
+            ShardError: The server does not say.
+        """
+        size = self._one(url, lambda system, path, limit: system.info(path, **limit).get("size"))
+        if not isinstance(size, int):
+            raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
+        return size
+
+    def ranges(self, url: str, spans: Sequence[Span]) -> list[bytes]:
+        """Some ranges of a file, asked for at the same time.
+
+        Args:
+            url: Of the file.
+            spans: Begin and end of each range.
+
+        Returns:
+            Their bytes, as many as were asked for.
+
+        Raises:
+            ShardError: One of them did not come; it names the URL, the offset and the reason.
+        """
+        if not spans:
+            return []
+        got = retry(lambda wanted: self._ask(url, wanted), spans, self._retry, self._attempts)
+        for (begin, end), one in zip(spans, got, strict=True):
+            if isinstance(one, BaseException):
+                raise self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin) from one
+        return [one for one in got if isinstance(one, bytes)]
+
+    def parts(self, url: str, spans: Sequence[Span], max_gap: int = 0) -> KnownParts:
+        """Some ranges of a file, of which those are merged that are no more than `max_gap` bytes apart.
+
+        Returns:
+            What gives slices as all bytes of the file would.
+
+        Raises:
+            ShardError: As of `ranges`.
+        """
+        begins, ends = ([span[side] for span in spans if span[0] < span[1]] for side in (0, 1))
+        merge = import_module("fsspec.utils").merge_offset_ranges
+        _, begins, ends = merge([url] * len(begins), begins, ends, max_gap=max_gap, max_block=_REQUEST)
+        merged = list(zip(begins, ends, strict=True))
+        return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
+
+    def check_shard(self, index: ShardIndex) -> None:
+        """See by its size and three short pieces whether a shard is the one that was indexed.
+
+        Raises:
+            ShardError: It cannot be read.
+            StaleIndexError: It is another one.
+        """
+        size = self.size(index.shard)
+        parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
+        index.check_shard(size, lambda begin, end: parts[begin:end])
+
+    def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
+        try:
+            system = self._system()
+            path = str(system._strip_protocol(url))
+            if _is_http(system):
+                got = _get_all(system, path, spans, 0, self._timeout)
+            else:
+                begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
+                options = self._limit(system)
+                got = system.cat_ranges([path] * len(spans), begins, ends, on_error="return", **options)
+        except Exception as error:  # each file system raises its own
+            return [error] * len(spans)
+        return [_measured(one, end - begin) for one, (begin, end) in zip(got, spans, strict=True)]
+
+    def _up_to(self, url: str, most: int) -> bytes | None:
+        def read(system: Any, path: str, limit: dict[str, float]) -> bytes | None:
+            if not _is_http(system):
+                data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+                return data if len(data) <= most else None
+            [got] = _get_all(system, path, [None], most, self._timeout)
+            if isinstance(got, UnboundedBodyError):
+                return None
+            if isinstance(got, BaseException):
+                raise got
+            return bytes(got)
+
+        return self._one(url, read)
+
+    def _one(self, url: str, read: Callable[[Any, str, dict[str, float]], _Got]) -> _Got:
+        def ask(_: Sequence[None]) -> list[_Got | BaseException]:
+            try:
+                system = self._system()
+                return [read(system, str(system._strip_protocol(url)), self._limit(system))]
+            except Exception as error:  # each file system raises its own
+                return [error]
+
+        [got] = retry(ask, [None], self._retry, self._attempts)
+        if isinstance(got, BaseException):
+            raise self._failed("the file cannot be read", got, url, None) from got
+        return got
+
+    def _failed(self, what: str, error: BaseException, url: str, offset: int | None) -> ShardError:
+        if isinstance(error, ShardError):
+            return error
+        reason = f"{type(error).__name__}: {str(error)[:_REASON]}"  # some quote all that came
+        if error.__cause__ is not None:
+            reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
+        attempts = (
+            f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
+        )
+        return ShardError(f"{what}, {attempts}: {reason}", shard=url, offset=offset)
+
+    def _attempts(self) -> int:
+        http = self._made is None or _is_http(self._made)
+        return self._retry.max_attempts if http else min(2, self._retry.max_attempts)
+
+    def _limit(self, system: Any) -> dict[str, float]:
+        return {"timeout": self._timeout} if system.async_impl else {}
+
+    def _system(self) -> Any:
+        if self._process != os.getpid():  # connections do not survive a fork
+            self._made, self._process = _file_system(self.url, self._options), os.getpid()
+        return self._made
+
+
+class KnownParts:
+    """Some parts of a file, which give slices as all of its bytes would.
+
+    >>> parts = KnownParts({(0, 4): b"abcd", (10, 12): b"ef"})
+    >>> parts[1:3], parts[10:12], parts[7:7]
+    (b'bc', b'ef', b'')
+    """
+
+    def __init__(self, data: dict[Span, bytes]) -> None:
+        cache = import_module("fsspec.caching").KnownPartsOfAFile
+        self._read = cache(0, None, 0, data, strict=True)._fetch
+
+    def __getitem__(self, wanted: slice) -> bytes:
+        return bytes(self._read(wanted.start, wanted.stop)) if wanted.start < wanted.stop else b""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error may be gone a moment later.
+
+    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
+    (True, False)
+    """
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _TRANSIENT_STATUS
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause and (isinstance(cause, OSError) or hasattr(cause, "status")):
+        return is_transient(cause)  # whatever happens on the way to a size, fsspec says that the file is not there
+    return isinstance(error, Exception) and not isinstance(error, _PERMANENT)
+
+
+def retry(
+    ask: Callable[[Sequence[_Item]], Sequence[_Got | BaseException]],
+    wanted: Sequence[_Item],
+    policy: RetryPolicy,
+    attempts: Callable[[], int] | None = None,
+) -> list[_Got | BaseException]:
+    """Ask for some items, and again for those that failed.
+
+    Args:
+        ask: Returns a result or an error for each one.
+        wanted: What to ask for.
+        policy: How often.
+        attempts: Fewer, when this says so after the first one.
+
+    Returns:
+        The results; errors for those that failed to the end.
+    """
+    got: list[_Got | BaseException] = list(ask(wanted))
+    for attempt in range(1, policy.max_attempts if attempts is None else attempts()):
+        failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
+        if not failed or not all(is_transient(error) for error in got if isinstance(error, BaseException)):
+            break
+        time.sleep(policy.seconds(attempt))
+        for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
+            got[number] = one
+    return got
+
+
+def _measured(got: Any, nbytes: int) -> bytes | BaseException:
+    if isinstance(got, BaseException):
+        return got
+    if len(got) < nbytes:
+        return WrongBytesError(f"{len(got)} bytes came, not {nbytes}")
+    if len(got) > nbytes:
+        return UnboundedBodyError(f"{len(got)} bytes came, not {nbytes}: the server does not read ranges")
+    return bytes(got)
+
+
+def _file_system(url: str, options: Mapping[str, Any]) -> Any:
+    try:
+        core = import_module("fsspec.core")
+    except ImportError as error:
+        cure = "pip install 'headrace-webdatamodule[remote]'"
+        raise ShardError(f"shards at URLs need the library fsspec: {cure}, or copy them here", shard=url) from error
+    try:
+        return core.url_to_fs(url, **options)[0]
+    except (ImportError, TypeError, ValueError) as error:
+        message = f"fsspec cannot open such a URL with these options ({type(error).__name__}: {error})"
+        raise ShardError(f"{message}: install what it needs, or correct one of them", shard=url) from error
+
+
+# HTTP: a body that ends at the length that was asked for
+
+
+def _is_http(system: Any) -> bool:
+    try:
+        kind: type = import_module("fsspec.implementations.http").HTTPFileSystem
+    except ImportError:  # aiohttp is not installed, without which there is none
+        return False
+    return isinstance(system, kind)
+
+
+def _get_all(
+    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None = None
+) -> list[Any]:
+    """Ranges of a file at the same time, or (None) the whole file of at most so many bytes; errors in their place."""
+
+    async def one(span: Span | None) -> bytes:
+        async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
+            return await _get(system, path, span, most, into or io.BytesIO())
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*map(one, spans), return_exceptions=True)
+
+    made: list[Any] = import_module("fsspec.asyn").sync(system.loop, gather)
+    return made
+
+
+async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+    options = dict(system.kwargs)
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if span is not None:
+        headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        most = span[1] - span[0]
+    session = await system.set_session()
+    async with session.get(system.encode_url(path), headers=headers, **options) as answer:
+        if answer.status == 404:
+            raise FileNotFoundError(path)
+        answer.raise_for_status()
+        _check_head(answer.status, answer.headers, span)
+        came = 0
+        if span is None and (answer.content_length or 0) > most:
+            raise UnboundedBodyError(f"the file has {answer.content_length} bytes, more than {most}")
+        async for chunk in answer.content.iter_any():
+            came += len(chunk)
+            if came > most:
+                raise UnboundedBodyError(
+                    f"more than {most} bytes came: the server does not read ranges, or the file is too large"
+                )
+            into.write(chunk)
+    return into.getvalue() if isinstance(into, io.BytesIO) else b""  # what was written, not a copy of it
+
+
+def _check_head(status: int, headers: Any, span: Span | None) -> None:
+    encoding = headers.get("Content-Encoding", "identity")
+    if encoding not in ("identity", ""):
+        message = f"the server compresses what it sends as {encoding[:40]!r}, unasked"
+        raise WrongBytesError(f"{message}: switch that off there")
+    if span is None:
+        return
+    if status != 206 and span[0] > 0:
+        raise UnboundedBodyError(f"the server answers {status}, not 206: it does not read ranges")
+    sent = _RANGE.match(headers.get("Content-Range", ""))
+    if sent is not None and int(sent[1]) != span[0]:
+        raise WrongBytesError(f"other bytes came: from {int(sent[1])}, not from {span[0]}")

@@ -1,0 +1,364 @@
+"""Shards on other machines: `s3://`, `gs://`, `https://` and whatever else fsspec knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.shards.decoding.decode import load_npy
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, checksum64
+from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
+from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
+from headrace.webdatamodule.shards.reading.sources import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.remote.cache import Cache, beside, cached_index, cached_set_index, cached_shard
+from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
+
+_THREADS = 16
+_WINDOW = 16 << 20
+# A column may have more bytes than these, and those for each sample, only where somebody means harm.
+_COLUMN, _WIDEST = 1 << 20, 1 << 12
+# An index has some numbers for each member, which takes a block of the shard at the least, and its key, which is in
+# the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
+# the size of the shard is unknown, its index may have the most.
+_INDEX, _INDEX_MOST = 1 << 20, 1 << 28
+_SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Where shards are on another machine, and how to read them there. `IndexedShards` takes it, or its URL alone.
+
+    Without a cache, a batch is read in as few requests as its members lie together. With one, whole shards are
+    copied there when they are first used, and checked; processes of one machine share it. Pieces need a web server
+    that reads ranges; with a cache, one that sends whole files only will do.
+
+    Args:
+        url: Of a directory with a manifest, of a manifest, of a tar file, or several of tar files in one place; numbers
+            in braces are expanded. A query, as of signed URLs, is kept for all files that belong to it.
+        storage_options: For fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
+        cache_dir: Where to keep whole shards; None reads pieces.
+        cache_bytes: Bytes that the cache may have; what was not used for the longest time is evicted first.
+        max_gap: Ranges are merged that are separated by at most this many bytes.
+        retry: How often to ask for ranges that failed.
+        timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
+
+    Raises:
+        ValueError: An argument is not allowed.
+
+    >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
+    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., timeout=120.0)
+    """
+
+    url: str | Sequence[str]
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int = 100 << 30
+    max_gap: int = 1 << 17
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        given = (self.url,) if isinstance(self.url, str) else tuple(self.url)
+        wrong = [url for url in given if not is_url(url)]
+        if not given or wrong:
+            raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {wrong or self.url!r}")
+        urls = tuple(url for one in given for url in expand_braces(one))
+        for url in urls:
+            if "*" in url.partition("?")[0]:
+                cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
+                raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
+        if self.max_gap < 0 or self.timeout <= 0:
+            raise ValueError(f"max_gap must be >= 0 and timeout > 0, got {self.max_gap} and {self.timeout}")
+        object.__setattr__(self, "url", urls)
+        if self.cache_dir is not None:
+            Cache(os.fspath(self.cache_dir), self.cache_bytes)
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """Keeps whole shards; None when pieces are read."""
+        return None if self.cache_dir is None else Cache(os.fspath(self.cache_dir), self.cache_bytes)
+
+    @cached_property
+    def files(self) -> RemoteFiles:
+        """Reads files there."""
+        return RemoteFiles(self.url[0], self.storage_options, self.retry, self.timeout)
+
+
+@dataclass(frozen=True)
+class RemoteSet(ShardSet):
+    """Some shards on another machine.
+
+    Args:
+        remote: Where, and how to read them.
+        nbytes: Bytes of each shard, as the manifest says; empty when there is none.
+    """
+
+    remote: Remote
+    nbytes: tuple[int, ...] = ()
+    concurrent: ClassVar[bool] = True
+
+    @property
+    def holds_descriptors(self) -> bool:
+        """As of `ShardSet`; what is read in ranges is never closed."""
+        return self.remote.cache_dir is not None
+
+    def path(self, number: int) -> str:
+        """The URL of a shard."""
+        return _inside(self.folder, self.names[number]) if self.folder else self.names[number]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """As of `ShardSet`."""
+        return _manifest(self.folder, self.remote.files)
+
+    def open_set_index(self) -> SetIndex | None:
+        """Fetch the index of the whole set, or map it in the cache; without a cache, only a small one."""
+        url, remote = _inside(self.folder, SET_INDEX_NAME), self.remote
+        most = head_bytes(len(self.names)) + sum(map(most_index_bytes, self.nbytes))
+        if remote.cache is None:
+            return SetIndex(remote.files.read(url, min(most, _SET_INDEX_MOST)), self.manifest)
+        return cached_set_index(remote.cache, remote.files, url, self.manifest, min(most, remote.cache_bytes))
+
+    def read_index(self, number: int) -> ShardIndex:
+        """Fetch the index of a shard, or map it in the cache."""
+        url, remote = self.path(number), self.remote
+        most = most_index_bytes(self.nbytes[number]) if self.nbytes else _INDEX_MOST
+        if remote.cache is not None:
+            return cached_index(remote.cache, remote.files, url, self.checksums[number], most)
+        return _fetch_index(remote.files, url, most)
+
+    def open_shard(
+        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+    ) -> ShardReader:
+        """As of `ShardSet`: the shard in the cache, or one of which ranges are read."""
+        remote = self.remote
+        if remote.cache is not None:
+            source = cached_shard(remote.cache, remote.files, index, verified=verify)
+            return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
+        return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """As of `ShardSet`: the column is fetched and checked."""
+        manifest = self.check_manifest(name, lambda: _manifest(self.folder, self.remote.files))
+        entries = [entry for entry in manifest.columns if entry.name == name]
+        if not entries:
+            raise ManifestError(f"there is no column {name!r}, only {sorted(self.columns)}; make it with add_column")
+        url = _inside(self.folder, entries[0].file)
+        data = self.remote.files.read(url, _COLUMN + _WIDEST * sum(self.samples))
+        if f"{checksum64(data):016x}" != entries[0].checksum:
+            raise ManifestError(f"the column {name!r} at {url!r} is damaged: its checksum does not fit")
+        return load_npy(data, len(data))
+
+    @staticmethod
+    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+        """As of `ShardSet`, in threads, because most of the time is spent waiting."""
+        return concurrently(function, list(items))
+
+
+def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
+    """Find out what there is to read.
+
+    Args:
+        source: A URL, several of tar files, or these in a `Remote`.
+
+    Raises:
+        ManifestError: The manifest is damaged.
+        ShardError: There is none, or no index, or one that is damaged; or the place cannot be reached.
+        ValueError: It is no URL, or a pattern.
+    """
+    remote = source if isinstance(source, Remote) else Remote(source)
+    path, mark, query = _split_query(remote.url[0])
+    if len(remote.url) == 1 and not path.lower().endswith(".tar"):
+        folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
+        manifest = _manifest(folder, remote.files)
+        nbytes = tuple(shard.nbytes for shard in manifest.shards)
+        made = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
+        vars(made)["manifest"] = manifest  # workers fetch it again if they need it
+        return made
+    heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
+    return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
+
+
+class RangedShard(ShardReader):
+    """A shard of which ranges are read: members that lie close together in one request, several at a time.
+
+    Args:
+        index: Of the shard; it names the URL.
+        remote: How to read there.
+        keys: Which members to read, in lower case; all when None.
+        verify: Whether to check the checksum of each member that is read.
+        max_bytes: Most bytes that a member may have.
+
+    Raises:
+        ShardError: Without `verify`: the shard cannot be read, or is another one than was indexed.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        remote: Remote,
+        keys: Sequence[str] | None,
+        *,
+        verify: bool,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if not verify:  # else each read finds out
+            remote.files.check_shard(index)
+        super().__init__(index, _Ranges(index, remote.files), keys, verify=verify, max_bytes=max_bytes)
+        self._remote = remote
+
+    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
+        """As of `ShardReader`."""
+        for number in self._too_large.keys() & set(numbers):
+            self._locate(number)  # refused before anything is fetched
+        read = self.bind(self._fetch(numbers))
+        return [read(number) for number in numbers]
+
+    def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
+        """As of `ShardReader`; while a few samples are looked at, the next ones come."""
+        small = min((number for number in self._too_large if start <= number < stop), default=stop)
+        spans = windows(self._nbytes(range(start, small)), _WINDOW)
+        parts = [range(start + begin, start + end) for begin, end in spans]
+        with ThreadPoolExecutor(1) as pool:
+            coming = [pool.submit(self._fetch, part) for part in parts[:1]]
+            for number, part in enumerate(parts):
+                data = coming.pop().result()
+                coming.extend(pool.submit(self._fetch, later) for later in parts[number + 1 : number + 2])
+                yield from self.between_of(_Ranges(self.index, self._remote.files, data), part.start, part.stop)
+        if small < stop:
+            self._locate(small)
+
+    def check_all(self) -> None:
+        """As of `ShardReader`."""
+        whole = RangedShard(self.index, self._remote, None, verify=True, max_bytes=self.index.shard_bytes)
+        for _ in whole.between(0, self.index.n_samples):
+            pass
+
+    def _nbytes(self, numbers: range) -> npt.NDArray[np.int64]:
+        made = np.zeros(len(numbers), np.int64)
+        for chosen, positions in self.positions(numbers):
+            made[chosen] = self.index.sizes[positions].astype(np.int64).sum(1)
+        return made
+
+    def _fetch(self, numbers: Sequence[int]) -> KnownParts:
+        found = [positions.ravel() for _, positions in self.positions(numbers)]
+        wanted = np.concatenate([np.empty(0, np.int64), *found])
+        begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
+        ends = begins + self.index.sizes[wanted].astype(np.int64)
+        spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        return self._remote.files.parts(self.index.shard, spans, self._remote.max_gap)
+
+
+class _Ranges:
+    """Ranges of a shard in the place of a map of all of it."""
+
+    def __init__(self, index: ShardIndex, files: RemoteFiles, data: Any = b"") -> None:
+        self.index, self.data, self._files = index, data, files
+
+    def check_size(self) -> None:
+        """What is here stays as it is."""
+
+    def fetch_again(self, begin: int, end: int) -> bytes | None:
+        """As of `MappedShard`."""
+        return b"".join(self._files.ranges(self.index.shard, [(begin, end)] if begin < end else []))
+
+    def diagnose(self) -> None:
+        """As of `MappedShard`."""
+        self._files.check_shard(self.index)
+
+
+def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    """Cut a row of samples into parts of about as many bytes.
+
+    Args:
+        sizes: Bytes of each, shape [n].
+        most: Bytes of a part, less than one sample more at most.
+
+    Returns:
+        Begin and end of each part.
+
+    >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
+    [(0, 2), (2, 4), (4, 6)]
+    """
+    if not sizes.size:
+        return []
+    numbers = (np.cumsum(sizes) - sizes) // most
+    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, sizes.size], strict=True))
+
+
+def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> Iterator[_Made]:
+    """Call a function for some items in threads; the results come in order.
+
+    >>> list(concurrently(abs, [-1, 2]))
+    [1, 2]
+    """
+    if len(items) < 2:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        yield from pool.map(function, items)
+
+
+def most_index_bytes(shard_bytes: int) -> int:
+    """How many bytes the index of a shard may have.
+
+    >>> most_index_bytes(10_240), most_index_bytes(1 << 40)
+    (1079296, 268435456)
+    """
+    return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
+
+
+def _fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
+    data = files.read(beside(url, SUFFIX), most)
+    try:
+        return ShardIndex(data, shard=url)
+    except ShardError as error:
+        failed = copy(error)  # its traceback would keep the data
+    del data
+    raise failed
+
+
+def _head(files: RemoteFiles, url: str) -> Head:
+    index = _fetch_index(files, url, _INDEX_MOST)
+    return index.n_samples, index.checksum, index.member_keys
+
+
+def _split_query(url: str) -> tuple[str, str, str]:
+    return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
+
+
+def _inside(folder: str, name: str) -> str:
+    path, mark, query = _split_query(folder)
+    web = folder.lower().startswith(("http://", "https://"))  # where "#" and "?" end a name
+    return f"{path}/{quote(name) if web else name}{mark}{query}"
+
+
+def _manifest(folder: str, files: RemoteFiles) -> Manifest:
+    url = _inside(folder, NAME)
+    try:
+        return Manifest.from_json(files.read(url, MOST_BYTES))
+    except ManifestError as error:
+        error.message = f"{url}: {error.message}"
+        raise
+    except ShardError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            message = f"there is no {NAME} in {folder!r}: call index_shards where the shards are written, and copy all"
+            raise ManifestError(message) from error
+        raise

@@ -1,0 +1,220 @@
+"""Tasks on an executor: the first error stops all, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Never, TypeVar
+
+from tqdm import tqdm
+
+from headrace.webdatamodule.shards.writing.shard_task import ShardTask, Written, remove_run
+
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def pool(workers: int) -> Iterator[Executor]:
+    """Start processes, and end them.
+
+    Args:
+        workers: How many.
+
+    Yields:
+        Their executor. They start when the first call comes.
+    """
+    # Started afresh: a fork could inherit locked locks.
+    executor = _Pool(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        # When the first process is killed, nobody tells its workers.
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, function: Callable[..., _Result], /, *words: Any, **options: Any) -> Future[_Result]:
+        # Processes start in here, and inherit that Ctrl-C is held back: it reaches all processes of a terminal, and
+        # only the first one is to decide what becomes of the work.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *words, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def progress(n_samples: int, directory: Path) -> tqdm[Never]:
+    """A bar over samples on the terminal; silent where the output is not a terminal."""
+    bar: tqdm[Never] = tqdm(total=n_samples, desc=f"writing {directory.name}", unit="sample", disable=None)
+    return bar
+
+
+_MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
+# Seconds to try without processes of our own, and what is left to do that is worth starting them.
+_TRIAL, _WORTH = 2.0, 10.0
+
+
+class _TooSlow(Exception):  # noqa: N818 - no error
+    """The rest is worth several processes."""
+
+
+class InProcessWarning(UserWarning):
+    """Shards are written in one process, because the samples cannot be sent to others."""
+
+
+def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | None, prefix: str) -> list[Written]:
+    """Write shards, with a progress bar over samples.
+
+    Args:
+        tasks: One a shard, all of one run and directory.
+        executor: Where; processes of our own when None.
+        workers: How many of these; 1 for this process, None for one a CPU when the set is worth it.
+        prefix: Begin of the shards' names.
+
+    Returns:
+        What came of each, in order.
+
+    Raises:
+        Exception: The first error of a task. What has not begun is cancelled, what runs is stopped and waited for,
+            and no temporary file stays.
+    """
+    if not tasks:
+        return []
+    if executor is not None:
+        return _run_there(tasks, executor, prefix)
+    count = cpus() if workers is None else workers
+    if count < 2 or multiprocessing.current_process().daemon:  # a daemon may not have children
+        return _run_here(tasks, math.inf)
+    # To start processes takes seconds, which a small set is not worth.
+    done = _run_here(tasks, _WORTH) if workers is None else []
+    left = tasks[len(done) :]
+    return done + _run_in_pool(left, min(len(left), count), prefix) if left else done
+
+
+def refuse_inherited() -> None:
+    """Refuse to write in a process that only runs the main module because it was started to write: both would wait.
+
+    Raises:
+        RuntimeError: It is one.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"a process that was started to write shards runs the main module again: {_MAIN}")
+
+
+def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
+    """Stops early when more than one shard and so many seconds are left, as it seems after the first few."""
+    done: list[Written] = []
+    count, shown = sum(map(len, tasks)), 0
+    with progress(count, tasks[0].path.parent) as bar:
+        begin = time.monotonic()
+
+        def show(samples: int) -> None:
+            nonlocal shown
+            shown += samples
+            bar.update(samples)
+            passed = time.monotonic() - begin
+            if passed > _TRIAL and len(tasks) - len(done) > 1 and passed * (count - shown) > most * shown:
+                raise _TooSlow
+
+        with contextlib.suppress(_TooSlow):
+            for task in tasks:
+                done.append(task(show))  # noqa: PERF401 - what is done stays when the next one stops
+    return done
+
+
+def _run_in_pool(tasks: Sequence[ShardTask], workers: int, prefix: str) -> list[Written]:
+    with pool(workers) as own:
+        if workers > 1 and _sendable(tasks[0], own):
+            return _run_there(tasks, own, prefix)
+    return _run_here(tasks, math.inf)
+
+
+def _run_there(tasks: Sequence[ShardTask], executor: Executor, prefix: str) -> list[Written]:
+    futures: dict[Future[Written], ShardTask] = {}
+    # Not `as_completed`: it waits for ever for what an executor cancels while it is shut down.
+    ended: SimpleQueue[Future[Written]] = SimpleQueue()
+    try:
+        for task in tasks:
+            future = executor.submit(task)
+            futures[future] = task
+            future.add_done_callback(ended.put)
+        with progress(sum(map(len, tasks)), tasks[0].path.parent) as bar:
+            for _ in tasks:
+                future = ended.get()
+                future.result()
+                bar.update(len(futures[future]))
+        return [future.result() for future in futures]
+    except CancelledError as error:
+        message = "the executor was shut down, or a task cancelled, before all shards were written"
+        raise RuntimeError(f"{message}: call again with one that works") from error
+    except BrokenProcessPool as error:
+        message = f"a process that wrote shards ended: it was killed, had no memory left, or could not start; {_MAIN}"
+        raise BrokenProcessPool(message) from error
+    finally:
+        _stop(list(futures), tasks[0].path.parent, prefix, tasks[0].run)
+
+
+def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str) -> None:
+    for future in futures:
+        future.cancel()
+    left = {future for future in futures if not future.done()}
+    while left:
+        # A task stops when its part is gone. One that was queued in a process may begin only now: look again.
+        remove_run(directory, prefix, run)
+        left = {future for future in wait(left, timeout=0.1).not_done if not future.done()}
+    remove_run(directory, prefix, run)
+
+
+def _sendable(task: ShardTask, executor: Executor) -> bool:
+    try:
+        data = pickle.dumps(task)
+    except Exception as error:  # what cannot be pickled says so in many ways
+        return _refused(error)
+    received = executor.submit(_receive, data)
+    try:
+        received.result()
+    except BrokenProcessPool as error:
+        raise BrokenProcessPool(f"no process could be started; {_MAIN}") from error
+    except Exception as error:  # what cannot be unpickled too
+        return _refused(error)
+    return True
+
+
+def _refused(error: Exception) -> bool:
+    reason = f"the samples cannot be sent to other processes ({type(error).__name__}: {error})"
+    cure = "pass a function that makes them, defined in a module, or workers=1"
+    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=7)
+    return False
+
+
+def _receive(data: bytes) -> None:
+    pickle.loads(data)  # noqa: S301 - made a moment ago by this program

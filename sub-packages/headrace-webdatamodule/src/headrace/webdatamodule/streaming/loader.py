@@ -1,0 +1,476 @@
+"""The loader of a stream: epochs of a promised length that resume where they were left, by skipping."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import count, islice
+from typing import Any
+
+import torch
+import webdataset as wds
+from torch.utils.data import DataLoader
+
+from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.worker import end_workers, start_workers
+from headrace.webdatamodule.streaming.pipeline import (
+    StreamDataset,
+    apply_stages,
+    call_methods,
+    describe_options,
+)
+from headrace.webdatamodule.streaming.sources import Pass
+
+VERSION = 1
+_MAX = 2**48  # of any number in a state: no run gets there, and what is derived of them fits into 64 bits
+_STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
+_FIELDS = ("version", "seed", "epoch", "position", "num_replicas", "num_workers", "fingerprint", "options")
+_END = object()
+_logger = logging.getLogger(__name__)
+
+
+class _Run:
+    """One iteration of a loader.
+
+    Attributes:
+        epoch: What it delivers.
+        start: Batches of the epoch that were delivered before it.
+        position: Batches of the epoch that were delivered up to now.
+        steps_done: Steps of the epoch that the trainer had done when it began.
+        loader: torch's, which starts the workers.
+        persists: Whether the workers persist when it is over.
+        samples: torch's iterator over the samples of the present pass.
+        n_samples: Samples that left the workers in it.
+    """
+
+    def __init__(
+        self, epoch: int, start: int, steps_done: int | None, loader: DataLoader[Any], *, persists: bool
+    ) -> None:
+        self.epoch, self.start, self.position, self.steps_done = epoch, start, start, steps_done
+        self.loader, self.persists = loader, persists
+        self.samples: Any = None
+        self.n_samples = 0
+
+
+class _EpochSetter:
+    """Stands for the sampler of a loader, through which a trainer sets each epoch."""
+
+    def __init__(self, loader: StreamLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the loader delivers next."""
+        self._loader.set_epoch(epoch)
+        self._loader.awaited = True  # the trainer's iteration comes next
+        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
+            fit_loop.settle()
+
+
+class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
+    """A WebLoader whose epochs have a promised number of batches on every rank, and that can be resumed.
+
+    After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
+    `break`, iterating again begins that epoch anew. Validation, test and predict loaders deliver the same order every
+    time, and ignore `set_epoch`. Iterations over one loader are independent; the state is that of the latest, or of the
+    trainer's.
+
+    Args:
+        dataset: What the workers iterate over.
+        ranks: Returns the number of data-parallel ranks and this rank, when an epoch begins.
+    """
+
+    batch_sampler = None  # a trainer asks a loader that has a sampler for this, too
+
+    def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
+        options = dataset.options
+        # Without a generator of its own, torch would draw from that of the process.
+        self._loading = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
+        super().__init__(copy.copy(dataset), **self._loading)
+        if self._loading.get("persistent_workers"):
+            self.pipeline[0].dataset.share()
+        self.pipeline += options.stages_wld
+        self.samples, self.options, self.ranks = dataset, options, ranks
+        self.n_batches = options.n_batches
+        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
+        self._described = describe_options(dataset)
+        self._epoch = 0  # of the next iteration
+        self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
+        self._replicas = 0  # and its number of ranks; then that of the latest iteration
+        self._chosen = False  # whether set_epoch was called since the last iteration began
+        self.awaited = False  # whether a trainer has begun to iterate
+        self._compared: tuple[int, int] | None = None  # epoch and position of the plan that ranks have compared
+        self._latest: _Run | None = None
+        self._runs: list[_Run] = []  # those that are not over
+        self._warned: set[str] = set()
+
+    @property
+    def sampler(self) -> _EpochSetter:
+        """A trainer passes each epoch's number to the `sampler` of a loader."""
+        return _EpochSetter(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration.
+
+        Args:
+            epoch: 0 to 2**48. That of a loaded state keeps its position, another one begins at its beginning.
+
+        Raises:
+            ValueError: Another number.
+        """
+        epoch = operator.index(epoch)
+        if not 0 <= epoch <= _MAX:
+            raise ValueError(f"{self.options.name}: epoch must be an int from 0 to {_MAX}, got {epoch}")
+        if not self.options.training:
+            return
+        if self.fit_loop is not None and self.fit_loop.trainer is not None:
+            self.fit_loop.begin(epoch)
+        else:
+            self.choose_epoch(epoch)
+
+    def choose_epoch(self, epoch: int) -> None:
+        """As `set_epoch`, by whoever decides on the epoch."""
+        if epoch != self.epoch:
+            self._latest = self._resumed = None
+        self._epoch, self._chosen = epoch, True
+
+    def rewind(self) -> None:
+        """Forget the position: the epoch begins at its beginning."""
+        self._epoch = self.epoch
+        self._latest = self._resumed = None
+
+    def end_iteration(self) -> None:
+        """The iteration that is going on, if any, was abandoned: its workers may serve another one."""
+        if self._latest in self._runs:
+            self._runs.remove(self._latest)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that stand for the shards, the options and the seed."""
+        return blake2b(repr(sorted(self._described.items())).encode(), digest_size=16).hexdigest()
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch."""
+        return self._at[0]
+
+    @property
+    def steps(self) -> int:
+        """Batches of the present epoch that were delivered."""
+        return self._at[1]
+
+    @property
+    def _at(self) -> tuple[int, int]:
+        if (run := self._latest) is not None:
+            return run.epoch, self._counted(run)
+        if self._resumed is not None and self._resumed[0] == self._epoch:
+            return self._resumed
+        return self._epoch, 0
+
+    def _counted(self, run: _Run) -> int:
+        """Batches of the epoch that were delivered; in a trainer, those that counted."""
+        done = self._steps_done()
+        if done is None or run.steps_done is None:
+            return run.position
+        if self._length() is None:  # the trainer fetches ahead, so that it counts the last epoch for a while
+            return max(done, run.start) if done < run.position else run.position
+        return done if done > run.steps_done else run.start
+
+    def _steps_done(self) -> int | None:
+        return None if self.fit_loop is None else self.fit_loop.steps_done()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a state was loaded, and nothing delivered since."""
+        return self._resumed is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
+
+        A batch whose training step failed comes again, and so do batches whose accumulated gradients have not reached
+        the optimizer. Batches that workers have read ahead do not count.
+
+        Returns:
+            "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
+            "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
+        """
+        epoch, position = self._at
+        return {
+            "version": VERSION,
+            "seed": self.options.seed,
+            "epoch": epoch,
+            "position": position,
+            "num_replicas": self._replicas or self.ranks()[0],
+            "num_workers": self.options.num_workers,
+            "fingerprint": self.fingerprint,
+            "options": dict(self._described),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where a state was taken: the batches before it are read again and skipped.
+
+        Args:
+            state: As `state_dict` returned it.
+
+        Raises:
+            TypeError: It is no such state.
+            ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
+                other stages, or of other numbers of ranks or workers.
+        """
+        if self.fit_loop is None or self.fit_loop.trainer is None:  # else the module's copy decides
+            self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `load_state_dict`, by whoever decides on the position."""
+        epoch, position = self._check_state(state)
+        if self._chosen and self._epoch > epoch and self.fit_loop is None:
+            return  # an epoch that was chosen after the state was saved
+        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
+        self._replicas = state["num_replicas"]
+
+    def _check_state(self, state: Any) -> tuple[int, int]:
+        name = self.options.name
+        if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
+            got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise TypeError(f"{name}: state must be what state_dict() returned, with {', '.join(_FIELDS)}, got {got}")
+        for field in ("version", "epoch", "position", "num_replicas", "num_workers"):
+            if type(state[field]) is not int or not 0 <= state[field] <= _MAX:
+                message = f"{name}: state[{field!r}] must be an int from 0 to {_MAX}, got {state[field]!r}"
+                raise ValueError(f"{message}: the checkpoint was damaged or changed; take another one")
+        if not isinstance(state["options"], Mapping):
+            raise TypeError(f"{name}: state['options'] must be a mapping, got {state['options']!r}")
+        if state["version"] != VERSION:
+            raise ValueError(f"{name}: state has version {state['version']}, this release reads version {VERSION}")
+        length, position = self._length(), state["position"]
+        # At the end of an epoch, runs may go on with other numbers of ranks, and with other batches to suit these.
+        within = position not in (0, length)
+        for part in [*self._described, *state["options"]]:
+            was, now = (held.get(part, "nothing") for held in (state["options"], self._described))
+            if was != now and (within or part not in _STAGES):
+                cure = "resume with what the checkpoint was saved with, or begin without it"
+                raise ValueError(f"{name}: checkpoint has {part}={was}, got {part}={now}: {cure}")
+        if length is not None and position > length:
+            raise ValueError(
+                f"{name}: checkpoint is at batch {position} of an epoch of {length}: give the trainer and the loader"
+                " the length that they had"
+            )
+        # One worker reads in the same order as none.
+        if within and max(1, state["num_workers"]) != max(1, self.options.num_workers):
+            was, now = state["num_workers"], self.options.num_workers
+            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(position)}")
+        return state["epoch"], position
+
+    def _check_replicas(self, start: int, num_replicas: int) -> None:
+        """Refuse to resume in the middle of an epoch with another number of ranks."""
+        if start not in (0, self._length()) and num_replicas != self._replicas:
+            message = f"checkpoint has num_replicas={self._replicas}, got num_replicas={num_replicas}"
+            raise ValueError(f"{self.options.name}: {message}: {self._cure(start)}")
+
+    @staticmethod
+    def _cure(position: int) -> str:
+        return (
+            f"it is at batch {position} of an epoch, where a stream resumes with the same numbers of ranks and workers"
+            " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, from its beginning or from where a loaded state stands."""
+        # All happens at the first `next`: trainers make an iterator before they set the epoch.
+        return self._deliver()
+
+    def _deliver(self) -> Iterator[Any]:
+        done, before = self._steps_done(), self._latest
+        beside = done is not None and not self._is_trainers(done)
+        epoch, start = self._at if before is None else (self._epoch, 0)
+        if beside:
+            epoch, start = self.epoch, 0
+        elif done is not None and before is not None and before.epoch == epoch:
+            start = before.start  # the trainer's is this one or that
+        elif start == self._length() and not self._chosen:
+            epoch, start = epoch + 1, 0  # the state of the end of an epoch
+        persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
+        run = _Run(epoch, start, done, self._torch_loader(persists=persists), persists=persists)
+        if not beside:
+            self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
+        self._runs.append(run)
+        num_replicas, rank = self.ranks()
+        try:
+            self.samples.check_ranks(num_replicas, rank)
+            self._check_replicas(start, num_replicas)
+            now = Pass(epoch, 0, rank, num_replicas)
+            first = self._one_lap(run, now)  # starts the workers, before the first collective
+            if not beside and (done is None or self._compared != (epoch, start)):
+                self._replicas, self._compared = num_replicas, (epoch, start)
+                ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
+                compare_plans({**ours, **self._described}, self.options.name)
+            if start:
+                message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
+                _logger.info(message, self.options.name, start, epoch)
+            for batch in islice(self._turns(run, now, first), start, self._length()):
+                run.position += 1
+                if run.position == self._length():
+                    self._advance(run)
+                yield batch
+            self._advance(run)
+            if self._latest is run:
+                self._latest = None
+        finally:
+            self._end(run)
+
+    def _is_trainers(self, done: int) -> bool:
+        """Whether an iteration that begins in a fit may be the trainer's: others count for nothing."""
+        if self._length() is None:  # the trainer fetches a batch before it sets the epoch
+            return self._chosen
+        before = self._latest
+        return self.awaited and (before is None or before.steps_done is None or done <= before.steps_done)
+
+    def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
+        """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
+        if persists or not self._loading.get("persistent_workers"):
+            loader: DataLoader[Any] = self.pipeline[0]
+            return loader
+        return DataLoader(copy.copy(self.samples), **{**self._loading, "persistent_workers": False})
+
+    def _advance(self, run: _Run) -> None:
+        """The epoch was delivered: the next iteration is the next epoch."""
+        if run in self._runs:
+            self._runs.remove(run)
+        if self._latest is run and not self._chosen and self.options.training:
+            self._epoch = run.epoch + 1
+
+    def _end(self, run: _Run) -> None:
+        """End the workers of an iteration, unless they persist."""
+        if run in self._runs:
+            self._runs.remove(run)
+        if not run.persists:
+            end_workers(run.samples)
+        run.samples = None
+
+    def close(self) -> None:
+        """End all workers; they are started again when they are needed."""
+        for run in list(self._runs):
+            self._end(run)
+        iterator, self.pipeline[0]._iterator = self.pipeline[0]._iterator, None
+        end_workers(iterator)
+
+    def _turns(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
+        """The batches of the promised epoch, as often as the user has it repeated."""
+        laps = (first if lap == 0 else self._one_lap(run, now._replace(lap=lap)) for lap in count())
+        for _ in range(int(self.repetitions)):
+            yield from self._promised(run, laps, now.num_replicas)
+
+    def _promised(self, run: _Run, laps: Iterator[Iterator[Any]], num_replicas: int) -> Iterator[Any]:
+        """The promised number of batches, from as many passes over the shards as it takes."""
+        done = 0
+        for number, batches in enumerate(laps):
+            before = done
+            for batch in islice(batches, self.n_batches - done):
+                done += 1
+                if done == self.n_batches and number == 0:
+                    self._warn_of_more(batches)
+                yield batch
+            if done == before:
+                again = " when read again" if number else ""
+                raise ValueError(
+                    f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
+                    " Check that the shards hold samples and that the pipelines and the batching let some pass"
+                )
+            if done == self.n_batches:
+                return
+            # A rank that stopped early would leave the others waiting.
+            repeats = self.options.training or num_replicas > 1
+            self._warn_of_less(run, done, again=repeats)
+            if not repeats:
+                self.n_batches = done  # so that len() is right from now on
+                return
+
+    def _one_lap(self, run: _Run, now: Pass) -> Iterator[Any]:
+        """The batches of one pass over the shards; the workers are started at once."""
+        if not run.persists:
+            end_workers(run.samples)
+        run.loader.dataset.begin(now)  # type: ignore[attr-defined] # it is a StreamDataset
+        run.samples, run.n_samples = start_workers(run.loader), 0
+        return apply_stages(self.pipeline[1:], self._samples_of(run), now, f"{self.options.seed}/outside")
+
+    @staticmethod
+    def _samples_of(run: _Run) -> Iterator[Any]:
+        for sample in run.samples:
+            run.n_samples += 1
+            yield sample
+
+    def _warn_of_more(self, batches: Iterator[Any]) -> None:
+        # In the first epoch only: the answer costs a batch. Before the last batch is delivered, because a trainer
+        # that knows the length never comes back after it.
+        if self.samples.endless or "more" in self._warned:
+            return
+        self._warned.add("more")
+        if next(batches, _END) is not _END:
+            self._warn(
+                f"samples remain after the {self.n_batches} batches of an epoch ({self._promise}): they are left out"
+            )
+
+    def _warn_of_less(self, run: _Run, done: int, *, again: bool) -> None:
+        if "less" in self._warned or self.samples.endless:
+            return
+        self._warned.add("less")
+        what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
+        self._warn(
+            f"the shards ran out after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
+            f" of an epoch ({self._promise}): {what}"
+        )
+
+    @property
+    def _promise(self) -> str:
+        return f"n_samples={self.options.n_samples}, global_batch_size={self.options.global_batch_size}"
+
+    def _warn(self, message: str) -> None:
+        cure = (
+            f"Set {self.options.argument('n_samples')} and global_batch_size to what the shards and the batching give"
+        )
+        warnings.warn(f"{self.options.name}: {message}. {cure}", UserWarning, stacklevel=2)
+
+    def _length(self) -> int | None:
+        """Batches per epoch on each rank; None: the loader never ends."""
+        repetitions, at_most = int(self.repetitions), int(self.nsamples)
+        if repetitions == 1:
+            return self.n_batches
+        if repetitions == sys.maxsize and at_most < 1:
+            return None
+        length = repetitions * self.n_batches
+        return min(length, at_most) if at_most > 0 else length
+
+    def __len__(self) -> int:
+        """Batches per epoch on each rank, also after a resume.
+
+        Raises:
+            TypeError: `with_epoch()` or `repeat()` made the loader endless.
+        """
+        length = self._length()
+        if length is None:
+            raise TypeError("this loader is endless: give with_epoch() or repeat() a number of batches")
+        return length
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the present epoch."""
+        return max(0, len(self) - self.steps)
+
+
+def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
+    """A loader of a split.
+
+    Args:
+        dataset: Of the split.
+        ranks: Returns the number of data-parallel ranks and this rank.
+
+    Raises:
+        ValueError: A method in `invoke_wld` that does not exist.
+    """
+    options = dataset.options
+    loader = StreamLoader(dataset, ranks)
+    invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)
+    return invoked

@@ -1,0 +1,410 @@
+"""Where a split's shards are, which samples each rank and worker reads, and how they are read."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import webdataset as wds
+from torch.utils.data import get_worker_info
+
+from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex, decode_member
+
+Mix = Callable[[dict[str, Any]], Iterable[Any]]
+# A mixture numbers the passes over its sources: by epoch, lap, repetition, and restart of the source within that.
+_EPOCH, _LAP, _REPETITION = 2**32, 2**24, 2**16
+
+
+class Pass(NamedTuple):
+    """One pass over the shards, as one rank sees it.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        lap: How often the shards were begun again within the epoch.
+        rank: This data-parallel rank.
+        num_replicas: Number of data-parallel ranks.
+        repetition: How often the dataset was repeated within the lap, by a method in `invoke_wds`.
+    """
+
+    epoch: int = 0
+    lap: int = 0
+    rank: int = 0
+    num_replicas: int = 1
+    repetition: int = 0
+
+    def key(self, *parts: object) -> str:
+        """Text that is different for each pass over the shards, and the same on all ranks."""
+        return "/".join(map(str, (*parts, self.epoch, self.lap, self.repetition)))
+
+    def reader_key(self, *parts: object) -> str:
+        """Text that is different for each pass, rank and worker."""
+        return self.key(*parts, f"rank {self.rank}", f"worker {worker()[0]}")
+
+
+def worker() -> tuple[int, int]:
+    """Number of this worker, and of all workers of its rank; (0, 1) outside of a worker."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
+    """Refuse places that are no local directory; `pipe:` only for those who allow it.
+
+    webdataset opens a URL by its scheme: `pipe:` runs a shell, others start curl or a cloud's command line. A place
+    in a configuration file must not do so unseen.
+
+    >>> check_place("dirs_tars_wds[Split.train]", "pipe:cat a.tar", allow_pipe=False)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: dirs_tars_wds[Split.train] is 'pipe:cat a.tar', which would run a shell command...
+    """
+    if not isinstance(place, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a directory, got {place!r}")
+    text = os.fspath(place)
+    scheme = scheme_of(text)
+    if scheme == "pipe" and not allow_pipe:
+        cure = "if you trust the source of this text, pass allow_pipe=True; otherwise give a local directory"
+        raise ValueError(f"{name} is {text!r}, which would run a shell command: {cure}")
+    if scheme not in ("", "file", "pipe"):
+        cure = "copy the shards to a local directory, or use IndexedWebDataModule, which reads remote shards"
+        raise ValueError(f"{name} is {text!r}: shards are not read from {scheme!r} URLs: {cure}")
+    return text
+
+
+def scheme_of(place: str) -> str:
+    """The URL scheme of a place in lower case, "" for a path; a single letter is a drive.
+
+    >>> [scheme_of(place) for place in ("/data", "C:/data", "PIPE:cat a", "s3://bucket/a", "file:///data")]
+    ['', '', 'pipe', 's3', 'file']
+    """
+    match = re.match(r"\s*([a-zA-Z][a-zA-Z0-9+.-]+):", place)
+    return match[1].lower() if match else ""
+
+
+def local_directory(place: str) -> Path:
+    """The absolute path of a directory, so that no text that begins with a slash is taken for a URL later."""
+    path = url2pathname(urlsplit(place).path) if scheme_of(place) == "file" else place
+    return Path(path).expanduser().absolute()
+
+
+def find_tars(place: str, prefix: str) -> list[str]:
+    """The paths of a directory's shards, sorted; or the commands of a `pipe:`, with webdataset's braces expanded.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
+    if scheme_of(place) == "pipe":
+        return [str(url) for url in wds.shardlists.expand_urls(place.strip())]
+    directory = local_directory(place)
+    if shards := sorted(directory.glob(f"{glob.escape(prefix)}-*.tar")):
+        return [str(shard) for shard in shards]
+    what = "has no shard" if directory.is_dir() else "is no directory, so there is no shard"
+    stems = {path.stem for path in directory.glob("*-*.tar") if not path.name.startswith(".")}
+    prefixes = sorted({stem.rpartition("-")[0] for stem in stems} - {""})
+    cure = "correct dirs_tars_wds or prefix_tars_wds, or write the shards first"
+    if prefixes:
+        named = ", ".join(map(repr, prefixes[:5])) + (f" and {len(prefixes) - 5} more" if len(prefixes) > 5 else "")
+        cure = f"the shards there have the prefix {named}: pass prefix_tars_wds, such as {prefixes[0]!r}"
+    raise FileNotFoundError(f"{directory} {what} named {prefix}-*.tar: {cure}")
+
+
+def shuffled(n: int, key: str) -> list[int]:
+    """A permutation of 0 to n - 1 that depends on the key only.
+
+    >>> shuffled(6, "seed 1, epoch 0")
+    [1, 4, 5, 2, 3, 0]
+    """
+    return sorted(range(n), key=lambda shard: blake2b(f"{key}/{shard}".encode(), digest_size=16).digest())
+
+
+def rank_share(n: int, num_replicas: int, rank: int) -> tuple[int, int]:
+    """The range of samples of one rank, in a list of `n` that begins again where it ends.
+
+    All ranks get equally many; at most `num_replicas - 1` samples come twice.
+
+    >>> [rank_share(7, 3, rank) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 9)]
+    """
+    each = -(-n // num_replicas)
+    return rank * each, (rank + 1) * each
+
+
+def worker_share(start: int, stop: int, worker: int, num_workers: int) -> tuple[int, int]:
+    """The range of one worker within that of its rank; empty when there are fewer samples than workers.
+
+    >>> [worker_share(3, 8, worker, 2) for worker in range(2)]
+    [(3, 5), (5, 8)]
+    """
+    n = stop - start
+    return start + n * worker // num_workers, start + n * (worker + 1) // num_workers
+
+
+def pieces(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Cut a range of samples at the ends of shards that hold `counts` samples; beyond the last comes the first again.
+
+    Yields:
+        Position of a shard in the list, its first sample and the one after its last.
+
+    >>> list(pieces([2, 0, 3], 1, 6))
+    [(0, 1, 2), (2, 0, 3), (0, 0, 1)]
+    """
+    ends = list(accumulate(counts))
+    at = start
+    while ends and ends[-1] and at < stop:
+        shard = bisect_right(ends, at % ends[-1])
+        first = at % ends[-1] - (ends[shard] - counts[shard])
+        last = min(counts[shard], first + stop - at)
+        yield shard, first, last
+        at += last - first
+
+
+class IndexedSource:
+    """Samples of indexed shards: each rank and worker reads its share of the samples, through the indexes.
+
+    Args:
+        tars: Paths of the shards.
+        counts: Number of samples in each.
+        keys: Member keys to read; all when one of them is in no shard.
+        seed: Of the order of the shards; None keeps the order.
+        even: Whether every worker of every rank gets equally many samples, as the sources of a mixture must.
+    """
+
+    def __init__(self, tars: Sequence[str], counts: Sequence[int], keys: Sequence[str], seed: Any, *, even: bool):
+        self.tars, self.counts, self.seed, self.even = list(tars), list(counts), seed, even
+        shards = IndexedShards(self.tars, decode=None)
+        wanted = list(dict.fromkeys(key.lower() for key in keys))
+        if set(wanted) <= set(shards.member_keys):
+            shards = IndexedShards(self.tars, wanted, decode=None)
+        self.shards, self.fingerprint = shards, shards.fingerprint
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __call__(self, now: Pass) -> Iterator[dict[str, Any]]:
+        """One dictionary of encoded members per sample."""
+        number, num_workers = worker()
+        if self.even:
+            readers = now.num_replicas * num_workers
+            start, stop = rank_share(len(self), readers, now.rank * num_workers + number)
+        else:
+            start, stop = worker_share(*rank_share(len(self), now.num_replicas, now.rank), number, num_workers)
+        order: Sequence[int] = range(len(self.tars))
+        if self.seed is not None:
+            order = shuffled(len(self.tars), now.key(self.seed))
+        begins = [end - count for end, count in zip(accumulate(self.counts), self.counts, strict=True)]
+        for at, first, last in pieces([self.counts[shard] for shard in order], start, stop):
+            tar, begin = self.tars[order[at]], begins[order[at]]
+            for sample in self.shards.iterate(begin + first, begin + last):
+                sample["__url__"] = tar
+                yield sample
+
+
+class ShardSource:
+    """Samples of shards without indexes: each rank and worker reads whole shards, as webdataset does.
+
+    Args:
+        tars: Paths of the shards, or `pipe:` commands.
+        options: Of `webdataset.WebDataset`.
+        seed: Of the order of the shards, which are shuffled before they are split.
+        shuffle: Whether to shuffle them.
+    """
+
+    def __init__(self, tars: Sequence[str], options: Mapping[str, Any], seed: Any, *, shuffle: bool):
+        self.tars, self.seed, self.shuffle = list(tars), seed, shuffle
+        self.own_split, self.resampled = has_own_split(options), is_resampled(options)
+        given = {"empty_check": False, **options}
+        if not self.own_split:
+            # webdataset asks for the rank in the worker, where a spawned process knows of none.
+            given["nodesplitter"] = None
+        self._pipeline = wds.WebDataset(self.tars, shardshuffle=False, **given)
+        if scheme_of(self.tars[0]) != "pipe":
+            openers = (wds.cache.StreamingOpen, wds.cache.FileCache)
+            [at] = [i for i, stage in enumerate(self._pipeline.pipeline) if isinstance(stage, openers)]
+            self._pipeline.pipeline[at] = LocalOpener(given.get("handler", wds.reraise_exception))
+        self.fingerprint = _files_fingerprint(self.tars)
+
+    def __call__(self, now: Pass) -> Iterator[dict[str, Any]]:
+        """One dictionary of encoded members per sample."""
+        pipeline = copy.copy(self._pipeline)
+        pipeline.pipeline = [lambda: ({"url": tar} for tar in self._tars_of(now)), *pipeline.pipeline[1:]]
+        return iter(pipeline)
+
+    def _tars_of(self, now: Pass) -> Iterator[str]:
+        if self.resampled:
+            draw = random.Random(now.reader_key("resampled", self.seed))  # noqa: S311 - an order, not a secret
+            return iter(lambda: draw.choice(self.tars), None)
+        order: Sequence[int] = range(len(self.tars))
+        if self.shuffle:
+            order = shuffled(len(self.tars), now.key(self.seed))
+        own = order if self.own_split else islice(order, now.rank, None, now.num_replicas)
+        return (self.tars[shard] for shard in own)
+
+
+def has_own_split(options: Mapping[str, Any]) -> bool:
+    """Whether the user chose how ranks share the shards; None is a choice as well: every rank reads all of them."""
+    return options.get("nodesplitter", wds.split_by_node) is not wds.split_by_node
+
+
+def is_resampled(options: Mapping[str, Any]) -> bool:
+    """Whether the shards are drawn without end."""
+    return bool(options.get("resampled")) or options.get("mode") == "resampled"
+
+
+def count_samples(tars: Sequence[str]) -> list[int | None]:
+    """How many samples each shard holds, by its index; None where there is no index."""
+    return [_count(tar) for tar in tars]
+
+
+def _count(tar: str) -> int | None:
+    try:
+        return int(ShardIndex.open(tar).n_samples)
+    except FileNotFoundError:
+        return None
+
+
+def _files_fingerprint(tars: Sequence[str]) -> str:
+    """Names, sizes and three pieces of each file; more would have to read all of it, which an index makes needless."""
+    digest = blake2b(digest_size=16)
+    for tar in tars:
+        if scheme_of(tar) == "pipe":
+            digest.update(tar.encode())
+            continue
+        with open(tar, "rb") as file:  # noqa: PTH123 - the path is text already
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{Path(tar).name}/{size}/".encode())
+            for begin in (0, size // 2, max(0, size - 12288)):  # a tar file may end with 10 KiB of zeros
+                file.seek(begin)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
+
+
+class LocalOpener:
+    """Opens shards as plain files, in place of webdataset's opener.
+
+    That one parses paths as URLs: it runs a shell for `pipe:`, obeys GOPEN_REWRITE and WDS_CACHE, and cuts file names
+    at "#" and "?".
+
+    Args:
+        handler: webdataset's handler: receives an exception, and returns whether to go on.
+    """
+
+    def __init__(self, handler: Callable[[Exception], bool]) -> None:
+        self.handler = handler
+
+    def __call__(self, source: Iterable[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
+        """One dictionary with an open stream per shard."""
+        for item in source:
+            path = item["url"]
+            try:
+                _check_complete(path)
+                stream = open(path, "rb")  # noqa: PTH123, SIM115 - closed below, when its reader is done
+            except Exception as error:
+                if self.handler(error):
+                    continue
+                return
+            with stream:
+                yield {"url": path, "stream": stream, "local_path": path}
+
+
+def _check_complete(path: str) -> None:
+    """Refuse a tar file without the two blocks of zeros at its end: readers would take a cut for the end."""
+    with open(path, "rb") as stream:  # noqa: PTH123 - the path is text already
+        head = stream.read(512)
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1024))
+        tail = stream.read()
+    if head[257:262] == b"ustar" and tail != bytes(1024):
+        raise ShardError("the shard is cut off: its end is missing. Write or copy it again", shard=path)
+    if not head:
+        raise ShardError("the shard is an empty file. Write or copy it again", shard=path)
+
+
+class Reader:
+    """Tuples of decoded members of a source.
+
+    Args:
+        source: Gives dictionaries of encoded members for a pass.
+        keys: Member keys, in the order of the tuple.
+        allowed_classes: What pickles may use beyond the default.
+    """
+
+    def __init__(
+        self, source: Callable[[Pass], Iterator[dict[str, Any]]], keys: Sequence[str], allowed_classes: Collection[Any]
+    ) -> None:
+        self.source, self.keys, self.allowed_classes = source, tuple(keys), tuple(allowed_classes)
+
+    def __call__(self, now: Pass) -> Iterator[tuple[Any, ...]]:
+        """One tuple per sample."""
+        return (tuple(self._decoded(sample, key) for key in self.keys) for sample in self.source(now))
+
+    def _decoded(self, sample: dict[str, Any], key: str) -> Any:
+        data = sample.get(key, sample.get(key.lower()))  # webdataset folds the case of member keys
+        if data is None:
+            names = sorted(name for name in sample if not name.startswith("__"))
+            raise ShardError(
+                f"the sample has no member {key!r}, only {names}: correct suffix_keys_wds, or the shard",
+                shard=sample["__url__"],
+                sample=sample["__key__"],
+            )
+        try:
+            return decode_member(key, data, allowed_classes=self.allowed_classes)
+        except ShardError as error:
+            error.shard, error.sample, error.member = sample["__url__"], sample["__key__"], key
+            raise
+
+
+class MixedReader:
+    """Several sources, made into one stream by a function of the user's.
+
+    Args:
+        readers: The sources by name.
+        mix: Receives an iterable for each source, in each worker and for each pass, and returns one iterable.
+    """
+
+    def __init__(self, readers: Mapping[str, Reader], mix: Mix) -> None:
+        self.readers, self.mix = dict(readers), mix
+
+    def __call__(self, now: Pass) -> Iterator[Any]:
+        """The mixed samples.
+
+        Raises:
+            TypeError: The function did not return an iterable.
+        """
+        number = now.epoch * _EPOCH + now.lap * _LAP + now.repetition * _REPETITION
+        mixed = self.mix({name: RepeatableSource(reader, now, number) for name, reader in self.readers.items()})
+        if not isinstance(mixed, Iterable):
+            raise TypeError(f"mix must return an iterable of samples, got {mixed!r}")
+        if hasattr(mixed, "set_epoch"):
+            mixed.set_epoch(number)
+        return iter(mixed)
+
+
+class RepeatableSource:
+    """One source of a mixture; each iteration is another pass over its shards, in another order.
+
+    Args:
+        reader: Of the source.
+        now: The pass of the mixture.
+        number: Of the first pass over the source.
+    """
+
+    def __init__(self, reader: Reader, now: Pass, number: int) -> None:
+        self._reader, self._now, self._next = reader, now, number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the next pass, for mixtures that count passes themselves."""
+        self._next = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, lap = divmod(self._next, _EPOCH)
+        self._next += 1
+        return self._reader(self._now._replace(epoch=epoch, lap=lap, repetition=0))

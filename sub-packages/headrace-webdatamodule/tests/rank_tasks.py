@@ -1,0 +1,166 @@
+"""What the ranks of the tests do; see `ranks.py`."""
+
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+from indexed_runs import Stateful
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    IndexedWebDataModule,
+    RankMismatchError,
+    ResumableLoader,
+)
+from headrace.webdatamodule.loading.distributed import compare_plans
+
+
+def keys(samples: list[Any]) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def two_epochs(rank: int, folders: list[str], options: list[dict[str, Any]]) -> dict[str, Any]:
+    """Loads two epochs, or says how it ended."""
+    dist.init_process_group("gloo")
+    own = options[rank]
+    shards, seed = IndexedShards(folders[rank]), own.get("seed", 0)
+    order = None
+    if "order" in own:  # a sampler that draws from a generator of its own
+        generator = torch.Generator().manual_seed(own["order"])
+        order = torch.utils.data.SubsetRandomSampler(range(len(shards)), generator=generator)
+    batches = DistributedBatchSampler(len(shards), own.get("size", 3), seed=seed, sampler=order)
+    loader = ResumableLoader(shards, batches, collate_fn=keys, seed=seed, num_workers=own.get("workers", 0))
+    loader.set_epoch(own.get("epoch", 0))
+    if state := own.get("state"):
+        loader.load_state_dict(state)
+    came: list[Any] = []
+    try:
+        for epoch in range(loader.epoch, loader.epoch + 2):
+            loader.set_epoch(epoch)
+            came += list(loader)
+    except RankMismatchError as error:
+        return {"came": came, "said": str(error)}
+    finally:
+        loader.close()
+    return {"came": came}
+
+
+def compared(rank: int, plans: list[dict[str, Any]]) -> str:
+    """Compares plans."""
+    dist.init_process_group("gloo")
+    try:
+        compare_plans(plans[rank], "train")
+    except RankMismatchError as error:
+        return str(error)
+    return ""
+
+
+class Model(lightning.LightningModule):
+    """Notes what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[list[str]]] = {"train": [], "val": []}
+
+    def configure_model(self) -> None:
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: list[str], batch_idx: int) -> torch.Tensor:
+        self.seen["train"].append(batch)
+        return torch.Tensor(self.layer(torch.ones(1, 1)).sum())
+
+    def validation_step(self, batch: list[str], batch_idx: int) -> None:
+        self.seen["val"].append(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(world: int, strategy: Any = "ddp", **options: Any) -> lightning.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    chosen = {"max_epochs": 2, "num_sanity_val_steps": 0, **quiet, **options}
+    return lightning.Trainer(accelerator="cpu", devices=1, num_nodes=world, strategy=strategy, **chosen)
+
+
+def tensor_parallel(rank: int, folder: str, data_parallel: int, tensor_parallel: int) -> dict[str, list[list[str]]]:
+    """Trains under a model-parallel strategy."""
+    strategy = ModelParallelStrategy(data_parallel_size=data_parallel, tensor_parallel_size=tensor_parallel)
+    model = Model()
+    module = IndexedWebDataModule({"train": folder, "val": folder}, batch_size=2, collate_fn=keys, seed=1)
+    trainer(data_parallel * tensor_parallel, strategy).fit(model, datamodule=module)
+    return model.seen
+
+
+def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
+    """Trains on a loader that was made before the process group."""
+    model = Model()
+    options: dict[str, Any] = {"batch_size": 2}
+    if by_size:
+        options = {"batch_sampler": Strided, "sizes": "txt"}
+    module = IndexedWebDataModule({"train": folder}, collate_fn=keys, seed=1, **options)
+    module.setup("fit")
+    loader = without_environment(module.train_dataloader)
+    assert loader.num_workers == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You defined a `validation_step`")
+        trainer(2, max_epochs=1).fit(model, loader)
+    return model.seen["train"]
+
+
+def without_environment(make: Any) -> Any:
+    """Calls a function as in a process that no launcher has told its rank."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
+    try:
+        loader = make()
+        assert loader.ranks == (1, 0)
+    finally:
+        os.environ.update(hidden)
+    return loader
+
+
+class Strided(Stateful):
+    """Batches by size, dealt to the ranks in turn."""
+
+    def __init__(self, sizes: Any, /, *, num_replicas: int, rank: int, **options: Any) -> None:
+        super().__init__(sizes, num_replicas=num_replicas, rank=rank, **options)
+        self.num_replicas, self.rank = num_replicas, rank
+
+    def batches(self) -> list[list[int]]:
+        made = super().batches()
+        return made[self.rank : len(made) - len(made) % self.num_replicas : self.num_replicas]
+
+
+def sized(rank: int, shards: Any, log: str) -> list[list[str]]:
+    """Sizes samples by a function that writes down each call."""
+    dist.init_process_group("gloo")
+    measure = partial(length, log)
+    module = IndexedWebDataModule({"train": shards}, batch_sampler=Strided, sizes=measure, collate_fn=keys)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sizes cannot be kept
+        module.setup("fit")
+        return list(module.train_dataloader())
+
+
+def length(log: str, sample: dict[str, Any]) -> int:
+    with Path(log).open("a") as file:
+        file.write("x")
+    return len(sample["txt"])
+
+
+def forked_beside_gloo(rank: int, folder: str, epochs: int) -> int:
+    """Makes a loader with two workers again and again, each right after a collective."""
+    dist.init_process_group("gloo")
+    shards, count = IndexedShards(folder), 0
+    for epoch in range(epochs):
+        loader = ResumableLoader(shards, DistributedBatchSampler(len(shards), 3), collate_fn=keys, num_workers=2)
+        loader.set_epoch(epoch)
+        count += sum(map(len, loader))
+        loader.close()
+    return count

@@ -1,0 +1,229 @@
+"""Data-parallel ranks, and several processes over gloo: the same batches, or an error that names the difference."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_tasks
+from indexed_runs import Mesh
+from ranks import run_ranks
+
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    IndexedWebDataModule,
+    ResumableLoader,
+    index_shards,
+    write_tars,
+)
+from headrace.webdatamodule.loading.distributed import compare_plans, data_parallel_ranks, on_one_rank
+
+slow = pytest.mark.slow
+COUNT = 20
+KEYS = [f"s{i:02d}" for i in range(COUNT)]
+
+
+def made(folder: Path, first: int = 0) -> str:
+    samples = [(f"s{i:02d}", {"json": b"%d" % (i + first), "txt": b"x" * (i % 5 + 1)}) for i in range(COUNT)]
+    write_tars(samples, folder, n_shards=2)
+    index_shards(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return made(tmp_path_factory.mktemp("shards"))
+
+
+def flat(batches: list[list[str]]) -> list[str]:
+    return [key for batch in batches for key in batch]
+
+
+def test_ranks_are_given_or_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert data_parallel_ranks() == (1, 0)
+    assert data_parallel_ranks(4, 3) == (4, 3)
+    assert data_parallel_ranks(mesh=Mesh(8, 5)) == (8, 5)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert data_parallel_ranks() == (1, 0)  # half of it is nothing
+    monkeypatch.setenv("RANK", "2")
+    assert data_parallel_ranks() == (3, 2)
+    assert data_parallel_ranks(1, 0) == (1, 0)
+    with pytest.raises(ValueError, match=r"got rank=2 with num_replicas=2"):
+        data_parallel_ranks(num_replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be an int >= 1, got 0"),
+        ({"num_replicas": 2.0, "rank": 0}, TypeError, "num_replicas must be an int >= 1, got 2.0"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be an int from 0 to num_replicas - 1 = 1, got 2"),
+        ({"num_replicas": 2}, ValueError, "num_replicas=2 was given without rank, and there is no process group"),
+        ({"rank": 1}, ValueError, "rank=1 was given without num_replicas, and there is no process group"),
+        ({"rank": 1, "mesh": Mesh(2, 1)}, ValueError, "mesh and num_replicas/rank were both given .*drop"),
+        ({"mesh": 4}, TypeError, r"mesh must be a 1-D DeviceMesh or have size\(\) and get_local_rank\(\), got int"),
+    ],
+)
+def test_ranks_that_are_refused(given: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        data_parallel_ranks(**given)
+
+
+def test_a_mesh_of_several_dimensions_is_refused() -> None:
+    mesh = Mesh(4, 1)
+    mesh.ndim = 2  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"1 dimension, .* got 2: pass that dimension alone"):
+        data_parallel_ranks(mesh=mesh)
+
+
+def test_a_loader_takes_the_ranks_of_the_moment(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that the environment tells, as the streaming data module does."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    module = IndexedWebDataModule(folder, batch_size=2, collate_fn=rank_tasks.keys, seed=1)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    assert (loader.ranks, len(loader)) == ((1, 0), 10)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    both = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        loader.set_epoch(0)
+        assert (loader.ranks, len(loader)) == ((2, rank), 5)
+        both += list(loader)
+    assert sorted(flat(both)) == KEYS
+
+
+def test_a_mesh_gives_a_module_and_a_loader_their_ranks(folder: str) -> None:
+    came = []
+    for rank in range(2):
+        module = IndexedWebDataModule(folder, batch_size=4, collate_fn=rank_tasks.keys, mesh=Mesh(2, rank))
+        module.setup("fit")
+        came += list(module.train_dataloader())
+    assert sorted(flat(came)) == KEYS
+    batches = DistributedBatchSampler(COUNT, 4, mesh=Mesh(2, 1))
+    loader = ResumableLoader(list(range(COUNT)), batches, mesh=Mesh(2, 1), check_ranks=False)
+    assert (loader.ranks, len(loader), sum(map(len, loader))) == ((2, 1), 3, 10)
+
+
+def run(out: Path, folders: list[str], options: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return run_ranks(rank_tasks.two_epochs, out, 2, folders, options)
+
+
+def state(folder: str, steps: int) -> dict[str, Any]:
+    """A checkpoint of two ranks."""
+    batches = DistributedBatchSampler(COUNT, 3, num_replicas=2, rank=0)
+    loader = ResumableLoader(IndexedShards(folder), batches, num_replicas=2, rank=0, check_ranks=False)
+    list(islice(loader, steps))
+    return loader.state_dict()
+
+
+@slow
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 1])
+def test_one_plan_passes(folder: str, tmp_path: Path, workers: int) -> None:
+    ranks = run(tmp_path, [folder] * 2, [{"workers": workers}] * 2)
+    for epoch in (slice(0, 4), slice(4, 8)):
+        assert sorted(key for rank in ranks for key in flat(rank["came"][epoch])) == KEYS
+    assert [len(rank["came"]) for rank in ranks] == [8, 8]
+
+
+@slow
+def test_one_checkpoint_passes(folder: str, tmp_path: Path) -> None:
+    ranks = run(tmp_path, [folder] * 2, [{"state": state(folder, 2)}] * 2)
+    assert [len(rank["came"]) for rank in ranks] == [6, 6]
+
+
+def nightly(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        nightly({"seed": 1}, {"seed": 2}, "order and batches"),
+        ({"size": 3}, {"size": 5}, "steps: rank 0 has 4, rank 1 has 2"),
+        nightly({"size": 6}, {"size": 7}, "order and batches"),
+        nightly({}, {"epoch": 1}, "epoch: rank 0 has 0, rank 1 has 1"),
+        ({"state": 1}, {"state": 2}, "steps done: rank 0 has 1, rank 1 has 2"),
+        nightly({"state": 3}, {}, "steps done: rank 0 has 3, rank 1 has 0"),
+        ({"order": 1}, {"order": 2}, "order: rank 0 has "),
+    ],
+)
+def test_other_plans_are_an_error_on_every_rank(
+    folder: str, tmp_path: Path, one: dict[str, Any], other: dict[str, Any], message: str
+) -> None:
+    options = [{**own, "state": state(folder, own["state"])} if "state" in own else own for own in (one, other)]
+    ranks = run(tmp_path, [folder] * 2, options)
+    assert ranks[0]["said"] == ranks[1]["said"]
+    assert message in ranks[0]["said"]
+    assert "give every rank the same shards" in ranks[0]["said"]
+    assert [rank["came"] for rank in ranks] == [[], []]
+
+
+@slow
+def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) -> None:
+    for rank in run(tmp_path / "run", [folder, made(tmp_path / "other", 1)], [{}, {}]):
+        assert "shards: rank 0 has " in rank["said"]
+        assert rank["came"] == []
+
+
+@slow
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ([{"a": 1, "b": 2}, {"c": 2, "a": 1}], "(b: rank 0 has 2, rank 1 has none; c: rank 0 has none, rank 1 has 2)"),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], ""),
+    ],
+)
+def test_what_differs_is_named(tmp_path: Path, plans: list[dict[str, Any]], message: str) -> None:
+    assert all(
+        message in said and bool(said) == bool(message) for said in run_ranks(rank_tasks.compared, tmp_path, 2, plans)
+    )
+
+
+def test_a_process_alone_agrees_with_itself() -> None:
+    compare_plans({"epoch": 0}, "train")
+    assert on_one_rank(lambda: 5) == 5
+
+
+@slow
+@pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(1, 2), (2, 2)])
+def test_tensor_parallel_ranks_get_the_same_batches(
+    folder: str, tmp_path: Path, data_parallel: int, tensor_parallel: int
+) -> None:
+    world = data_parallel * tensor_parallel
+    seen = run_ranks(rank_tasks.tensor_parallel, tmp_path, world, folder, data_parallel, tensor_parallel)
+    for group in range(data_parallel):
+        same = seen[group * tensor_parallel : (group + 1) * tensor_parallel]
+        assert all(rank == same[0] for rank in same)
+    for split in ("train", "val"):
+        came = [key for rank in seen[::tensor_parallel] for key in flat(rank[split])]
+        assert sorted(came) == sorted(KEYS * 2)  # of two epochs
+
+
+@slow
+@pytest.mark.parametrize("by_size", [False, True])
+def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: Path, by_size: bool) -> None:
+    seen = run_ranks(rank_tasks.early_loader, tmp_path, 2, folder, by_size)
+    assert len(seen[0]) == len(seen[1]) > 1
+    came = [key for rank in seen for key in flat(rank)]
+    assert len(set(came)) == len(came)
+    assert by_size or sorted(came) == KEYS
+
+
+@slow
+def test_sizes_of_a_function_are_evaluated_by_one_rank(folder: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tars = sorted(map(str, Path(folder).glob("*.tar")))
+    seen = run_ranks(rank_tasks.sized, tmp_path, 2, tars, str(log))
+    assert len(log.read_text()) == COUNT
+    assert len(seen[0]) == len(seen[1]) > 1
+
+
+@slow
+def test_workers_are_forked_beside_the_threads_of_a_process_group(folder: str, tmp_path: Path) -> None:
+    assert run_ranks(rank_tasks.forked_beside_gloo, tmp_path, 2, folder, 5) == [50, 50]

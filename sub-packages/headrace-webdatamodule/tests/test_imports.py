@@ -1,0 +1,53 @@
+"""What is imported when: who only reads or writes shards waits for neither torch nor lightning."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("work", "forbidden"),
+    [
+        ("from headrace.webdatamodule import IndexedShards, index_shards, write_tars", {"torch", "lightning"}),
+        (
+            "from headrace.webdatamodule import ResumableLoader, BatchSamplerFactory, RankMismatchError",
+            {"lightning", "pytorch_lightning", "webdataset"},
+        ),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(work: str, forbidden: set[str]) -> None:
+    script = f"""
+import sys
+{work}
+tops = {{name.partition(".")[0] for name in sys.modules}}
+print(sorted(tops & {forbidden!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_is_there() -> None:
+    script = """
+import headrace.webdatamodule as package
+for name in package.__all__:
+    getattr(package, name)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loader_needs_neither_lightning_nor_webdataset() -> None:
+    script = """
+import sys
+for name in ("lightning", "pytorch_lightning", "webdataset"):
+    sys.modules[name] = None  # as if it were not installed
+from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
+loader = ResumableLoader(list(range(10)), DistributedBatchSampler(10, 4), collate_fn=list, num_workers=1)
+assert sorted(sum(loader, [])) == list(range(10))
+loader.load_state_dict(loader.state_dict())
+loader.close()
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

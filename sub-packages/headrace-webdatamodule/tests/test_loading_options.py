@@ -1,0 +1,96 @@
+"""Arguments that may differ from split to split, names of sources, seeds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.webdatamodule import Split
+from headrace.webdatamodule.loading.options import PerSplit, named_sources, seed_int
+
+
+def test_one_value_serves_all_splits() -> None:
+    one = PerSplit("batch_size", 4, 9)
+    assert not one.mapped
+    assert [one[split] for split in Split] == [4, 4, 4, 4]
+    assert all(split in one for split in Split)
+
+
+def test_a_mapping_serves_its_splits_and_leaves_the_others_the_default() -> None:
+    some = PerSplit("num_workers", {Split.val: 3}, 1)
+    assert some.mapped
+    assert [some[split] for split in Split] == [1, 3, 1, 1]
+    assert [split in some for split in Split] == [False, True, False, False]
+
+
+def test_a_mapping_that_is_a_value_is_one() -> None:
+    named = {"a": "/x", "b": "/y"}
+    one = PerSplit("shards", named)
+    assert not one.mapped
+    assert one[Split.test] is named
+    assert PerSplit("decode", {Split.train: {"json": None}})[Split.train] == {"json": None}
+
+
+def test_none_is_no_split() -> None:
+    none = PerSplit("shards", None)
+    assert not any(split in none for split in Split)
+    assert none[Split.train] is None
+
+
+def test_splits_and_other_keys_do_not_mix() -> None:
+    with pytest.raises(TypeError, match=r"batch_size: keys must be Split.train, .* or their names, got 'books'"):
+        PerSplit("batch_size", {Split.train: 1, "books": 2})
+
+
+def test_names_of_splits_are_splits() -> None:
+    named = PerSplit("batch_size", {"train": 64, Split.val: 128})
+    assert [named[split] for split in (Split.train, Split.val, Split.test)] == [64, 128, None]
+    assert PerSplit("shards", {"train": "/x", "val": "/y"}).mapped
+    with pytest.raises(ValueError, match=r"batch_size has Split\.train twice"):
+        PerSplit("batch_size", {"train": 64, Split.train: 128})
+
+
+def test_sources_are_named() -> None:
+    assert named_sources("shards", "/x", "train") == {"train": "/x"}
+    assert named_sources("shards", ["/x.tar"], "val") == {"val": ["/x.tar"]}
+    assert named_sources("shards", {"a": "/x", "b": "/y"}, "train") == {"a": "/x", "b": "/y"}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        ({}, ValueError, "has no source"),
+        ({1: "/x"}, TypeError, "names of sources must be str, got 1"),
+        ({"train": "/x"}, TypeError, "got 'train' among names; use 'train'"),
+        ({"a": "/x", "test": "/y"}, TypeError, "got 'test' among names; use 'test'"),
+    ],
+)
+def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        named_sources("shards", given, "train")
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(7), np.uint64(2**64 - 1)])
+def test_seeds(seed: Any) -> None:
+    assert type(seed_int(seed)) is int
+    assert seed_int(seed) == seed
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(-1, ValueError), (2**64, ValueError), ("x", TypeError), (1.0, TypeError), (None, TypeError)]
+)
+def test_what_is_no_seed(seed: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="seed must be"):
+        seed_int(seed)
+
+
+@pytest.mark.parametrize("name", ["training", "validation", "valid", "dev", "Test", "prediction"])
+def test_a_split_in_other_words_is_no_source(name: str) -> None:
+    with pytest.raises(TypeError, match=r"keys must be splits or names of sources, got .*; use '"):
+        named_sources("shards", {name: "somewhere"}, "train")
+
+
+@pytest.mark.parametrize("given", [{"a": {Split.train: "x"}}, {"a": Split.train}])
+def test_a_mapping_the_wrong_way_round_is_told_the_right_one(given: Any) -> None:
+    with pytest.raises(TypeError, match="for several sources"):
+        named_sources("shards", given, "train")

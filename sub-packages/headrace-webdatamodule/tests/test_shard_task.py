@@ -1,0 +1,142 @@
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_tar import made_by_tarfile
+
+from headrace.webdatamodule import ShardError
+from headrace.webdatamodule.shards.writing.shard_task import check_key, members, stage_tar, write_tar
+
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
+SAMPLES = st.dictionaries(
+    KEYS.filter(lambda key: not key.startswith("__") and len(key.encode()) < 90),
+    st.dictionaries(st.sampled_from(["txt", "a.bin", "0"]), st.binary(max_size=1500), min_size=1),
+    min_size=1,
+    max_size=5,
+)
+
+
+def read_with_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
+    with path.open("rb") as stream:  # its WebDataset leaves the file open
+        files = wds.tariterators.tar_file_expander([{"url": str(path), "stream": stream}])
+        samples = list(wds.tariterators.group_by_keys(files))
+    return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
+
+
+@given(SAMPLES)
+def test_webdataset_reads_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]
+) -> None:
+    path = tmp_path_factory.mktemp("tar") / "a-000000.tar"
+    write_tar(path, samples.items())
+    assert read_with_webdataset(path) == list(samples.items())
+    sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
+    assert list(members(path)) == sizes
+    assert path.read_bytes() == made_by_tarfile(samples.items())
+
+
+def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path: Path) -> None:
+    samples = [("d" * 120 + "/ü", {"bin": bytes(3 << 20)}), ("b", {"x": b"1", "y.z": b""})]
+    write_tar(tmp_path / "a.tar", samples)
+    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile(samples)
+
+
+def test_a_tar_file_without_samples_is_one(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [])
+    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile([])
+
+
+def test_bytes_depend_on_the_samples_only_and_the_format_is_plain_ustar(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):
+        write_tar(tmp_path / name, [("k", {"x": b"12"})])
+    data = (tmp_path / "a.tar").read_bytes()
+    assert data == (tmp_path / "b.tar").read_bytes()
+    assert data[257:265] == b"ustar\x0000"
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        [header] = tar.getmembers()
+    assert (header.mtime, header.pax_headers, header.offset_data) == (0, {}, 512)
+
+
+def test_an_error_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a-000000.tar"
+    write_tar(path, [("old", {"x": b""})])
+
+    def breaks() -> Iterator[tuple[str, Mapping[str, bytes]]]:
+        yield "new", {"x": b"1"}
+        raise OSError("the source went away")
+
+    with pytest.raises(OSError, match="went away"):
+        write_tar(path, breaks())
+    assert [p.name for p in tmp_path.iterdir()] == ["a-000000.tar"]
+    assert [name for name, _ in members(path)] == ["old.x"]
+
+
+def test_a_staged_shard_is_invisible_to_globs(tmp_path: Path) -> None:
+    staged = stage_tar(tmp_path / "a-000000.tar", [("k", {"x": b""})])
+    assert staged.exists()
+    assert not list(tmp_path.glob("*.tar"))
+    assert staged.name.startswith(".")
+
+
+@pytest.mark.parametrize("key", ["", "a.b", "/a", "__a__", "__a", "a/", "a\0"])
+def test_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ShardError, match="cannot be stored"):
+        check_key(key)
+    with pytest.raises(ShardError, match="cannot be stored"):
+        write_tar(tmp_path / "a.tar", [(key, {"x": b""})])
+
+
+@pytest.mark.parametrize("sample", [{"": b""}, {"a/b": b""}, {"A": b"", "a": b""}, {1: b""}, {"a": b"", 1: b""}])
+def test_member_keys_that_readers_would_not_give_back_are_refused(tmp_path: Path, sample: dict[Any, bytes]) -> None:
+    with pytest.raises(ShardError, match=r"member key .* cannot be stored.*sample 'k'"):
+        write_tar(tmp_path / "a.tar", [("k", sample)])
+
+
+def test_a_sample_without_members_and_a_long_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="no members"):
+        write_tar(tmp_path / "a.tar", [("k", {})])
+    with pytest.raises(ShardError, match="100 bytes"):
+        write_tar(tmp_path / "a.tar", [("k" * 101, {"x": b""})])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.arange(4.0), r"must be bytes, got ndarray: numpy\.save.*sample 'k', member 'k\.x'"),
+        ("text", r"must be bytes, got str: .*text\.encode\(\)"),
+        (3, "must be bytes, got int"),
+    ],
+)
+def test_members_that_are_no_bytes_are_refused(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(ShardError, match=message):
+        write_tar(tmp_path / "a.tar", [("k", {"x": data})])
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_like_members_are_stored_whole(tmp_path: Path) -> None:
+    numbers = np.arange(4.0)
+    sample: dict[str, Any] = {"a": numbers.data, "b": bytearray(b"22"), "c": memoryview(b"abcdef")[::2]}
+    write_tar(tmp_path / "a.tar", [("k", sample)])
+    plain = {"a": numbers.tobytes(), "b": b"22", "c": b"ace"}
+    assert read_with_webdataset(tmp_path / "a.tar") == [("k", plain)]
+
+
+@pytest.mark.parametrize("sample", [(3, {"x": b""}), (["k"], {"x": b""}), ("k", [b""]), ("k", None)])
+def test_what_is_no_sample_is_refused(tmp_path: Path, sample: Any) -> None:
+    with pytest.raises(ShardError, match="must be a pair of a text"):
+        write_tar(tmp_path / "a.tar", [sample])
+
+
+@pytest.mark.parametrize("key", ["a\ud800", "\udc80"])
+def test_keys_that_are_no_utf8_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
+        check_key(key)
+    with pytest.raises(ShardError, match="cannot be written as UTF-8"):
+        write_tar(tmp_path / "a.tar", [(key, {"x": b""})])

@@ -1,0 +1,74 @@
+"""What a loader delivered, counted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.webdatamodule import IndexedShards, index_shards, write_tars
+from headrace.webdatamodule.loading.dataset import ConcatShards, Skipped
+from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> ConcatShards:
+    def made(name: str, count: int) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        write_tars([(f"{name}{i}", {"txt": b"x" * i}) for i in range(count)], folder, n_shards=1)
+        index_shards(folder)
+        return folder
+
+    return ConcatShards({name: IndexedShards(made(name, count)) for name, count in (("a", 10), ("b", 5))})
+
+
+@given(st.lists(st.lists(st.integers(0, 14), max_size=6), max_size=30), st.integers(0, 30), st.booleans())
+def test_counts_are_those_of_the_batches(
+    sources: ConcatShards, batches: list[list[int]], asked: int, wide: bool
+) -> None:
+    sizes = np.arange(15) + 1
+    stats = DeliveryStats("train", sources, np.stack([sizes, sizes * 0], axis=1) if wide else sizes)
+    for number, batch in enumerate(batches):
+        if number == asked:
+            stats.report()  # to ask changes nothing
+        stats.add(batch)
+    report = stats.report()
+    flat = [index for batch in batches for index in batch]
+    assert report.batches == len(batches)
+    assert report.samples == {"a": sum(i < 10 for i in flat), "b": sum(i >= 10 for i in flat)}
+    padded = sum(len(batch) * (max(batch) + 1) for batch in batches if batch)
+    assert report.fill == (pytest.approx(sum(i + 1 for i in flat) / padded) if padded else None)
+
+
+def test_many_batches_are_counted_on_the_way(sources: ConcatShards) -> None:
+    stats = DeliveryStats("train", sources, None)
+    for number in range(2000):
+        stats.add([number % 15, 3])
+    assert stats.report().batches == 2000
+    assert sum(stats.report().samples.values()) == 4000
+    assert stats.report().fill is None
+
+
+def test_sizes_of_zero_make_no_padding(sources: ConcatShards) -> None:
+    stats = DeliveryStats("train", sources, np.zeros(15, np.int64))
+    stats.add([0, 1])
+    assert stats.report().fill is None
+
+
+def test_a_report_reads_well(sources: ConcatShards) -> None:
+    skipped = tuple(Skipped(number, f"sample {number} is cut") for number in range(12))
+    told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, 30, skipped, (4, 1)))
+    assert "train of rank 1, one of 4: 4,000 samples in 1,200 batches" in told
+    assert "a: 3,000 samples (75.0%)" in told
+    assert "padding: 25.0%" in told
+    assert "skipped as damaged: 12 samples, 30 times" in told
+    assert told.count("is cut") == 10
+    assert "and 2 more" in told
+    assert "0 samples (0.0%)" in str(LoaderReport("val", 0, {"a": 0}, None))
+
+
+def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: ConcatShards) -> None:
+    stats = DeliveryStats("train", sources, None)
+    assert [stats.skip(Skipped(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
+    assert (stats.report().n_skipped, [one.sample for one in stats.report().skipped]) == (3, [3])

@@ -1,0 +1,412 @@
+"""Which source is drawn at each position of the endless global sequence, in closed form.
+
+The sources are the leaves of a binary tree (Huffman, "A method for the construction of minimum-redundancy codes",
+1952, so that frequent sources lie near the root). Of the first ``t`` draws of a node, its heavier child gets
+``t * heavy / weight``, rounded to the nearest integer. So every source's count at any position is known without
+counting, and is never more than about one and a half draws away from its share. Epochs and the stages of a schedule
+are segments of the one sequence; nothing is carried from position to position.
+"""
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.weighted_sampler._permutation import (
+    WINDOW,
+    Indices,
+    SourceEpochs,
+    WindowPositions,
+    derive,
+    shuffle_in_windows,
+)
+from headrace.weighted_sampler._validation import MAX_POSITION
+
+DRAWS, WINDOWS, STREAMS = 1, 2, 3  # what a derived key is for
+MAX_SOURCES = 2**16  # sources are numbered in 16 bits
+MAX_PERIOD = 2**31  # the largest sum of integer weights that is kept exactly; above it products exceed 64 bits
+_DENSE = 64  # positions count as dense when there is one in so many
+_WINDOWS_AT_ONCE = 16  # windows that are renumbered in one call
+
+# A source, where in the given positions it is drawn, and the numbers of its draws there.
+Assignment = tuple[int, Indices, Indices]
+
+
+# -- Integer weights -----------------------------------------------------------------------------------------------
+
+
+def integer_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return integers in the proportions of some weights, which are >= 0 and not all 0.
+
+    The smallest such integers when their sum is at most 2**31. Otherwise integers with that sum, at least 1 where the
+    weight is above 0: off by one or two draws in 2e9 for a handful of sources.
+
+    >>> integer_weights([Fraction("0.75"), Fraction("0.25"), Fraction(0)])
+    (3, 1, 0)
+    """
+    common = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * common) for weight in weights]
+    divisor = math.gcd(*whole)
+    if sum(whole) // divisor <= MAX_PERIOD:
+        return tuple(number // divisor for number in whole)
+    return apportion(whole, MAX_PERIOD)
+
+
+def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
+    """Split ``total`` by the largest remainders (Hamilton's method), after giving 1 to each weight above 0.
+
+    >>> apportion([1, 1, 1, 0], 10), apportion([10**9, 1], 10)
+    ((4, 3, 3, 0), (9, 1))
+    """
+    whole, left = sum(weights), total - sum(weight > 0 for weight in weights)
+    parts = [int(weight > 0) + weight * left // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda place: -(weights[place] * left % whole))
+    for place in by_remainder[: total - sum(parts)]:
+        parts[place] += 1
+    return tuple(parts)
+
+
+def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
+    """Return ``floor(counts * part / whole + 1/2)`` exactly, for counts and part from 0 to whole, up to 2**62.
+
+    The product may need 124 bits. Up to a whole of 2**31 it fits into 64; above, the counts are taken a few bits at a
+    time, as in long division by hand.
+
+    >>> rounded_share(np.array([0, 1, 2, 3]), part=1, whole=3).tolist()
+    [0, 0, 1, 1]
+    >>> int(rounded_share(np.array([2**61]), part=2**61 + 1, whole=2**62)[0]) == 2**60 + 1
+    True
+    """
+    if whole <= MAX_PERIOD:
+        return (counts * part + whole // 2) // whole
+    bits = 63 - whole.bit_length() or 1  # of the counts in one step: rest * 2**bits + limb * part < 2**64
+    words, quotient, rest = counts.view(np.uint64), np.zeros(len(counts), np.uint64), np.zeros(len(counts), np.uint64)
+    for shift in reversed(range(0, whole.bit_length(), bits)):
+        limb = (words >> np.uint64(shift)) & np.uint64(2**bits - 1)
+        rest = (rest << np.uint64(bits)) + limb * np.uint64(part)
+        if shift == 0:
+            rest += np.uint64(whole // 2)
+        step = rest // np.uint64(whole)
+        rest -= step * np.uint64(whole)
+        quotient = (quotient << np.uint64(bits)) + step
+    return quotient.view(np.int64)
+
+
+# -- The tree ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    """A source, or two nodes that share its draws."""
+
+    weight: int  # draws in one period of the whole tree
+    source: int = -1
+    children: tuple["Node", ...] = ()  # the heavier and the lighter
+
+
+def build_tree(weights: Sequence[int]) -> Node:
+    """Build the tree of integer weights; its root's weight, at most 2**62, is the period of the interleave.
+
+    >>> build_tree([2, 0, 1]).weight
+    3
+    """
+    # The second entry breaks ties between equal weights, so that the tree is the same everywhere.
+    heap = [(weight, source, Node(weight, source)) for source, weight in enumerate(weights) if weight]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (_, _, light), (_, order, heavy) = heapq.heappop(heap), heapq.heappop(heap)
+        joined = Node(light.weight + heavy.weight, children=(heavy, light))
+        heapq.heappush(heap, (joined.weight, order, joined))
+    return heap[0][2]
+
+
+def draws_before(root: Node, positions: Indices, sources: int) -> Indices:
+    """Count each source's draws before some positions, ``[m]``; returns ``[m, sources]``.
+
+    Rows add up to the positions, columns never fall, and every period holds exactly each source's weight.
+
+    >>> draws_before(build_tree([2, 1]), np.array([0, 1, 2, 3, 6]), sources=2).tolist()
+    [[0, 0], [1, 0], [1, 1], [2, 1], [4, 2]]
+    """
+    counts = np.zeros((len(positions), sources), np.int64)
+    periods = positions // root.weight
+    waiting = [(root, positions - periods * root.weight)]
+    while waiting:
+        node, own = waiting.pop()
+        if node.children:
+            heavy, light = node.children
+            to_heavy = rounded_share(own, heavy.weight, node.weight)
+            waiting += [(heavy, to_heavy), (light, own - to_heavy)]
+        else:
+            counts[:, node.source] = own + periods * node.weight
+    return counts
+
+
+# -- Assigning positions to sources --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the sequence within one epoch and one stage."""
+
+    root: Node
+    length: int
+    first: int  # where the segment begins in the stage
+    key: int
+    bases: Indices  # each source's draws before the stage, shape [s]
+    sizes: Indices | None = None  # samples of each source, shape [s]; None when sources have no epochs of their own
+
+    def assign(self, offsets: Indices) -> Iterator[Assignment]:
+        """Assign ascending positions within the segment to sources.
+
+        Each window holds as many draws of a source as the tree says: first those of source 0, then those of source 1
+        and so on, before they are shuffled. Where an epoch of a source ends inside a window, its draws there are
+        numbered in the order of their positions, so that the source's next epoch begins after this one has ended.
+
+        >>> segment = Segment(build_tree([2, 1]), length=6, first=0, key=7, bases=np.array([0, 5]))
+        >>> {source: sorted(draws.tolist()) for source, where, draws in segment.assign(np.arange(6))}
+        {0: [0, 1, 2, 3], 1: [5, 6]}
+        """
+        sources = len(self.bases)
+        moved = shuffle_in_windows(offsets, self.length, self.key)
+        begins = moved.windows * WINDOW
+        bounds = np.concatenate([begins, np.minimum(begins + WINDOW, self.length)])
+        counts = draws_before(self.root, self.first + bounds, sources) + self.bases
+        before, after = counts.reshape(2, len(begins), sources)
+        shares = after - before
+        owners = _owners(moved, shares)
+        draws = (before - np.cumsum(shares, axis=1) + shares).ravel()[moved.rows * sources + owners] + moved.places
+        if self.sizes is not None:
+            self._renumber(self.sizes, offsets, moved, before, shares, owners, draws)
+        yield from _by_source(owners, draws, sources)
+
+    def _renumber(
+        self,
+        sizes: Indices,
+        offsets: Indices,
+        moved: WindowPositions,
+        before: Indices,
+        shares: Indices,
+        owners: Indices,
+        draws: Indices,
+    ) -> None:
+        """Number draws by position, in place, in the windows where an epoch of a source ends."""
+        last = before + np.maximum(shares, 1) - 1
+        crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
+        rows = np.flatnonzero(crossing)
+        for low in range(0, len(rows), _WINDOWS_AT_ONCE):
+            chosen = rows[low : low + _WINDOWS_AT_ONCE]
+            is_chosen = np.zeros(len(crossing), bool)
+            is_chosen[chosen] = True
+            own = np.flatnonzero(is_chosen[moved.rows])
+            place = np.searchsorted(chosen, moved.rows[own]) * WINDOW + (offsets[own] & (WINDOW - 1))
+            earlier = self._earlier_draws(moved.windows[chosen], shares[chosen])
+            draws[own] = before[moved.rows[own], owners[own]] + earlier[place]
+
+    def _earlier_draws(self, windows: Indices, shares: Indices) -> Indices:
+        """For each position of whole windows, how many earlier positions of its window have its source."""
+        offsets = (windows[:, None] * WINDOW + np.arange(WINDOW)).ravel()
+        offsets = offsets[offsets < self.length]
+        rows = np.searchsorted(windows, offsets // WINDOW)
+        moved = WindowPositions(windows, rows, shuffle_in_windows(offsets, self.length, self.key).places)
+        groups = rows * shares.shape[1] + _owners(moved, shares)
+        order = np.argsort(groups, kind="stable")
+        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        earlier = np.empty(len(offsets), np.int64)
+        earlier[order] = np.arange(len(offsets)) - np.repeat(begins, np.diff(begins, append=len(offsets)))
+        return earlier
+
+
+def _owners(moved: WindowPositions, shares: Indices) -> Indices:
+    """The source of each position: the one in whose share of the window its place falls."""
+    windows, sources = shares.shape
+    at = moved.rows * WINDOW + moved.places
+    if windows * WINDOW <= len(at) * _DENSE:
+        numbers = np.tile(np.arange(sources, dtype=np.uint16), windows)
+        return np.take(np.repeat(numbers, shares.ravel()), at).astype(np.int64)
+    bounds = np.cumsum(shares, axis=1) + np.arange(windows)[:, None] * WINDOW
+    owners: Indices = np.searchsorted(bounds.ravel(), at, side="right") - moved.rows * sources
+    return owners
+
+
+def _by_source(owners: Indices, draws: Indices, sources: int) -> Iterator[Assignment]:
+    order = np.argsort(owners.astype(np.uint16), kind="stable")
+    counts: NDArray[np.int64] = np.bincount(owners, minlength=sources)
+    ends = np.cumsum(counts)
+    for source in np.flatnonzero(counts).tolist():
+        where = order[ends[source] - counts[source] : ends[source]]
+        yield source, where, draws[where]
+
+
+# -- The sequence --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Integer weights that hold from a position on, the same sources in every stage."""
+
+    start: int
+    weights: tuple[int, ...]
+
+
+class Mixture:
+    """Sources by position, for the stages of a schedule.
+
+    Inside a stage every source's count follows its share to within about one and a half draws at the end of each
+    window of 1,024 positions, and is exact after every period, the sum of the weights. Windows begin anew with every
+    epoch and every stage.
+
+    Args:
+        stages: By rising ``start``; the first begins at 0.
+        epoch_length: Positions in an epoch.
+        seed: A 64-bit word.
+        sizes: Samples of each source: an epoch of a source ends before its next one begins. None when sources have
+            no epochs of their own.
+
+    >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
+    >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.assign(1, np.arange(6))}
+    {0: [4, 5, 6, 7], 1: [2, 3]}
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], epoch_length: int, seed: int, sizes: Sequence[int] | None = None
+    ) -> None:
+        self.stages = tuple(stages)
+        self.epoch_length = epoch_length
+        self.seed = seed
+        self.sources = len(stages[0].weights)
+        self._sizes = None if sizes is None else np.maximum(sizes, 1)
+        self._trees = [build_tree(stage.weights) for stage in stages]
+        self._bases = [[0] * self.sources]  # each source's draws before each stage
+        for number, (stage, after) in enumerate(pairwise(self.stages)):
+            self._bases.append(self._counts(number, after.start - stage.start))
+
+    def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
+        """Assign ascending positions of an epoch, shape ``[m]``, to sources.
+
+        Yields, for each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
+        those the number of its draw, counted from the beginning of the sequence.
+        """
+        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
+        cuts = [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
+        for start, stop in pairwise(cuts):
+            low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
+            if low == high:
+                continue
+            stage = self._stage_at(start)
+            segment = Segment(
+                root=self._trees[stage],
+                length=stop - start,
+                first=start - self.stages[stage].start,
+                key=int(derive(self.seed, WINDOWS, start)[0]),
+                bases=np.array(self._bases[stage]),
+                sizes=self._sizes,
+            )
+            for source, where, draws in segment.assign(offsets[low:high] - (start - begin)):
+                yield source, where + low, draws
+
+    def draws_before(self, position: int) -> list[int]:
+        """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
+        stage = self._stage_at(position)
+        return self._counts(stage, position - self.stages[stage].start)
+
+    def _stage_at(self, position: int) -> int:
+        return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+
+    def _counts(self, stage: int, offset: int) -> list[int]:
+        own = draws_before(self._trees[stage], np.array([offset]), self.sources)[0]
+        return [base + int(count) for base, count in zip(self._bases[stage], own, strict=True)]
+
+
+# -- Samples -------------------------------------------------------------------------------------------------------
+
+_BLOCK = 2**15  # positions computed at a time: few enough to stay in the processor's cache
+_BLOCK_PER_SOURCE = 64  # with thousands of sources, larger blocks
+_MAX_COUNTS = 2**21  # counts, of each source in each window, that a block needs at most
+_MAX_SPAN = 2**22  # positions that a block spans at most, those of other ranks included
+
+
+class SampleOrder:
+    """Dataset indices at any position of the endless sequence of a mixture.
+
+    A pure function of its arguments; the tables that are kept between calls only make it faster. A source's samples
+    are shuffled with a key made from its range, so that other sources do not change its order.
+
+    Args:
+        mixture: Sources by position.
+        ranges: (begin, end) of each source's indices, or of its places in ``members``.
+        members: Dataset indices, shape ``[n]``; None when the ranges are of dataset indices.
+    """
+
+    def __init__(self, mixture: Mixture, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
+        self.mixture = mixture
+        self._ranges = tuple(ranges)
+        self._members = members
+        self._epochs = self._source_epochs()
+        self._block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.sources)
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the dataset indices at ascending positions of an epoch, shape ``[m]``."""
+        found = np.empty(len(positions), np.int64)
+        for source, where, draws in self.mixture.assign(epoch, positions):
+            found[where] = self._epochs[source](draws) + self._ranges[source][0]
+        return found if self._members is None else self._members[found]
+
+    def between(self, epoch: int, start: int, stop: int) -> Indices:
+        """Return the dataset indices at positions ``start .. stop - 1`` of an epoch."""
+        found = np.empty(stop - start, np.int64)
+        step = self.block(num_replicas=1)
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
+            found[low - start : high - start] = self.at(epoch, np.arange(low, high))
+        return found
+
+    def block(self, num_replicas: int) -> int:
+        """Positions of one rank that are best computed at a time."""
+        windows = max(1, _MAX_COUNTS // self.mixture.sources)
+        return max(1, min(self._block, _MAX_SPAN // num_replicas, windows * max(1, WINDOW // num_replicas)))
+
+    def _source_epochs(self) -> list[SourceEpochs]:
+        begins, ends = np.array(self._ranges, np.uint64).T
+        keys = derive(self.mixture.seed, DRAWS, begins, ends).tolist()
+        return [SourceEpochs(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_epochs": self._source_epochs()}  # without the tables
+
+
+class StreamOrder:
+    """The source at every position of one stream: a pure function of weights, seed, epoch, rank and worker.
+
+    Each source's count is within about one and a half of its share at the end of every window of 1,024 positions.
+    Every (epoch, rank, worker) has a key of its own, so that ranks do not all draw the same source in the same step.
+
+    After some sources were ``dropped`` and have weight 0, positions count from the latest drop.
+
+    >>> order = StreamOrder((3, 1), seed=0, epoch=0, rank=0, worker=0)
+    >>> sum(order.source_at(position) for position in range(1024))
+    256
+    """
+
+    def __init__(self, weights: Sequence[int], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0) -> None:
+        key = int(derive(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
+        self._mixture = Mixture([Stage(0, tuple(weights))], MAX_POSITION, key)
+        self._window = -1
+        self._sources: list[int] = []  # of that window, so that a position costs one look-up
+
+    def source_at(self, position: int) -> int:
+        """Return the number of the source at a position from 0 to 2**62 - 1."""
+        window, place = divmod(position, WINDOW)
+        if window != self._window:
+            owners = np.empty(WINDOW, np.int64)
+            for source, where, _ in self._mixture.assign(0, np.arange(window * WINDOW, (window + 1) * WINDOW)):
+                owners[where] = source
+            self._sources, self._window = owners.tolist(), window
+        return self._sources[place]

@@ -1,0 +1,325 @@
+"""Counter-based random numbers and permutations in which any element is computed alone.
+
+Everything is 64-bit integer arithmetic on keys, the same on every platform and numpy version. From the bottom up:
+
+- ``derive`` and ``splitmix64``: random words as a function of a key (Steele, Lea and Flood, OOPSLA 2014);
+- ``sort_shuffles``: true shuffles of up to 2**16 elements, by sorting random words;
+- ``permute``: a generalised Feistel network for any length (Black and Rogaway, "Ciphers with arbitrary finite
+  domains", CT-RSA 2002);
+- ``shuffle_in_windows``: positions shuffled inside windows of 1,024;
+- ``SourceEpochs``: the endless sequence of epochs over one source, each in an order of its own.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Indices = NDArray[np.int64]
+
+# -- Random words --------------------------------------------------------------------------------------------------
+
+
+def splitmix64(words: Words) -> Words:
+    """Scramble 64-bit words with one step of SplitMix64, a bijection.
+
+    >>> hex(splitmix64(np.zeros(1, np.uint64))[0])
+    '0xe220a8397b1dcdaf'
+    """
+    mixed: Words = words + np.uint64(0x9E3779B97F4A7C15)  # unsigned words wrap around, as they should
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def derive(*words: int | Words) -> Words:
+    """Hash words, integers or arrays that broadcast, to keys; every word and its place in the list matter.
+
+    >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
+    ((1,), (4,))
+    """
+    key = np.zeros(1, np.uint64)
+    for word in words:
+        key = splitmix64(key ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
+    return key
+
+
+def below(words: Words, bound: int) -> Indices:
+    """Scale random words to ``0 .. bound - 1``, uniform to within ``bound / 2**32``, for a bound of at most 2**31.
+
+    >>> below(np.array([0, 2**64 - 1], np.uint64), 10).tolist()
+    [0, 9]
+    """
+    scaled: Indices = (((words >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).view(np.int64)
+    return scaled
+
+
+# -- Shuffles of short lists ---------------------------------------------------------------------------------------
+
+MAX_SORTED = 2**16  # longest list that is shuffled by sorting
+
+
+def sort_shuffles(size: int, keys: Words) -> Indices:
+    """Shuffle ``0 .. size - 1`` once for each key ``[p]``; returns a permutation in each row of ``[p, size]``.
+
+    Random words of 48 bits above the elements' 16 bits are sorted. No two words are equal, so the result does not
+    depend on the sorting algorithm.
+
+    >>> sorted(sort_shuffles(5, derive(0))[0].tolist())
+    [0, 1, 2, 3, 4]
+    """
+    low_bits = np.uint64(MAX_SORTED - 1)
+    elements = np.arange(size, dtype=np.uint64)
+    words = splitmix64(keys[:, None] ^ splitmix64(elements))
+    words &= ~low_bits
+    words |= elements
+    words.sort(axis=1)
+    words &= low_bits
+    return words.view(np.int64)
+
+
+# -- A Feistel network for long lists ------------------------------------------------------------------------------
+
+ROUNDS = 6  # three rounds fail chi-square tests, six pass
+MAX_TABLE_ROWS = 2**13  # of a tabulated permutation: 800 KB of tables
+
+# The number that one round adds: (round, selector, elements) -> numbers.
+Round = Callable[[int, Indices, Indices], Indices]
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """The domain of the network: ``size`` elements in rows and columns.
+
+    A round adds a keyed random number to the row, selected by the column, or to the column, selected by the row. Each
+    round can be undone, so together they permute the rectangle. An element that lands beyond ``size`` goes through
+    the network again until it lands inside ("cycle walking").
+
+    Attributes:
+        size: Number of elements, 1 to 2**62.
+        rows: The square root of ``size``, rounded up.
+        columns: The smallest number with ``rows * columns >= size``.
+    """
+
+    size: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, size: int) -> "Rectangle":
+        """Make the rectangle of ``size`` elements.
+
+        >>> Rectangle.of(10)
+        Rectangle(size=10, rows=4, columns=3)
+        """
+        rows = math.isqrt(size - 1) + 1
+        return cls(size, rows, -(-size // rows))
+
+    def moduli(self) -> list[tuple[int, int]]:
+        """(Modulus of the number added, modulus of its selector) of each round; row and column alternate."""
+        return [(self.rows, self.columns) if turn % 2 == 0 else (self.columns, self.rows) for turn in range(ROUNDS)]
+
+
+def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
+    """Apply the permutation of each key, ``[m]`` or ``[1]``, to its element, ``[m]``.
+
+    >>> sorted(permute(Rectangle.of(10), np.arange(10), derive(3)).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    moduli = shape.moduli()
+    round_keys = derive(keys[:, None], np.arange(ROUNDS, dtype=np.uint64)[None])
+
+    def number(turn: int, selector: Indices, at: Indices) -> Indices:
+        own_keys = round_keys if len(keys) == 1 else round_keys[at]
+        selector = selector - selector // moduli[turn][1] * moduli[turn][1]
+        return below(splitmix64(own_keys[:, turn] ^ selector.view(np.uint64)), moduli[turn][0])
+
+    return _cycle_walk(shape, elements, number)
+
+
+def round_tables(shape: Rectangle, key: Words) -> list[Indices]:
+    """The numbers to add in each round of one key's permutation, repeated where the selector exceeds its modulus."""
+    tables = []
+    for turn, (modulus, length) in enumerate(shape.moduli()):
+        words = derive(key, turn) ^ np.arange(length, dtype=np.uint64)
+        tables.append(np.tile(below(splitmix64(words), modulus), 1 + (turn + 1) // 2))
+    return tables
+
+
+def permute_by_tables(shape: Rectangle, tables: list[Indices], elements: Indices) -> Indices:
+    """Apply a tabulated permutation; the same as ``permute``, faster.
+
+    >>> shape, key, elements = Rectangle.of(1000), derive(3), np.arange(1000)
+    >>> bool((permute_by_tables(shape, round_tables(shape, key), elements) == permute(shape, elements, key)).all())
+    True
+    """
+
+    def number(turn: int, selector: Indices, _at: Indices) -> Indices:
+        return np.take(tables[turn], selector, mode="clip")  # the mode without a bounds check
+
+    return _cycle_walk(shape, elements, number)
+
+
+def _cycle_walk(shape: Rectangle, elements: Indices, number: Round) -> Indices:
+    moved = _all_rounds(shape, elements, np.arange(len(elements)), number)
+    while (outside := np.flatnonzero(moved >= shape.size)).size:
+        moved[outside] = _all_rounds(shape, moved[outside], outside, number)
+    return moved
+
+
+def _all_rounds(shape: Rectangle, elements: Indices, at: Indices, number: Round) -> Indices:
+    row = elements // shape.columns
+    column = elements - row * shape.columns
+    for turn in range(0, ROUNDS, 2):
+        row += number(turn, column, at)
+        column += number(turn + 1, row, at)
+    # Reduced once at the end. numpy divides much faster than it takes remainders.
+    row -= row // shape.rows * shape.rows
+    column -= column // shape.columns * shape.columns
+    row *= shape.columns
+    row += column
+    return row
+
+
+# -- Shuffles inside windows ---------------------------------------------------------------------------------------
+
+WINDOW = 1024  # positions in a window
+_SIDE = np.int64(32)  # a window is a square of 32 x 32
+_NUMBERS = ROUNDS * 32  # of one window, one byte each
+
+
+@dataclass(frozen=True)
+class WindowPositions:
+    """Shuffled positions of some offsets.
+
+    Attributes:
+        windows: Numbers of the windows that occur, ascending, shape ``[w]``.
+        rows: For each offset, its entry in ``windows``, shape ``[m]``.
+        places: For each offset, its shuffled place in that window, shape ``[m]``.
+    """
+
+    windows: Indices
+    rows: Indices
+    places: Indices
+
+
+def shuffle_in_windows(offsets: Indices, length: int, key: int) -> WindowPositions:
+    """Shuffle ``0 .. length - 1`` inside windows of 1,024 and return where some ascending offsets go.
+
+    Counts at the end of each window stay as they are. Without the shuffle an exact interleave is regular: with eight
+    equal sources, a rank that takes every eighth position would read a single source.
+
+    A full window is a Feistel network over its square with keyed tables; the last, shorter one is sorted.
+
+    >>> moved = shuffle_in_windows(np.arange(1500), 1500, key=1)
+    >>> moved.windows.tolist(), sorted(moved.places[:1024]) == list(range(1024))
+    ([0, 1], True)
+    """
+    windows, rows = _unique_windows(offsets // WINDOW)
+    cut = int(np.searchsorted(offsets, length - length % WINDOW))
+    places = _full_windows(offsets[:cut] & (WINDOW - 1), rows[:cut], windows, key)
+    if cut < len(offsets):
+        last = sort_shuffles(length % WINDOW, derive(key, length // WINDOW))[0]
+        places = np.concatenate([places, last[offsets[cut:] & (WINDOW - 1)]])
+    return WindowPositions(windows, rows, places)
+
+
+def _unique_windows(numbers: Indices) -> tuple[Indices, Indices]:
+    """The same as ``np.unique(numbers, return_inverse=True)`` for ascending numbers, faster where they are dense."""
+    if not numbers.size:
+        return numbers, numbers
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first < len(numbers):
+        return np.arange(first, last + 1), numbers - first
+    windows, rows = np.unique(numbers, return_inverse=True)
+    return windows, rows
+
+
+def _full_windows(places: Indices, rows: Indices, windows: Indices, key: int) -> Indices:
+    words = derive(key, windows.astype(np.uint64))[:, None] ^ np.arange(_NUMBERS // 8, dtype=np.uint64)
+    numbers = splitmix64(words).astype("<u8", copy=False).view(np.uint8).ravel()
+    left, right, at = places >> 5, places & (_SIDE - 1), rows * _NUMBERS
+    for _ in range(0, ROUNDS, 2):
+        left = (left + np.take(numbers, at + right, mode="clip")) & (_SIDE - 1)
+        at += _SIDE
+        right = (right + np.take(numbers, at + left, mode="clip")) & (_SIDE - 1)
+        at += _SIDE
+    shuffled: Indices = (left << 5) | right
+    return shuffled
+
+
+# -- Epochs over one source ----------------------------------------------------------------------------------------
+
+MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memory when many short epochs are drawn
+
+
+class SourceEpochs:
+    """The endless sequence of draws from one source, epoch after epoch, each in an order of its own.
+
+    Draw ``k`` is element ``k % size`` of the source's epoch ``k // size``, so an element comes again only after all
+    the others. A pure function of (size, key, draw). The tables of the latest epoch are kept for speed: at most
+    0.5 MB for a short source, 0.8 MB for a long one.
+
+    >>> drawn = SourceEpochs(4, key=0)(np.arange(2, 10))
+    >>> sorted(drawn[2:6].tolist())
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, size: int, key: int) -> None:
+        self.size = size
+        self._key = np.uint64(key)
+        self._shape = Rectangle.of(max(1, size))
+        self._cache: tuple[int, list[Indices]] = (-1, [])  # (epoch, its tables)
+
+    def __call__(self, draws: Indices) -> Indices:
+        """Return the elements, ``0 .. size - 1``, of some draws, shape ``[m]``."""
+        if self.size == 1 or not draws.size:
+            return np.zeros_like(draws)
+        epochs = draws // self.size
+        elements = draws - epochs * self.size
+        first, last = int(epochs.min()), int(epochs.max())
+        if self.size <= MAX_SORTED:
+            return self._short_epoch(first)[elements] if first == last else self._short(epochs, elements)
+        return self._long_epoch(first, elements) if first == last else self._long(epochs, elements)
+
+    def _keys(self, epochs: Indices) -> Words:
+        return derive(np.atleast_1d(self._key), epochs.astype(np.uint64))
+
+    def _short(self, epochs: Indices, elements: Indices) -> Indices:
+        wanted, row = np.unique(epochs, return_inverse=True)
+        found = np.empty_like(elements)
+        step = max(1, MAX_SHUFFLED // self.size)
+        for first in range(0, len(wanted), step):
+            orders = sort_shuffles(self.size, self._keys(wanted[first : first + step]))
+            here = np.flatnonzero((row >= first) & (row < first + step)) if len(wanted) > step else slice(None)
+            found[here] = orders[row[here] - first, elements[here]]
+        self._cache = (int(wanted[-1]), [orders[-1].copy()])
+        return found
+
+    def _short_epoch(self, epoch: int) -> Indices:
+        if self._cache[0] != epoch:
+            self._cache = (epoch, [sort_shuffles(self.size, self._keys(np.array([epoch])))[0]])
+        return self._cache[1][0]
+
+    def _long(self, epochs: Indices, elements: Indices) -> Indices:
+        if len(epochs) < self._shape.rows:
+            return permute(self._shape, elements, self._keys(epochs))
+        found = np.empty_like(elements)
+        for epoch in np.unique(epochs):
+            here = np.flatnonzero(epochs == epoch)
+            found[here] = self._long_epoch(int(epoch), elements[here])
+        return found
+
+    def _long_epoch(self, epoch: int, elements: Indices) -> Indices:
+        if self._cache[0] != epoch:
+            key = self._keys(np.array([epoch]))
+            if self._shape.rows > MAX_TABLE_ROWS or len(elements) * 4 < self._shape.rows:
+                return permute(self._shape, elements, key)  # tables would cost more than they save
+            self._cache = (epoch, round_tables(self._shape, key))
+        return permute_by_tables(self._shape, self._cache[1], elements)

@@ -1,0 +1,297 @@
+"""The sources of an interleaved dataset: their weights, and reading one of them item by item."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.weighted_sampler._mixture import MAX_SOURCES
+from headrace.weighted_sampler._semantics import Amounts, normalize, parse_temperature
+from headrace.weighted_sampler._validation import (
+    WORD,
+    Ratio,
+    as_choice,
+    as_fraction,
+    as_int,
+    data_identity,
+    digest,
+)
+from headrace.weighted_sampler.weights import NamedWeights, flatten
+
+T = TypeVar("T")
+StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
+StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any]
+Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
+
+STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
+BEGINS_AGAIN = ("all_exhausted", "endless")  # rules by which a source that has run out begins again
+SEMANTICS = ("proportion", "ratio", "temperature")
+END: Final = object()  # in place of an item: the source has no more
+
+_Found: TypeAlias = list[tuple[str, Iterable[T], Fraction]]
+
+
+@dataclass(frozen=True)
+class StreamMixture(Generic[T]):
+    """The sources that are drawn from."""
+
+    names: tuple[str, ...]
+    sources: tuple[Iterable[T], ...]
+    weights: tuple[int, ...]  # draws of each in one period of the interleave
+    seed: int
+    stopping: Stopping
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits: 16 for the names and data of the sources, 16 for the weights, the seed and the stopping."""
+        lengths = [len(source) if isinstance(source, Sequence) else None for source in self.sources]
+        return digest(self.names, [data_identity(source) for source in self.sources], lengths) + digest(
+            self.weights, self.seed, self.stopping
+        )
+
+    def over(self, exhausted: Iterable[int]) -> bool:
+        """Whether the stream ends, after each source has run out so many times."""
+        if self.stopping == "endless":
+            return False
+        return any(exhausted) if self.stopping == "first_exhausted" else all(exhausted)
+
+
+def parse_streams(
+    sources: StreamSources[T],
+    weights: StreamWeights,
+    seed: int,
+    stopping: str,
+    semantics: str = "proportion",
+    temperature: Ratio | None = None,
+) -> StreamMixture[T]:
+    """Check the arguments of ``InterleavedDataset`` and leave out the sources of weight 0.
+
+    Sources of a mapping are taken in the order of their names, so that the order in which it was written changes
+    nothing. Those of a sequence are named by their position.
+
+    >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
+    >>> mixture.names, mixture.weights
+    (('a', 'b'), (1, 3))
+    """
+    found = _by_name(sources, weights) if isinstance(sources, Mapping) else _by_position(sources, weights)
+    if len(found) > MAX_SOURCES:
+        raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(found)}; concatenate some of them")
+    as_choice("stopping", stopping, STOPPINGS)
+    rule: Stopping = next(rule for rule in STOPPINGS if rule == stopping)
+    as_choice("semantics", semantics, SEMANTICS)
+    exact_temperature = parse_temperature(semantics, temperature)
+    drawn = [(name, source, weight) for name, source, weight in found if weight]
+    if not drawn:
+        raise ValueError(f"weights must hold at least one above 0, got {weights!r}: there is nothing to draw")
+    for name, source, _ in drawn:
+        _check_source(name, source, rule)
+    names, iterables, parts = zip(*drawn, strict=True)
+    lengths = tuple(1 if semantics == "proportion" else _length(*named) for named in zip(names, iterables, strict=True))
+    normalized = normalize(parts, Amounts(lengths), semantics, exact_temperature)
+    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, WORD - 1), rule)
+
+
+def is_one_shot(source: object) -> bool:
+    """Whether a source is its own iterator and so cannot begin again.
+
+    >>> is_one_shot(iter([1])), is_one_shot([1])
+    (True, False)
+    """
+    return isinstance(source, Iterator) and iter(source) is source
+
+
+def set_source_epoch(source: object, epoch: int) -> None:
+    """Call ``set_epoch`` of a source that has it."""
+    set_epoch = getattr(source, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+
+
+def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Found[T]:
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            f"weights must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
+            "the order of a mapping should not decide which source a weight belongs to"
+        )
+    for name in sources:
+        if not isinstance(name, str):
+            raise TypeError(f"sources must have strings as names, got {name!r}")
+    flat, _ = flatten("weights", weights)
+    if missing := sorted(set(sources) - set(flat)):
+        raise ValueError(f"weights lacks the sources {missing}; give each a weight, 0 leaves one out")
+    if unknown := sorted(set(flat) - set(sources), key=repr):
+        raise ValueError(f"weights names {unknown}, which are not in sources; the sources are {sorted(sources)}")
+    return [(name, sources[name], as_fraction(f"weights[{name!r}]", flat[name])) for name in sorted(sources)]
+
+
+def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Found[T]:
+    _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
+    _check_list("weights", weights, "a list, as sources is one,")
+    numbers = list(weights)
+    if len(numbers) != len(sources):
+        raise ValueError(f"weights must hold one number a source: got {len(numbers)} for {len(sources)} sources")
+    return [
+        (str(place), source, as_fraction(f"weights[{place}]", weight))
+        for place, (source, weight) in enumerate(zip(sources, numbers, strict=True))
+    ]
+
+
+def _check_list(name: str, given: object, allowed: str) -> None:
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")
+
+
+def _check_source(name: str, source: object, stopping: Stopping) -> None:
+    if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
+        raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
+    if stopping in BEGINS_AGAIN and is_one_shot(source):
+        raise ValueError(
+            f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "
+            f"stopping={stopping!r} needs; give an object whose __iter__ makes a new iterator, or use "
+            "stopping='first_exhausted'"
+        )
+
+
+def _length(name: str, source: object) -> int:
+    if not isinstance(source, Sized):
+        raise TypeError(
+            f"sources[{name!r}] must have a length unless semantics='proportion', got {type(source).__name__}; "
+            "multiply its weight by its number of samples and use semantics='proportion'"
+        )
+    return as_int(f"len(sources[{name!r}])", len(source), 1)
+
+
+# -- Reading one source --------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that saves and restores its position, as in torchdata."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+
+
+class SourceState(TypedDict):
+    """The position in one source.
+
+    Attributes:
+        drawn: Items of its present epoch that were yielded.
+        exhausted: How often it has run out; the number of its present epoch.
+        source: The source's own state, None where it has none.
+        iterator: The same of its iterator.
+    """
+
+    drawn: int
+    exhausted: int
+    source: dict[str, Any] | None
+    iterator: dict[str, Any] | None
+
+
+def fresh_state() -> SourceState:
+    """Return the state of a source that nothing has been drawn from."""
+    return SourceState(drawn=0, exhausted=0, source=None, iterator=None)
+
+
+class SourceReader(Generic[T]):
+    """Draw items from a source, and begin it again.
+
+    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th epoch begins
+    with ``set_epoch(e + k)``, where the source has that method, so that its epochs may differ.
+
+    ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
+
+    >>> reader = SourceReader("a", [7, 8], epoch=0, state=fresh_state(), begun=set())
+    >>> [reader.draw(), reader.draw(), reader.draw() is END, reader.drawn]
+    [7, 8, True, 2]
+    """
+
+    def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:
+        self.name = name
+        self.drawn = state["drawn"]
+        self.exhausted = state["exhausted"]
+        self._source = source
+        self._epoch = epoch
+        self._saved = state
+        self._begun = begun
+        self._iterator: Iterator[T] | None = None
+
+    def draw(self) -> object:
+        """Return the next item, or ``END``; RuntimeError if the source cannot be begun or resumed."""
+        if self._iterator is None:
+            try:
+                self._iterator = self._begin()
+            except StopIteration as error:  # would look like the end of the whole stream
+                raise RuntimeError(f"sources[{self.name!r}] raised StopIteration when it was begun") from error
+        item = next(self._iterator, END)
+        self.drawn += item is not END
+        return item
+
+    def end_epoch(self) -> None:
+        """Count that the source has run out; the next draw begins it again."""
+        self.exhausted += 1
+        self.drawn = 0
+        self._iterator = None
+        self._saved = fresh_state()
+
+    def release(self) -> None:
+        """Drop the iterator, and the files it may hold open; the next draw restores it."""
+        self._saved = self.state()
+        self._iterator = None
+
+    def state(self) -> SourceState:
+        """Return the position in the source."""
+        source, iterator = self._saved["source"], self._saved["iterator"]
+        if self._iterator is not None:
+            source = self._source.state_dict() if isinstance(self._source, Stateful) else None
+            iterator = self._iterator.state_dict() if isinstance(self._iterator, Stateful) else None
+        return SourceState(drawn=self.drawn, exhausted=self.exhausted, source=source, iterator=iterator)
+
+    def _begin(self) -> Iterator[T]:
+        if is_one_shot(self._source):
+            if self.name in self._begun:
+                raise RuntimeError(
+                    f"sources[{self.name!r}] is an iterator ({type(self._source).__name__}) and was begun before: it "
+                    "can be read once only; give an object whose __iter__ makes a new iterator"
+                )
+            self._begun.add(self.name)
+        set_source_epoch(self._source, self._epoch + self.exhausted)
+        source, iterator = self._saved["source"], self._saved["iterator"]
+        if source is not None:
+            self._stateful(self._source).load_state_dict(source)
+        begun = iter(self._source)
+        if iterator is not None:
+            self._stateful(begun).load_state_dict(iterator)
+        if source is None and iterator is None:
+            self._skip(begun)
+        return begun
+
+    def _stateful(self, part: object) -> Stateful:
+        if isinstance(part, Stateful):
+            return part
+        raise RuntimeError(
+            f"the state holds a state for the {type(part).__name__} of sources[{self.name!r}], which has no "
+            "load_state_dict; resume with the source it was saved with"
+        )
+
+    def _skip(self, iterator: Iterator[T]) -> None:
+        if not self.drawn:
+            return
+        warnings.warn(
+            f"sources[{self.name!r}] has no state of its own (state_dict and load_state_dict): to resume, its "
+            f"first {self.drawn} items are read and dropped",
+            stacklevel=2,
+        )
+        for number in range(self.drawn):
+            if next(iterator, END) is END:
+                raise RuntimeError(
+                    f"sources[{self.name!r}] ended after {number} items, but {self.drawn} had been drawn when the "
+                    "state was saved; resume with the data it was saved with"
+                )
