@@ -346,3 +346,11 @@ def test_the_batch_size_finder_sets_the_batch_size(folders: tuple[Path, Path]) -
     assert len(fit(module, max_epochs=1).seen) == 5
     with pytest.raises(AttributeError, match="batch_sampler makes the batches"):
         data(folders, "uneven").batch_size = 3
+
+
+def test_a_loader_that_was_looked_at_before_the_fit(folders: tuple[Path, Path]) -> None:
+    expected = fit(data(folders, "uneven"), max_epochs=2).seen
+    module = data(folders, "uneven", num_workers=1)
+    module.setup("fit")
+    assert next(iter(module.train_dataloader())) == list(expected[0][1])
+    assert fit(module, max_epochs=2).seen == expected

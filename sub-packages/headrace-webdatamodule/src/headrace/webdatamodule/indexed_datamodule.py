@@ -274,6 +274,8 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         """
         stage = stage_name(stage)
         needed = self._needed_by(stage)
+        if self.trainer is not None:
+            self._close()  # loaders that were made without it know neither its ranks nor its steps
         if stage == "fit":
             self._left = {}
             self._fit_loop = None if self.trainer is None else FitLoop(self)
@@ -385,10 +387,13 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def _end(self) -> None:
         self._left, self._reports = self.state_dict(), self.report()
+        self._close()
+        self._saved = self._fit_loop = None
+
+    def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
         self._loaders.clear()
-        self._saved = self._fit_loop = None
 
     def _loader(self, split: Split) -> ResumableLoader:
         self._need(split, f"{split.name}_dataloader()")
