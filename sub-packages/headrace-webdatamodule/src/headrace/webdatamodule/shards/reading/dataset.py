@@ -315,17 +315,24 @@ class IndexedShards:
         self._indexes.clear()
 
     def _find(self, index: int) -> tuple[int, int]:
-        if isinstance(index, str):
-            raise TypeError(f"index must be an integer, got the text {index!r}: find({index!r}) gives a key's position")
-        at, total = operator.index(index), len(self)
-        if not -total <= at < total:
-            raise IndexError(f"index must be {-total} to {total - 1}, got {at}")
-        at %= total
-        shard = bisect_right(self._ends, at)
-        return shard, at - self._starts[shard]
+        ends = self._ends
+        if type(index) is not int or not ends or not 0 <= index < ends[-1]:  # as it is for most
+            if isinstance(index, str):
+                cure = f"find({index!r}) gives a key's position"
+                raise TypeError(f"index must be an integer, got the text {index!r}: {cure}")
+            index, total = operator.index(index), len(self)
+            if not -total <= index < total:
+                raise IndexError(f"index must be {-total} to {total - 1}, got {index}")
+            index %= total
+        shard = bisect_right(ends, index)
+        return shard, index - self._starts[shard]
 
     def _reader(self, shard: int) -> tuple[ShardReader, Read]:
-        opened = self._opened(self._readers, shard)
+        readers = self._readers
+        # Which was used last matters only when one of them has to go.
+        opened = readers.things.get(shard) if len(readers.things) < readers.limit else None
+        if opened is None:
+            opened = self._opened(readers, shard)
         opened[0].check_size()
         return opened
 
