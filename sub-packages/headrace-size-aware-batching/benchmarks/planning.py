@@ -129,11 +129,14 @@ def worth(kind: str, count: int) -> None:
     sizes = lengths(longest, count)
     bound = float(np.ceil((1 / (budget // sizes)).sum()))
     for way, made in samplers(sizes, budget).items():
-        plan = made.plan()
-        report = plan.report()
+        plan = made.plan(0)
+        report = plan.report(other=made.plan(1))
         balance = ", ".join(f"{ranks}: {plan.report(ranks).imbalance:.4f}" for ranks in (8, 64, 6, 48))
         against = f"{len(plan) / bound:.4f} x the bound" if way == "bucketed" else f"fill {report.fill:.5f}"
-        print(f"{kind:6} {count:.0e} {way:11} {against}, largest {report.largest:,.0f}, imbalance at ranks {balance}")
+        print(
+            f"{kind:6} {count:.0e} {way:11} {against}, largest {report.largest:,.0f}, "
+            f"batch-mates again {report.repeated_mates:.2f} x chance, imbalance at ranks {balance}"
+        )
 
 
 def main() -> None:

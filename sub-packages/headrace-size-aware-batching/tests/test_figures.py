@@ -138,9 +138,9 @@ PAIRS = {
     "molecules 32": (molecules, 32, 1.006, 2.0),
     "molecules 128": (molecules, 128, 1.006, 2.0),
     # A crystal takes up to all of a batch: the fewer fit, the less freely they can be drawn.
-    "crystals 12": (crystals, 12, 1.014, 3.0),
+    "crystals 12": (crystals, 12, 1.014, 2.0),
     "crystals 32": (crystals, 32, 1.006, 2.0),
-    "mixture 12": (mixture, 12, 1.03, 2.0),
+    "mixture 12": (mixture, 12, 1.02, 2.0),
     "mixture 32": (mixture, 32, 1.006, 2.0),
     "mixture 128": (mixture, 128, 1.006, 2.0),
 }

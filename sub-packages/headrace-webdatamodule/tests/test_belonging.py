@@ -67,7 +67,7 @@ def test_another_shard_of_the_same_names_and_sizes_is_loud(tmp_path: Path, count
     path, other = made(tmp_path / "a", 0, count), made(tmp_path / "b", 1, count)
     assert path.stat().st_size == other.stat().st_size
     path.write_bytes(other.read_bytes())
-    told = "call verify_shards, which tells what is damaged.*index it again only if you changed it on purpose"
+    told = "call verify_shards, which names the damage.*index it again only if you changed it on purpose"
     with pytest.raises(StaleIndexError, match=told):
         IndexedShards(tmp_path / "a", decode=None)[count - 1]
 

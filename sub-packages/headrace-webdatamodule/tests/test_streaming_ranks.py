@@ -107,11 +107,11 @@ def test_uneven_shards_give_equal_steps_and_warnings(fits: list[dict[str, Any]])
         assert [len(one) for one in batches] == [EPOCHS * STEPS] * 2
         assert [len(flat(one[:STEPS])) for one in batches] == [2 * STEPS] * 2
     remain, dry = (sorted(rank["by shards"]["warned"]) for rank in fits)
-    expected = ((remain, "samples remain after the 5 batches"), (dry, "ran dry after 6 samples in 3 batches"))
+    expected = ((remain, "samples remain after the 5 batches"), (dry, "ran out after 6 samples in 3 batches"))
     for messages, word in expected:
         assert [message.partition(":")[0] for message in messages] == ["train", "val"]
         assert all(word in message for message in messages)
-    assert all("begun again, so samples repeat" in message for message in dry)
+    assert all("read again, so samples repeat" in message for message in dry)
 
 
 def test_ranks_that_differ_all_raise(fits: list[dict[str, Any]]) -> None:

@@ -119,7 +119,7 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
 
 
 def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
-    """Cut sizes in descending order into batches; the first of a batch is its largest and sets how many it holds.
+    """Cut sizes that fall into batches; the first of a batch is its largest and sets how many it holds.
 
     Args:
         descending: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
@@ -161,6 +161,7 @@ PATIENCE = 6  # turns without progress before it is given up
 PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
 MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
 QUICK = 3  # first turns
+MIXED = 12  # rounds of random swaps
 CANDIDATES = 2**18  # swaps that are looked at together
 
 
@@ -193,7 +194,7 @@ def levels(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: int) -> NDArray[np.int64]:
-    """Deal samples to batches, largest first, always to the lightest: greedy (LPT) balancing in rounds.
+    """Put samples into batches, largest first, always into the lightest: greedy (LPT) balancing in rounds.
 
     A round gives one sample to each of the lightest quarter of the batches. With several columns the lightest batches
     are those whose fullest column is lowest, and inside a round the sample that is heaviest in one column goes to the
@@ -204,7 +205,7 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
         sizes: Shape ``[n, k]``, descending.
         n_batches: Number of batches.
         key: Key of the shuffle.
-        block: Samples of like size that are shuffled before they are dealt.
+        block: Samples of like size that are shuffled before they get a batch.
 
     Returns:
         The batch of each sample, shape ``[n]``. Batches may be over the capacity, see `repair`.
@@ -218,7 +219,7 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
     bits = max(1, (n_batches - 1).bit_length())
     numbers, mask = np.arange(n_batches), (1 << bits) - 1
     load = np.zeros((n_batches, columns), np.int64)
-    dealt = np.empty(len(item), np.int64)
+    batch_of_item = np.empty(len(item), np.int64)
     for start in range(0, len(item), at_once):
         part = item[start : start + at_once]
         fullest = load[:, 0] if columns == 1 else load.max(axis=1)
@@ -230,10 +231,10 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
         if columns > 1:
             order, matched = opposed(part, load[lightest])
             lightest = lightest[matched]
-        dealt[start : start + at_once][order] = lightest
+        batch_of_item[start : start + at_once][order] = lightest
         load[lightest] += part[order]
     batches = np.empty(length, np.int64)
-    batches[shuffled] = np.repeat(dealt, np.diff(np.append(begins, length)))
+    batches[shuffled] = np.repeat(batch_of_item, np.diff(np.append(begins, length)))
     return batches
 
 
@@ -247,7 +248,7 @@ def opposed(part: NDArray[np.int64], load: NDArray[np.int64]) -> tuple[Any, NDAr
 
 
 def handfuls(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.int64]:
-    """Return where each item that is dealt in one piece begins: one sample, or a handful where there are very many."""
+    """Return where each item begins that goes to one batch: a sample, or a handful where there are very many."""
     length = len(level)
     handful = length // (at_once * ROUNDS)
     if handful < 2:
@@ -265,8 +266,9 @@ def repair(
     """Swap samples between batches until none is over the capacity, or nothing helps any more.
 
     In a turn each batch that is over gives a sample to a batch that has room, for a smaller one or for none: the swap,
-    of all with some partners, that leaves least over; ties are broken at random. A local search after Falkenauer's and
-    Alvim's swap neighbourhoods for bin packing, with all batches moving at once.
+    of all with some partners, that leaves least over; ties are broken at random. The swaps are those of Alvim, Ribeiro,
+    Glover and Aloise, "A hybrid improvement heuristic for the one-dimensional bin packing problem" (2004); here all
+    batches that are over swap at once.
 
     Args:
         sizes: Shape ``[n, k]``.
@@ -283,13 +285,13 @@ def repair(
     loads = [np.bincount(batches, column, minlength=n_batches) for column in sizes.T]
     load = np.stack(loads, axis=1).astype(np.int64)
     table: NDArray[np.int64] | None = None
-    stale, least = 0, np.inf
+    stale, least = 0, 2**62
     for turn in range(TURNS):
-        over = (np.maximum(load - capacity, 0) / unit).sum(axis=1)
+        over = parts_over(load - capacity, unit)
         if not over.any():
             return True
-        total = float(over.sum())
-        stale, least = (0, total) if total < 0.95 * least else (stale + 1, least)
+        total = int(over.sum())
+        stale, least = (0, total) if 20 * total < 19 * least else (stale + 1, least)
         if stale > PATIENCE:
             return False
         pairs = partners(load - capacity, over, stale)
@@ -316,8 +318,14 @@ def repair(
     return bool((load <= capacity).all())
 
 
+def parts_over(excess: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return by how much rows are over in all columns together, in whole millionths of a unit."""
+    parts: NDArray[np.int64] = np.ceil(np.maximum(excess, 0) / unit * 1e6).astype(np.int64).sum(axis=1)
+    return parts
+
+
 def partners(
-    excess: NDArray[np.int64], over: NDArray[np.float64], shift: int
+    excess: NDArray[np.int64], over: NDArray[np.int64], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pair batches that are over, the worst first, with those with most room in the same column.
 
@@ -369,7 +377,7 @@ def best_swaps(
     unit: NDArray[np.int64],
     table: NDArray[np.int64],
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[NDArray[np.float64], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
+) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
     """Return for each pair of batches what its best swap leaves over, the samples that are swapped, and their slots.
 
     Args:
@@ -401,10 +409,51 @@ def best_swaps(
     slot = best // table.shape[1], best % table.shape[1]
     gives, takes = table[pairs[0], slot[0]], table[pairs[1], slot[1]]
     change = sizes[takes] - sizes[gives]  # exactly, what was compared in short numbers
-    after = np.maximum(excess[pairs[0]] + change, 0) + np.maximum(excess[pairs[1]] - change, 0)
-    total = (after / unit).sum(axis=1)
-    total[gives == none] = np.inf
+    total = parts_over(excess[pairs[0]] + change, unit) + parts_over(excess[pairs[1]] - change, unit)
+    total[gives == none] = 2**62
     return total, (gives, takes), slot
+
+
+def mix(
+    sizes: NDArray[np.int64], capacity: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
+) -> None:
+    """Swap samples of random pairs of batches at random, as far as both stay inside the capacity.
+
+    A random walk over the packings that fit, in `MIXED` rounds of all batches at once: what greedy balancing of large
+    samples always puts together comes apart.
+
+    Args:
+        sizes: Shape ``[n, k]``.
+        capacity: Shape ``[k]``; no batch is over it.
+        batches: The batch of each sample, shape ``[n]``; changed in place.
+        n_batches: Number of batches.
+        key: Key of the random choices.
+    """
+    table = members(batches, n_batches, 0)[:, :-1]
+    room = capacity - np.stack([np.bincount(batches, column, minlength=n_batches) for column in sizes.T], axis=1)
+    room = room.astype(np.int64)
+    half = n_batches // 2
+    for turn in range(MIXED if half else 0):
+        words = random_words(int(derive(key, turn, 1)[0]), n_batches + table.shape[1] + FEW**2)
+        pair = np.argsort(words[:n_batches], kind="stable")[: 2 * half].reshape(2, half)
+        slots = np.argsort(words[n_batches : -(FEW**2)], kind="stable")[:FEW]
+        wish = words[-(FEW**2) :].reshape(FEW, FEW)[: len(slots), : len(slots)] >> np.uint64(1)
+        one, other = table[pair[0]][:, slots], table[pair[1]][:, slots]
+        there = (one < len(sizes))[:, :, None] & (other < len(sizes))[:, None, :]
+        one_sizes, other_sizes = sizes[np.minimum(one, len(sizes) - 1)], sizes[np.minimum(other, len(sizes) - 1)]
+        change = other_sizes[:, None, :, :] - one_sizes[:, :, None, :]
+        fits = there & (change <= room[pair[0]][:, None, None, :]).all(axis=3)
+        fits &= (-change <= room[pair[1]][:, None, None, :]).all(axis=3)
+        score = np.where(fits, wish, np.iinfo(np.uint64).max).reshape(half, -1)
+        best = score.argmin(axis=1)
+        rows = np.flatnonzero(fits.reshape(half, -1)[np.arange(half), best])
+        a, b = best[rows] // len(slots), best[rows] % len(slots)
+        first, second = one[rows, a], other[rows, b]
+        moved = sizes[second] - sizes[first]
+        room[pair[0][rows]] -= moved
+        room[pair[1][rows]] += moved
+        batches[first], batches[second] = pair[1][rows], pair[0][rows]
+        table[pair[0][rows], slots[a]], table[pair[1][rows], slots[b]] = second, first
 
 
 def pack(

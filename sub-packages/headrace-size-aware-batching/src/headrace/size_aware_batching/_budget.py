@@ -230,7 +230,7 @@ class PreparedSizes:
         sizes: Shape ``[n]``, or ``[n, k]`` for several budgets; integers wherever sums are taken.
         limits: The budgets, in the unit of ``sizes``.
         kept: Samples that are planned, ascending; None for all.
-        oversize: Samples that exceed a budget by themselves, ascending.
+        oversize: Samples that exceed the budget by themselves, ascending.
         work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
     """
 

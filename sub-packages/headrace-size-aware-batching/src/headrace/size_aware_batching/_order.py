@@ -56,7 +56,7 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
         return np.zeros(0, kind)
     largest = sizes.max()
     if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
-        # A stable sort that rises on the negated sizes falls on the sizes.
+        # A stable ascending sort of the negated sizes.
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
         return np.argsort(negated, kind="stable").astype(kind)
     order = np.empty(len(sizes), kind)
@@ -79,7 +79,15 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Strata:
-    """How ``n_samples`` sorted samples are dealt to ``n_windows`` windows (at most as many as samples)."""
+    """Sorted samples in strata, one sample of each stratum for every window.
+
+    Stratum j is ``n_windows`` neighbours in the sorted order. So all windows have the same spread of sizes, each can be
+    planned alone, and none of its samples is larger than the largest of the sample's stratum.
+
+    Args:
+        n_samples: Number of samples.
+        n_windows: Number of windows, at most as many as samples.
+    """
 
     n_samples: int
     n_windows: int
@@ -128,8 +136,8 @@ class Strata:
             sequence: The strata in the order they are asked for, some or all; None for all in their own order.
 
         Returns:
-            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample in the last column; what
-            stands there is a valid place but not theirs.
+            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample of the last stratum; the
+            place given for it is valid, but not theirs.
         """
         firsts = self.firsts()
         if sequence is not None:
@@ -192,7 +200,7 @@ def kd_order(
     return order, largest[np.append(rank, len(rank))]
 
 
-WINDOW = 2**11  # samples that are shuffled in one go: few, so that sorting their marks stays in the cache
+WINDOW = 2**11  # samples that are shuffled together: few, so that sorting them stays in the cache
 
 
 class Order(Protocol):
@@ -208,7 +216,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class NaturalOrder:
-    """The samples in the order of the dataset: 0, 1, 2, ... or those that were kept."""
+    """The samples in their own order: 0, 1, 2, ... or those that were kept."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -222,7 +230,7 @@ class NaturalOrder:
 class ShuffledOrder:
     """A keyed shuffle that can be read from any position.
 
-    Samples that stand together go to different windows, one each, and every window is shuffled.
+    Neighbours go to different windows, one each, and every window is shuffled.
     """
 
     n_samples: int
@@ -259,7 +267,7 @@ class SliceOrder:
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
 
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the sampler knows its epoch
+    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
 

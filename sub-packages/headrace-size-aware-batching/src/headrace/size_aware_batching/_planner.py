@@ -25,11 +25,11 @@ from headrace.size_aware_batching._windowplan import (
     padded_cuts,
 )
 
-FIRST, MOST = 2**14, 2**18  # samples looked at in one go: few at first, so that the first batch comes soon
+FIRST, MOST = 2**14, 2**18  # samples that are cut at a time: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
-SHORT = 32  # batches of a window that is cut as it stands
+SHORT = 32  # batches of a window in which samples do not change places
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9e-5  # wasted share that is small enough
@@ -59,7 +59,7 @@ class StrataPlanner:
 
     Args:
         order: Samples by size, stratum by stratum, shape ``[n]``.
-        strata: How the samples are dealt to windows.
+        strata: Which sample belongs to which window.
         plans: For a window with a sample of every stratum, and for one without a sample of the last.
         work: ``work(places, offsets)`` gives the cost of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
@@ -322,7 +322,12 @@ def window_length(sized: PreparedSizes, options: Options) -> int:
     if options.strategy == "packed":
         return PACKED_WINDOW
     share = (sized.sizes.mean(axis=0, dtype=np.float64) / np.maximum(sized.limits.budgets[: sized.columns], 1)).max()
-    return int(np.clip(BATCHES / max(share, 1e-9), 2**10, 2**17))
+    return int(np.clip(batches_of_window(sized.columns) / max(share, 1e-9), 2**10, 2**17))
+
+
+def batches_of_window(columns: int) -> int:
+    """Return how many batches make a window: more where strata of several columns are less alike."""
+    return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
 
 
 def in_strata(
@@ -348,7 +353,9 @@ def in_strata(
     elif options.strategy == "packed":
         n_windows = n_windows or packed_windows(descending, sized.limits)
     else:
-        n_windows = n_windows or max(1, min(round(fewest_batches(sizes, sized.limits) / BATCHES), len(sizes)))
+        n_windows = n_windows or max(
+            1, min(round(fewest_batches(sizes, sized.limits) / batches_of_window(sized.columns)), len(sizes))
+        )
     strata = Strata(len(sizes), n_windows)
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]

@@ -13,47 +13,48 @@ from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 
-GROUP = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
-GROUPS = 4  # that there are at least, where there are so many batches
+CHUNK = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
+CHUNKS = 4  # that there are at least, where there are so many batches
 
 
 def chunk_length(n_batches: int) -> int:
-    """Return how many batches of like cost stay together: 64, or fewer where that would leave few groups."""
-    return min(GROUP, 1 << max(0, (n_batches // GROUPS).bit_length() - 1))
+    """Return how many batches of like cost stay together: 64, or fewer where that would leave few chunks."""
+    return min(CHUNK, 1 << max(0, (n_batches // CHUNKS).bit_length() - 1))
 
 
-def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, group: int) -> NDArray[np.int64]:
-    """Return where each batch goes: sorted by work, cut into groups, the groups shuffled.
+def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, length: int) -> NDArray[np.int64]:
+    """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
 
-    Groups begin at multiples of ``group`` in the epoch's list, so that each step of a world size that divides ``group``
-    lies inside one. Incomplete groups at both ends take the lightest batches, which are alike everywhere.
+    The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
+    epoch, whatever part of it is arranged at a time, so that the steps of a world size that divides ``length`` lie
+    inside one. Incomplete chunks, at both ends, take the cheapest batches, which are alike everywhere.
 
     Args:
         work: Cost of each batch, shape ``[m]``.
         key: Key of the shuffle.
         before: Batches that come before these in the epoch.
-        group: Batches in a group.
+        length: Batches in a chunk.
 
     Returns:
         The place of each batch, shape ``[m]``, a permutation.
 
-    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, group=2)[1].item()
+    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
     0
     """
     count = len(work)
-    head = min(-before % group, count)
-    groups = (count - head) // group
-    tail = count - head - groups * group
+    head = min(-before % length, count)
+    chunks = (count - head) // length
+    tail = count - head - chunks * length
     ranked = np.argsort(work, kind="stable")
-    words = random_words(key, groups)
-    begins = head + np.argsort(np.argsort(words, kind="stable")) * group
-    inside = np.arange(group)
-    # Half of the groups descend: otherwise one rank would get the lighter batch of every step.
+    words = random_words(key, chunks)
+    begins = head + np.argsort(np.argsort(words, kind="stable")) * length
+    inside = np.arange(length)
+    # Half of the chunks descend instead of ascending: no rank gets the lighter batches of every step.
     rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])
     places = np.empty(count, np.int64)
     places[ranked[:head]] = np.arange(head)
     places[ranked[head : head + tail]] = np.arange(count - tail, count)
-    places[ranked[head + tail :].reshape(groups, group)] = begins[:, None] + rows
+    places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
     return places
 
 
@@ -63,13 +64,13 @@ TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 @dataclass(frozen=True)
 class Steps:
-    """Some whole steps: batch ``s * num_replicas + r`` is the one of rank r in the s-th of them.
+    """Some whole steps: in the s-th of them rank r gets batch ``s * num_replicas + r``.
 
     Args:
         indices: Samples, batch by batch.
         offsets: Where each batch begins and the last one ends.
-        repeated: Batches at the end that repeat earlier ones.
-        dropped: Batches of the list that are dropped after these.
+        repeated: Batches at the end that repeat others of the last step.
+        dropped: Batches of the list after these that no rank gets.
     """
 
     indices: NDArray[Any]
@@ -90,18 +91,18 @@ def n_steps(n_batches: int, num_replicas: int, tail: Tail) -> int:
 def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
     """Distribute a list of batches to the ranks, step by step.
 
-    A step takes the next ``num_replicas`` batches. With ``tail="split"`` it takes fewer, near the end, and splits the
-    longest of them where the last step would not be whole otherwise; where the samples do not suffice for that
-    either, batches are repeated, as with ``"pad"``. A step always takes the next samples of the list and depends on
-    nothing that came before it, so the rest of a list gives the same steps as the whole list would have.
+    A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
+    split the longest of them, so that the last step has a batch for each rank; with too few samples for that, batches
+    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them:
+    the rest of a list is distributed as it would have been after its beginning.
 
     Args:
         chunks: The batches, some at a time.
         num_replicas: World size.
-        tail: Policy for a number of batches that the world size does not divide.
+        tail: Uneven-batch policy: what to do where the number of batches is not a multiple of the world size.
 
     Yields:
-        Whole steps, as soon as later batches cannot change them.
+        Whole steps, as soon as the batches that follow cannot change them any more.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
@@ -118,7 +119,7 @@ def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> 
 
 
 def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> int:
-    """Return how many batches make whole steps whatever comes after them."""
+    """Return how many batches make whole steps whatever follows."""
     count = len(offsets) - 1
     if tail == "split":
         # With so many samples to spare, the rest can be split into whole steps.
@@ -128,7 +129,7 @@ def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> i
 
 
 def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> Iterator[Steps]:
-    """Distribute the batches at the end of the list."""
+    """Distribute the rest at the end of the list."""
     if tail == "split":
         offsets = split_steps(offsets.tolist(), num_replicas)
     count = len(offsets) - 1
@@ -139,7 +140,7 @@ def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: 
             yield Steps(indices[:end], offsets[: whole + 1], dropped=count - whole)
         return
     missing = -count % num_replicas
-    # Missing batches repeat those of the last step.
+    # What is missing is taken once more from the last step's own batches.
     again = [whole + place % (count - whole) for place in range(missing)]
     parts = [indices, *(indices[offsets[batch] : offsets[batch + 1]] for batch in again)]
     lengths = [int(offsets[batch + 1] - offsets[batch]) for batch in again]

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, pack
+from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, mix, pack
 from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import derive, shuffle_groups
 
@@ -109,6 +109,7 @@ class RandomPacking:
         keys = [key] if key is not None else [0, 1, 2] if len(largest) < SURE else [0]
         self._worst_case: NDArray[np.int64]
         self._spread: float
+        self._hard = False
         self.n_batches = self._fewest(keys)
         self._last_shares = last_shares(self._worst_case)
         self._epoch_key: int | None = None
@@ -125,6 +126,8 @@ class RandomPacking:
             self._latest = self._worst_case, self._once
             for attempt in range(0 if self._once else TRIES):
                 drawn = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
+                if drawn is not None and self._hard:
+                    mix(self._sizes, self._capacity, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
                 if drawn is not None and (last_shares(drawn) or not self._last_shares):
                     self._latest = drawn, True
                     break
@@ -164,7 +167,7 @@ class RandomPacking:
             self._spread = spread
             if self._fits(count, keys):
                 return count
-        fitted = False
+        fitted, self._hard = False, True
         while not fitted:
             low, count = count, min(depth, count + step)
             step *= 2

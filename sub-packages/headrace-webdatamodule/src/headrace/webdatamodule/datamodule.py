@@ -46,7 +46,7 @@ class WebDataModule(lightning.LightningDataModule):
 
     **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches per epoch on every rank, and its `len()`
     says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`, that is every sample once.
-    When the shards run dry earlier, the loader begins them again, because a rank that stops early would leave the
+    When the shards run out earlier, the loader reads them again, because a rank that stops early would leave the
     others waiting; but a val, test or predict loader on one rank has a shorter epoch. When samples remain, they are
     left out of the epoch. Either way a warning gives the numbers, once. The train loader has another order in each
     epoch, which depends on the seed and the epoch number only; the other loaders have the same order every time.

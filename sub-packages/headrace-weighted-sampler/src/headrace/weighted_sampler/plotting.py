@@ -71,11 +71,11 @@ def _shares(axes: "Axes", shown: Sequence[SourceReport]) -> None:
 
 
 def _seen(axes: "Axes", shown: Sequence[SourceReport]) -> None:
-    passes = [(line.seen + line.repeats) / line.size if line.size else 0.0 for line in shown]
-    bars = axes.barh(range(len(shown)), passes, 0.6, color=ORANGE)
+    epochs = [(line.seen + line.repeats) / line.size if line.size else 0.0 for line in shown]
+    bars = axes.barh(range(len(shown)), epochs, 0.6, color=ORANGE)
     axes.bar_label(bars, labels=[f" {line.coverage:.0%} seen, {line.repeats:,} repeats" for line in shown])
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set(title="Passes over each source since epoch 0", xlabel="draws / samples")
+    axes.set(title="Times each source was drawn since epoch 0", xlabel="draws / samples")
     axes.margins(x=0.9)  # room for the labels
     _finish(axes)
 

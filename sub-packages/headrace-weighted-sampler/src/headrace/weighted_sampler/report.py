@@ -162,7 +162,9 @@ def mixture_report(
     begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
     before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
     extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
-    delivered = [new - old + more - gone for old, new, more, gone in zip(before, after, extra, less, strict=True)]
+    delivered = [
+        new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
+    ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_tokens, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
     weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]

@@ -49,8 +49,8 @@ class State(TypedDict):
 class _Iteration:
     """Where one iteration over the sampler stands.
 
-    The blocks are handed out by list iterators, which say how many of their items are left: so the position is true
-    after every sample, at no cost for each.
+    List iterators yield the blocks and know how many of their items are left, so the position is true after every
+    sample, at no cost for each.
     """
 
     def __init__(self) -> None:
@@ -393,7 +393,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._forget_iteration()
 
     def report(self) -> MixtureReport:
-        """Count what the whole current epoch asks for and delivers, source by source; iterations go on undisturbed."""
+        """Count what the whole current epoch asks for and delivers, source by source; iterations are not disturbed."""
         end = min(self._end(0, self.num_replicas), self.epoch_length)
         return mixture_report(
             self._spec,

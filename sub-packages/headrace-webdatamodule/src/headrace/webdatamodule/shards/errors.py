@@ -48,7 +48,7 @@ class DecodeError(ShardError):
 
 
 class UnsafePickleError(DecodeError, pickle.UnpicklingError):
-    """A pickle asks for something that the restricted unpickler does not give."""
+    """A pickle asks for something that the restricted unpickler does not allow."""
 
 
 class DamagedShardError(ShardError):
@@ -60,7 +60,7 @@ class RefusedMemberError(ShardError):
 
 
 class GroupingError(ShardError):
-    """The members of a shard cannot be told apart as samples."""
+    """The members of a shard do not form samples."""
 
 
 class DamagedIndexError(ShardError):
@@ -72,7 +72,7 @@ class StaleIndexError(ShardError):
 
 
 class ManifestError(ShardError):
-    """A directory's manifest is missing or damaged, or says what cannot be."""
+    """A directory's manifest is missing or damaged, or says what is impossible."""
 
 
 def _rebuild(

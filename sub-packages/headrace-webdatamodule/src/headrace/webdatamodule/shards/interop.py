@@ -101,16 +101,16 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
     """
     path = dali_path(shard) if listing is None else Path(listing)
     try:
-        told = parse_dali(read_plain(path, DamagedIndexError, most=_MOST_DALI).decode("utf-8", "surrogateescape"))
+        listed = parse_dali(read_plain(path, DamagedIndexError, most=_MOST_DALI).decode("utf-8", "surrogateescape"))
     except ShardError as error:
         error.message, error.shard = f"{path}: {error.message}", str(shard)
         raise
     index_shard(Path(shard))
     index = ShardIndex.open(shard)
-    ours = [[one for one in sample if _is_member(one)] for sample in told]
-    for mine, theirs in zip_longest(indexed_components(index), filter(None, ours)):
-        if mine != theirs:
-            where = (mine or theirs)[0]
+    members = [[component for component in sample if _is_member(component)] for sample in listed]
+    for ours, theirs in zip_longest(indexed_components(index), filter(None, members)):
+        if ours != theirs:
+            where = (ours or theirs)[0]
             message = f"{path} belongs to another shard, or is wrong: made by wds2idx from a PAX file, maybe"
             raise StaleIndexError(message, shard=str(shard), member=where.name)
     return index
@@ -143,11 +143,11 @@ def indexed_components(index: ShardIndex) -> Iterator[list[Component]]:
 
 
 def _line(sample: Sequence[Component], shard: str) -> str:
-    for one in sample:
-        if not one.key or not _SPACE.isdisjoint(one.name):
+    for part in sample:
+        if not part.key or not _SPACE.isdisjoint(part.name):
             message = "DALI's index cannot hold this name: it is empty behind the dot, or has white space"
-            raise ShardError(message, shard=shard, member=one.name, offset=one.offset - 512)
-    return " ".join(f"{one.key} {one.offset} {one.size} {one.name}" for one in sample)
+            raise ShardError(message, shard=shard, member=part.name, offset=part.offset - 512)
+    return " ".join(f"{part.key} {part.offset} {part.size} {part.name}" for part in sample)
 
 
 def _components(line: str, number: int) -> Iterator[Component]:
@@ -162,8 +162,8 @@ def _components(line: str, number: int) -> Iterator[Component]:
     raise DamagedIndexError(f"line {number} of the index is not four words for each member: {line[:60]!r}")
 
 
-def _is_member(one: Component) -> bool:
-    return not skip_reason(Member(one.name, one.offset, one.size, 0, "file"))
+def _is_member(part: Component) -> bool:
+    return not skip_reason(Member(part.name, part.offset, part.size, 0, "file"))
 
 
 _MOST_ENERGON = 1 << 30
@@ -196,13 +196,13 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
         ShardError: The shard is damaged, or cannot be indexed.
     """
     path = energon_path(shard) if listing is None else Path(listing)
-    told = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_ENERGON), name=str(path))
+    listed = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_ENERGON), name=str(path))
     members = list(walk(map_file(Path(shard)), shard=str(shard)))
     real = np.array(sample_offsets(members), np.int64)
-    if not np.array_equal(told, real):
-        common = min(told.size, real.size)
-        first = int(np.argmin(np.append(told[:common] == real[:common], False)))
-        message = f"{path} belongs to another shard: its entry {first} of {told.size} is wrong, of {real.size}"
+    if not np.array_equal(listed, real):
+        common = min(listed.size, real.size)
+        first = int(np.argmin(np.append(listed[:common] == real[:common], False)))
+        message = f"{path} belongs to another shard: entry {first} of {listed.size} is wrong; the shard has {real.size}"
         raise StaleIndexError(message, shard=str(shard), offset=int(real[min(first, real.size - 1)]))
     index_shard(Path(shard))
     return ShardIndex.open(shard)

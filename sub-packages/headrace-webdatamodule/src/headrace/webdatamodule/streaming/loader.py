@@ -374,7 +374,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                     self._warn_of_more(batches)
                 yield batch
             if done == before:
-                again = " when begun again" if number else ""
+                again = " when read again" if number else ""
                 raise ValueError(
                     f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
                     " Check that the shards hold samples and that the pipelines and the batching let some pass"
@@ -385,7 +385,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             repeats = self.options.training or num_replicas > 1
             self._warn_of_less(run, done, again=repeats)
             if not repeats:
-                self.n_batches = done  # from now on the length is what comes
+                self.n_batches = done  # so that len() is right from now on
                 return
 
     def _one_lap(self, run: _Run, now: Pass) -> Iterator[Any]:
@@ -417,9 +417,9 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         if "less" in self._warned or self.samples.endless:
             return
         self._warned.add("less")
-        what = "the shards are begun again, so samples repeat" if again else "the epoch ends early"
+        what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
         self._warn(
-            f"the shards ran dry after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
+            f"the shards ran out after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
             f" of an epoch ({self._promise}): {what}"
         )
 

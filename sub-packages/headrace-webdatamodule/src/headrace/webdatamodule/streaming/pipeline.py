@@ -51,6 +51,8 @@ _HARMLESS = {
     "empty_check",
     "verbose",
 }
+# Options of WebDataset that do not change the order of the samples, or are described apart.
+_ORDERLESS = _HARMLESS - {"nodesplitter", "workersplitter"} | {"cache_dir", "cache_size", "url_to_name"}
 _STRICT = (wds.reraise_exception, wds.filters.reraise_exception)  # webdataset has it twice
 
 
@@ -65,7 +67,7 @@ class StreamOptions:
         keys: Member keys to extract.
         n_samples: Samples per epoch over all ranks.
         global_batch_size: Samples per batch over all ranks.
-        training: Whether epochs differ in their order, and shards that run dry before the end of one begin again.
+        training: Whether epochs differ in their order, and shards that run out before the end of one are read again.
         stages_wds: Composables on the samples, in the workers.
         stages_wld: Composables on the samples as they leave the workers.
         kwargs_wds: For WebDataset.
@@ -425,25 +427,26 @@ def _obstacle(options: StreamOptions, name: str) -> str | None:
 def describe_options(dataset: StreamDataset) -> dict[str, str]:
     """What decides the order and the batches, as texts by name; functions do not count, nor where the shards lie."""
     options = dataset.options
-    parts = {}
-    for name, source in dataset.sources.items():
-        of = f" of {name!r}" if name else ""
-        by_shards = isinstance(source, ShardSource)
-        parts[f"the split{of}"] = "by shards (exact=False)" if by_shards else "by samples (exact=True)"
-        parts[f"the fingerprint of the shards{of}"] = source.fingerprint
-    return {
+    given = {name: options.kwargs_wds[name] for name in sorted(set(options.kwargs_wds) - _ORDERLESS)}
+    if not has_own_split(given):
+        given.pop("nodesplitter", None)
+    described = {
         "seed": str(options.seed),
+        "shardshuffle": str(dataset.shuffle),
         "suffix_keys_wds": ", ".join(options.keys),
         "n_samples": str(options.n_samples),
         "global_batch_size": str(options.global_batch_size),
         "mix": describe_stages([] if options.mix is None else [options.mix]),
+        "kwargs_wds": _describe(given),
         "pipeline_wds": describe_stages(options.stages_wds),
         "pipeline_prebatch_wld": describe_stages(options.stages_wld),
         "invoke_wds": _describe(options.invoke_wds),
         "invoke_wld": _describe(options.invoke_wld),
-        "shuffled shards": str(dataset.shuffle),
-        **parts,
     }
+    for name, source in dataset.sources.items():
+        of = f" of {name!r}" if name else ""
+        described |= {f"exact{of}": str(isinstance(source, IndexedSource)), f"shards{of}": source.fingerprint}
+    return described
 
 
 def describe_stages(stages: Iterable[Any]) -> str:

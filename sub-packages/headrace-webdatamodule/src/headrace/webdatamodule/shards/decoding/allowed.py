@@ -105,7 +105,7 @@ _STAND_INS = {AllowedGlobal, Placeholder, Arguments}
 
 
 def check_values(values: Iterable[Any]) -> None:
-    """Refuse what only stands in for something: nobody would notice it among the data.
+    """Refuse what only stands in for something: it would pass for data.
 
     >>> check_values([1, int, (2,)])
     """

@@ -1,7 +1,7 @@
 """Tensors out of a pickle. Torch is imported when a pickle first names it.
 
 ``torch.load`` is not used. A tensor's bytes are read by the restricted unpickler, and its size and strides
-are checked against them: ``Tensor.set_`` would quietly enlarge the storage over memory that nobody wrote.
+are checked against them: ``Tensor.set_`` would quietly enlarge the storage over foreign memory.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     def get_extension(self, code: int) -> None:
         """Look an extension code up by its name; the base class would keep a cache past the gate."""
         registry: dict[int, tuple[str, str]] = copyreg._inverted_registry  # type: ignore[attr-defined]  # not in the stub
-        require(code in registry, "the pickle has the extension code {}, which nobody registered", code)
+        require(code in registry, "the pickle has the extension code {}, which is not registered", code)
         self.append(self.find_class(*registry[code]))
 
     def _reconstructor(self, cls: Any, base: Any, state: Any) -> Any:

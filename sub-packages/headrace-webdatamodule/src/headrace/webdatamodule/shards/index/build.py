@@ -109,7 +109,7 @@ def save_with_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
     try:
         write_set_index(folder, manifest, force=force)
     except OSError as error:
-        # Readers can do without it: a set that is complete but for it may lie where nobody can write.
+        # Readers can do without it: a set that lacks only this may lie where nothing can be written.
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
     manifest.save(folder)
@@ -207,7 +207,9 @@ def pack_index(
         "layouts": layouts,
         "keys": keys,
         "skipped": Counter(member.reason for member in samples.skipped),
-        "skipped_names": [one.name for one in samples.skipped if one.reason not in ("directory", "label")][:_NAMED],
+        "skipped_names": [member.name for member in samples.skipped if member.reason not in ("directory", "label")][
+            :_NAMED
+        ],
     }
     return pack(description, {**arrays, **key_arrays})
 

@@ -36,7 +36,7 @@ class Keys(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         where = self._range[index]
-        return self._key(where) if isinstance(where, int) else [self._key(one) for one in where]
+        return self._key(where) if isinstance(where, int) else [self._key(index) for index in where]
 
     @abstractmethod
     def _key(self, index: int) -> str: ...
@@ -184,13 +184,13 @@ def is_utf8(value: object) -> TypeGuard[str]:
 
 def _check_numbered(prefix: object, first: object, step: object, width: object, suffix: object) -> None:
     numbers = [(first, 0, 10**18), (step, 1, 10**18), (width, 0, 18)]
-    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(_is_in(*one) for one in numbers):
-        raise ValueError("the rule of numbered keys is none")
+    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(_is_in(*number) for number in numbers):
+        raise ValueError("the rule of numbered keys is invalid")
 
 
 def _check_listed(prefix: object, ordered: object) -> None:
     if not is_utf8(prefix) or not isinstance(ordered, bool):
-        raise ValueError("the description of listed keys is none")
+        raise ValueError("the description of listed keys is invalid")
 
 
 def _is_in(value: object, least: int, most: int) -> bool:
@@ -282,4 +282,4 @@ class SampleKeys(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         where = self._range[index]
-        return self._key(where) if isinstance(where, int) else [self._key(one) for one in where]
+        return self._key(where) if isinstance(where, int) else [self._key(index) for index in where]

@@ -343,7 +343,7 @@ def kept_columns(
 
 
 def added(manifest: Manifest) -> list[str]:
-    """Names of the columns that somebody added, and nobody makes anew."""
+    """Names of the columns that users added, which cannot be made anew."""
     return [column.name for column in manifest.columns if not column.name.startswith(DERIVED)]
 
 
@@ -374,7 +374,7 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
 
     Returns:
         The array, read-only, shape [n_samples, ...]. A large one is a map, shared by all processes: to cut its file
-        while it is used, instead of replacing it, kills whoever looks at it.
+        while it is used, instead of replacing it, kills each process that reads it.
 
     Raises:
         ManifestError: There is no such column, or its file is damaged or another one.
@@ -401,7 +401,7 @@ def unfinished_write(directory: Path) -> str | None:
         if planned is None:
             continue
         found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]{{6,}})\.tar", name, re.ASCII) for name in names)
-        there = sum(1 for one in found if one and int(one[1]) < planned)
+        there = sum(1 for match in found if match and int(match[1]) < planned)
         if there < planned:
             cure = f"run it again, or remove {note} to keep what is there"
             return f"a write was stopped at {there} of {planned} shards in {str(directory)!r}: {cure}"

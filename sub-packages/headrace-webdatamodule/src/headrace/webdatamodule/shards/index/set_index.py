@@ -1,7 +1,7 @@
 """The index of a whole set: the indexes of all its shards in one file, `manifest.hrs`, beside the manifest.
 
-Who opens a set of a thousand shards so opens, maps or fetches one file instead of a thousand. It repeats what the
-shards' own indexes say, so that a reader may do without it, and it is believed only where it fits the manifest.
+A reader of a thousand shards opens, maps or fetches this one file instead of a thousand. It repeats the shards' own
+indexes, so readers can do without it, and it is used only where it fits the manifest.
 
 ====================  ============================================================================
 8 bytes               magic: `89 48 52 53 0D 0A 1A 0A`

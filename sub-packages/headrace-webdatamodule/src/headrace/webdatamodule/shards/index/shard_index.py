@@ -290,8 +290,8 @@ class ShardIndex:
             message = "the shard has the size that it had when it was indexed, but other content"
         else:
             return
-        told = "it was replaced, cut or damaged: call verify_shards, which tells what is damaged"
-        cure = f"{told}, and restore it; index it again only if you changed it on purpose"
+        cure = "it was replaced, cut or damaged: call verify_shards, which names the damage, and restore it;"
+        cure += " index it again only if you changed it on purpose"
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
 
     def check_size(self) -> None:

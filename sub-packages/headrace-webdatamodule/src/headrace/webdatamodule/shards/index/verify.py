@@ -219,14 +219,14 @@ def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
 
 def _indexed_members(index: ShardIndex) -> Iterator[tuple[str, int, int]]:
     layouts = index.layout_numbers.tolist()
-    names = [f"{key}.{suffix}" for key, one in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[one]]
+    names = [f"{key}.{suffix}" for key, n in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[n]]
     return zip(names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
 
 
 def _found_members(samples: Samples) -> Iterator[tuple[str, int, int]]:
     layouts = list(samples.layouts)
     keyed = zip(samples.keys, samples.layout_of, strict=True)
-    names = [f"{key}.{suffix}" for key, one in keyed for suffix in layouts[one]]
+    names = [f"{key}.{suffix}" for key, number in keyed for suffix in layouts[number]]
     return zip(names, samples.offsets, samples.sizes, strict=True)
 
 
@@ -308,10 +308,10 @@ def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Faul
 
 def _member_faults(folder: Path, manifest: Manifest, found: Sequence[_Verified]) -> Iterator[Fault]:
     # A shard of unknown members may have any: then only those are wrong that the manifest lacks.
-    known = [one.members for one in found if one.members is not None]
-    real, told = sorted(set().union(*known)), sorted(manifest.members)
-    if not set(real) <= set(told) or (len(known) == len(found) and real != told):
-        yield Fault(f"{folder / NAME}: the manifest names the members {told}, but the shards have {real}")
+    known = [verified.members for verified in found if verified.members is not None]
+    real, listed = sorted(set().union(*known)), sorted(manifest.members)
+    if not set(real) <= set(listed) or (len(known) == len(found) and real != listed):
+        yield Fault(f"{folder / NAME}: the manifest names the members {listed}, but the shards have {real}")
 
 
 def _checksum(path: Path) -> int:
