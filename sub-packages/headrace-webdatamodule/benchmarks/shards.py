@@ -111,7 +111,7 @@ def workers(urls: list[str], order: list[list[int]], datasets: Mapping[str, Any]
 def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int) -> None:
     urls = sorted(map(str, folder.glob("*.tar")))
     order = batches(count)
-    plain = IndexedShards(folder, decode=None, check="none")
+    plain = IndexedShards(folder, decode=None, verify="none")
     checked = IndexedShards(folder, decode=None)
     works: Works = {
         "webdataset": lambda: drain(wds.WebDataset(urls, shardshuffle=False)),

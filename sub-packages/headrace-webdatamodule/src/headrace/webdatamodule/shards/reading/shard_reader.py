@@ -304,7 +304,7 @@ class ShardReader:
                 yield samples
 
     def _compare(self, pieces: list[bytes], where: npt.NDArray[np.int64]) -> tuple[int, ShardError] | None:
-        """Compare checksums, and fetch again what differs; the first one that cannot be had, and why."""
+        """Compare checksums, and fetch again what differs; the first one that stays wrong, and the error."""
         for at in np.flatnonzero(_checksums(pieces) != self.index.checksums[where]).tolist():
             try:
                 pieces[at] = self._again(int(where[at]))

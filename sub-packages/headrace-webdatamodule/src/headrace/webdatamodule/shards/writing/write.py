@@ -324,7 +324,7 @@ def _check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arra
 
 
 def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
-    """One task a shard, each with no more of the samples than can be told apart."""
+    """One task a shard, each with its own samples only, where these can be cut."""
     token, tasks = secrets.token_hex(4), []
     for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
         own, first, last = samples, start, stop
