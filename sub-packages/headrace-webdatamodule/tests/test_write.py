@@ -616,7 +616,7 @@ class Failing(list[Any]):
 
 @settings(max_examples=30)
 @given(SAMPLES, st.sampled_from([{"samples_per_shard": 3}, {"samples_per_shard": 100}, {"bytes_per_shard": 12_000}]))
-def test_a_generator_is_written_as_it_comes(samples: Samples, size: dict[str, int]) -> None:
+def test_a_generator_is_written_as_it_comes(samples: Samples, size: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as root:
         manifest = write_shards(iter(samples), root, **size, columns={"n": range(len(samples))})
         folder = Path(root)

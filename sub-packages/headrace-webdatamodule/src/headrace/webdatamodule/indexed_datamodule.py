@@ -16,8 +16,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule._lightning import FitLoop, LastIndices
-from headrace.webdatamodule.loader import ResumableLoader, has_state
-from headrace.webdatamodule.loading.batch_sampler import BatchSamplerFactory, DistributedBatchSampler, SamplerFactory
+from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule.loading.batch_sampler import (
+    RANKS,
+    BatchSamplerFactory,
+    DistributedBatchSampler,
+    SamplerFactory,
+    call_factory,
+    keywords_of,
+    named_by,
+)
 from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
 from headrace.webdatamodule.loading.distributed import Mesh, TrainerMesh, check_given_ranks, on_one_rank
 from headrace.webdatamodule.loading.options import (
@@ -29,6 +37,7 @@ from headrace.webdatamodule.loading.options import (
     named_sources,
     seed_int,
 )
+from headrace.webdatamodule.loading.position import has_state
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.loading.stats import Reports
@@ -211,15 +220,15 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             function = argument[split]
             if function is not None and not callable(function):
                 raise TypeError(f"{argument.name} must be a function, got {function!r} for {split}{hint}")
-        for name in _keywords(self._sampler[split]) & {"num_replicas", "rank", "mesh"}:
+        for name in named_by(self._sampler[split]) & {"num_replicas", "rank", "mesh"}:
             raise ValueError(
                 f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
                 f"afterwards; leave {name} out"
             )
-        given = _keywords(factory) & {"num_replicas", "rank", "mesh"}
+        given = named_by(factory) & {"num_replicas", "rank", "mesh"}
         if given and any(value is not None for value in self._ranks):
             raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
-        if self._sampler[split] is not None and "sampler" in _keywords(factory):
+        if self._sampler[split] is not None and "sampler" in named_by(factory):
             raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -440,7 +449,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if self.trainer is not None and ranks == (None, None, None):
             ranks = (None, None, TrainerMesh(self.trainer))
         batches = partial(self._make_batches, split, data, sizes)
-        if own := {name: value for name, value in _partial(self._batch_sampler[split]).items() if name in _RANKS}:
+        if own := {name: value for name, value in keywords_of(self._batch_sampler[split]).items() if name in RANKS}:
             ranks = (own.get("num_replicas"), own.get("rank"), own.get("mesh"))
         loader = ResumableLoader(
             data,
@@ -466,7 +475,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         order, seed = None, self._seed
         if (make_order := self._sampler[split]) is not None:
             # The order is that of all ranks; the batches are dealt to them.
-            order = _call(make_order, data, num_replicas=1, rank=0, seed=seed)
+            order = call_factory(make_order, data, num_replicas=1, rank=0, seed=seed)
         factory: Any = self._batch_sampler[split]
         subject: Any = sizes
         if factory is None:
@@ -478,7 +487,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
                 drop_last=training and self._drop_last,
             )
         try:
-            batches = _call(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
+            batches = call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
         except TypeError as error:
             error.add_note(
                 f"batch_sampler(sizes, sampler=..., num_replicas=..., rank=..., seed=...) was called: {BATCH_SAMPLER}"
@@ -505,9 +514,16 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         return self._data[split]
 
     def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        most = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
-        decode, keys = self._decode[split], self._keys[split]
-        return IndexedShards(place, keys, decode, transform, self._verify, self._allowed, **most)
+        options: dict[str, Any] = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
+        return IndexedShards(
+            place,
+            self._keys[split],
+            self._decode[split],
+            transform,
+            verify=self._verify,
+            allowed_classes=self._allowed,
+            **options,
+        )
 
     def _sizes_of(self, split: Split) -> Sizes | None:
         if self._sizes[split] is None or self._batch_sampler[split] is None:
@@ -550,22 +566,3 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         if split not in self._shards:
             have = ", ".join(map(str, self._shards.given or ())) or "no split"
             raise ValueError(f"{what} needs {split}, but shards has {have}: add shards[{split}]")
-
-
-_RANKS = ("num_replicas", "rank", "mesh")
-
-
-def _partial(factory: Any) -> dict[str, Any]:
-    return dict(factory.keywords) if isinstance(factory, partial) else {}
-
-
-def _keywords(factory: Any) -> set[str]:
-    return set(_partial(factory))
-
-
-def _call(factory: Any, subject: Any, **options: Any) -> Any:
-    """Call a factory with the options that its partial does not name."""
-    own = _keywords(factory)
-    if own & set(_RANKS):
-        options = {name: value for name, value in options.items() if name not in _RANKS}
-    return factory(subject, **{name: value for name, value in options.items() if name not in own})

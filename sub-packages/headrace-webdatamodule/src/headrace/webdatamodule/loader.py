@@ -9,17 +9,16 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 
 from headrace.webdatamodule.loading.dataset import (
     BatchDataset,
     DamagedSampleWarning,
     OnError,
-    Request,
     Skipped,
     describe_sample,
     fingerprint_of,
@@ -27,25 +26,22 @@ from headrace.webdatamodule.loading.dataset import (
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
 from headrace.webdatamodule.loading.options import check_loading, seed_int
 from headrace.webdatamodule.loading.permutation import derive
+from headrace.webdatamodule.loading.position import (
+    VERSION,
+    Position,
+    Requests,
+    check_state,
+    checked,
+    has_state,
+    load_state,
+    set_epoch,
+)
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.worker import WorkerTimeout, end_workers, start_workers
 
-VERSION = 1
 _WARNED = 10  # skipped samples that get a warning each
 
 State = dict[str, Any]
-
-
-class Position(NamedTuple):
-    """A place in an epoch.
-
-    Attributes:
-        steps: Batches of the epoch before it.
-        state: Of the batch sampler there; None when it has none.
-    """
-
-    steps: int
-    state: State | None
 
 
 class _Iteration:
@@ -113,6 +109,9 @@ class ResumableLoader:
         fixed_epoch: Whether every epoch is the same, as for validation: `set_epoch` is ignored.
         check_ranks: Whether all ranks compare their plans before each epoch.
 
+    Attributes:
+        indices: Of the samples in the batch that was delivered last.
+
     Raises:
         TypeError: An argument of the wrong kind.
         ValueError: An argument that is not allowed.
@@ -158,7 +157,7 @@ class ResumableLoader:
         if callable(batch_sampler) and not hasattr(batch_sampler, "__iter__"):
             self._make_batches = batch_sampler
         else:
-            self._batches = _checked(batch_sampler)
+            self._batches = checked(batch_sampler)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
         self._dataset, self._name = dataset, name
@@ -188,7 +187,7 @@ class ResumableLoader:
             self._restart(0)
 
     def _open(self) -> None:
-        self._requests = _Requests()
+        self._requests = Requests()
         self._inner: DataLoader[Any] = DataLoader(
             self._batch_dataset,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
@@ -287,13 +286,13 @@ class ResumableLoader:
 
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch
-        _set_epoch(self._sampler(), epoch)
+        set_epoch(self._sampler(), epoch)
         self._restart(0)
 
     def rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
-        _set_epoch(self._sampler(), self._epoch + 1)  # a batch sampler forgets its position with its epoch
-        _set_epoch(self._sampler(), self._epoch)
+        set_epoch(self._sampler(), self._epoch + 1)  # a batch sampler forgets its position with its epoch
+        set_epoch(self._sampler(), self._epoch)
         self._restart(0)
 
     def state_dict(self) -> State:
@@ -340,7 +339,7 @@ class ResumableLoader:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
-        steps, epoch = _check_state(state, self._fingerprint, self._seed, self._name)
+        steps, epoch = check_state(state, self._fingerprint, self._seed, self._name)
         own = state["batch_sampler"]
         if not isinstance(own, Mapping):
             raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
@@ -353,7 +352,7 @@ class ResumableLoader:
             return
         batches = self._sampler()
         if has_state(batches):
-            _load(batches, own, epoch)
+            load_state(batches, own, epoch)
         else:
             ranks = self.ranks[0]
             if own.get("num_replicas") != ranks:
@@ -363,10 +362,10 @@ class ResumableLoader:
                     "give a batch sampler that has one"
                 )
             before = self._epoch
-            _set_epoch(batches, epoch)
+            set_epoch(batches, epoch)
             if steps > len(batches):
                 length = len(batches)
-                _set_epoch(batches, before)
+                set_epoch(batches, before)
                 raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
         self._epoch = epoch
         self._restart(steps)
@@ -418,11 +417,11 @@ class ResumableLoader:
             going_on = position.steps > 0 and not self._begun
             if going_on and not has_state(self._batches):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-            self._batches, self._made_for = _checked(self._make_batches(*ranks)), ranks
-            _set_epoch(self._batches, self._epoch)
+            self._batches, self._made_for = checked(self._make_batches(*ranks)), ranks
+            set_epoch(self._batches, self._epoch)
             self._length = None
             if going_on:
-                _load(self._batches, position.state or {}, self._epoch)
+                load_state(self._batches, position.state or {}, self._epoch)
             if not self._begun:
                 self._restart(position.steps)
                 self._resumed = resumed
@@ -528,11 +527,11 @@ class ResumableLoader:
         if self._make_batches is None:
             other._batches = copy.deepcopy(self._batches, {id(self._dataset): self._dataset})
         else:
-            other._batches = _checked(self._make_batches(*(self._made_for or self.ranks)))
-        _set_epoch(other._batches, self._epoch + 1)
-        _set_epoch(other._batches, self._epoch)
+            other._batches = checked(self._make_batches(*(self._made_for or self.ranks)))
+        set_epoch(other._batches, self._epoch + 1)
+        set_epoch(other._batches, self._epoch)
         if has_state(other._batches) and position.steps and position.state is not None:
-            _load(other._batches, position.state, self._epoch)
+            load_state(other._batches, position.state, self._epoch)
         other._restart(position.steps)
         other.fit_loop = other.on_batch = None
         other._check_ranks, other.counts = False, bool
@@ -562,108 +561,3 @@ class ResumableLoader:
             more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
             batch = f"batch {position.steps - 1} of epoch {self._epoch}"
             error.add_note(f"the {self._name} loader waited for {batch}: {shown}{more}")
-
-
-class _Requests(Sampler[Request]):
-    """The batch sampler of the inner `DataLoader`: notes each batch that it requests."""
-
-    def __init__(self) -> None:
-        self._next: Iterator[Request] = iter(())
-
-    def begin(
-        self,
-        batches: Any,
-        in_flight: deque[tuple[Sequence[int], Position]],
-        *,
-        start: int,
-        stop: int,
-        skip: int,
-        key: int,
-    ) -> None:
-        """Prepare the next iteration.
-
-        Args:
-            batches: A batch sampler.
-            in_flight: Gets the batches, and the position behind each.
-            start: Number of the first step.
-            stop: Number of steps of the epoch, as its length says.
-            skip: Batches of the batch sampler that are passed over.
-            key: Of the random numbers.
-        """
-        self._next = self._requests(batches, in_flight, start, stop, skip, key)
-
-    def __iter__(self) -> Iterator[Request]:
-        return self._next  # the same one when it is asked twice, as torch does
-
-    @staticmethod
-    def _requests(
-        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: int, stop: int, skip: int, key: int
-    ) -> Iterator[Request]:
-        state_of = getattr(batches, "state_dict", None) if has_state(batches) else None
-        given = iter(batches)
-        step = start - skip
-        for batch in given:
-            step += 1
-            state = state_of() if state_of else None
-            if step > stop or (step == stop and next(given, None) is not None):
-                raise _miscounted(batches, stop, "gives more")
-            if step > start:
-                in_flight.append((batch, Position(step, state)))
-                yield Request(batch, key, step - 1)
-        if step < stop:
-            raise _miscounted(batches, stop, f"gave {step}")
-
-
-def _miscounted(batches: Any, stop: int, what: str) -> RuntimeError:
-    message = f"{type(batches).__name__} has a length of {stop}, but {what} batches"
-    return RuntimeError(f"{message}: trainers plan by it, make its __len__ count the batches of the present epoch")
-
-
-def has_state(batch_sampler: Any) -> bool:
-    """Whether a batch sampler can be resumed by itself."""
-    return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
-
-
-def _checked(batch_sampler: Any) -> Any:
-    if hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__"):
-        return batch_sampler
-    kind = type(batch_sampler).__name__
-    raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
-
-
-def _set_epoch(batch_sampler: Any, epoch: int) -> None:
-    setter = getattr(batch_sampler, "set_epoch", None)
-    setter = setter or getattr(getattr(batch_sampler, "sampler", None), "set_epoch", None)
-    if callable(setter):
-        setter(epoch)
-
-
-def _load(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
-    batch_sampler.load_state_dict(state)
-    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # it was told a later epoch, and kept that
-        _set_epoch(batch_sampler, epoch)
-        batch_sampler.load_state_dict(state)
-
-
-def _check_state(state: Any, fingerprint: str, seed: int, name: str) -> tuple[int, int]:
-    """Refuse a state of something else; return the steps delivered, and their epoch."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"} - set(state):
-        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
-    if state["version"] != VERSION:
-        version = state["version"]
-        raise ValueError(f"checkpoint has version={version!r}, this release reads {VERSION}: use the one that saved it")
-    if state["seed"] != seed:
-        cure = "use that seed, or start without the checkpoint"
-        raise ValueError(f"checkpoint has seed={state['seed']!r}, got seed={seed}: {cure}")
-    if state["fingerprint"] != fingerprint:
-        raise ValueError(
-            f"checkpoint is of other {name} data: it has fingerprint={state['fingerprint']!r}, got {fingerprint!r}; "
-            "resume with the data it was saved with, or start without the checkpoint"
-        )
-    numbers = {key: state[key] for key in ("steps", "epoch")}
-    for key, number in numbers.items():
-        if type(number) is not int or not 0 <= number < 2**62:
-            raise ValueError(f"state[{key!r}] must be an int from 0 to 2**62, got {number!r}")
-    return numbers["steps"], numbers["epoch"]

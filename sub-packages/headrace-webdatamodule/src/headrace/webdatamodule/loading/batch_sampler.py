@@ -6,6 +6,7 @@ import hashlib
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -324,3 +325,24 @@ def _check_state(state: Any, own: Mapping[str, Any]) -> None:
     for name, value in own.items():
         if state[name] != value:
             raise ValueError(f"checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
+
+
+RANKS = ("num_replicas", "rank", "mesh")
+
+
+def keywords_of(factory: Any) -> dict[str, Any]:
+    """The keyword arguments of a `functools.partial`; none of anything else."""
+    return dict(factory.keywords) if isinstance(factory, partial) else {}
+
+
+def named_by(factory: Any) -> set[str]:
+    """Their names."""
+    return set(keywords_of(factory))
+
+
+def call_factory(factory: Any, subject: Any, **options: Any) -> Any:
+    """Call a factory with the options that its partial does not name."""
+    own = named_by(factory)
+    if own & set(RANKS):
+        options = {name: value for name, value in options.items() if name not in RANKS}
+    return factory(subject, **{name: value for name, value in options.items() if name not in own})
