@@ -3,6 +3,10 @@
 import io
 import tarfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from headrace.webdatamodule.shards.format.files import publish
+from headrace.webdatamodule.shards.writing.shard_task import stage_tar
 
 
 def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes:
@@ -14,3 +18,8 @@ def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes
                 header.size = len(data)
                 tar.addfile(header, io.BytesIO(data))
     return stream.getvalue()
+
+
+def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
+    """Write one tar file without an index."""
+    publish({path: stage_tar(path, samples)})

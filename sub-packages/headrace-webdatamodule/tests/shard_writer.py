@@ -51,7 +51,7 @@ def limit_files(more: int) -> None:
 
 def main(directory: str, options: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
-    samples = Made(
+    samples: Any = Made(
         options.get("count", 100),
         options.get("nbytes", 1000),
         options.get("delay", 0.0),
@@ -62,7 +62,12 @@ def main(directory: str, options: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options["fsize"],) * 2)
     if "files" in options:
         limit_files(options["files"])
-    manifest = write_shards(samples, directory, n_shards=options.get("n_shards", 4), workers=options.get("workers"))
+    if options.get("stream"):
+        made = (samples[number] for number in range(len(samples)))
+        manifest = write_shards(made, directory, samples_per_shard=25, fingerprint="1")
+    else:
+        shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers")}
+        manifest = write_shards(samples, directory, **shards, fingerprint=options.get("fingerprint", "1"))
     print(manifest.n_samples)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from indexed_runs import (
     trainer,
 )
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from headrace.webdatamodule import IndexedWebDataModule
+
+# Lightning 2.5 has no such option.
+AT_AN_ERROR = "save_on_exception" in signature(ModelCheckpoint).parameters
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +142,7 @@ def test_resumed_again_and_again(folders: tuple[Path, Path], tmp_path: Path, ask
 @pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")  # of OnExceptionCheckpoint
 @pytest.mark.filterwarnings("ignore:.*was called without a model")  # the same
 @pytest.mark.parametrize("kind", list(BATCHES))
-@pytest.mark.parametrize("how", ["exception", "model"])
+@pytest.mark.parametrize("how", ["exception", "model"] if AT_AN_ERROR else ["exception"])
 def test_the_batch_of_a_step_that_failed_comes_again(
     folders: tuple[Path, Path], tmp_path: Path, how: str, kind: str
 ) -> None:
@@ -298,7 +302,7 @@ def test_a_test_with_an_older_checkpoint_leaves_the_position(folders: tuple[Path
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_validation_sees_every_sample_in_one_order_every_time(folders: tuple[Path, Path], workers: int) -> None:
-    options = {"batch_sampler": Stateful, "batch_size": None, "sizes": "txt", "num_workers": workers}
+    options: dict[str, Any] = {"batch_sampler": Stateful, "batch_size": None, "sizes": "txt", "num_workers": workers}
     model = fit(data(folders, **options), max_epochs=4, num_sanity_val_steps=0)
     once = model.val[:VAL]
     assert sorted(once) == [f"v{i:02d}" for i in range(VAL)]
@@ -313,7 +317,7 @@ class Writer(BasePredictionWriter):
         self.batches: list[Any] = []
         self.epoch: list[Any] = []
 
-    def write_on_batch_end(  # type: ignore[override]
+    def write_on_batch_end(
         self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, *rest: Any
     ) -> None:
         self.batches.append((batch_indices, batch))
@@ -342,8 +346,9 @@ def test_a_prediction_writer_gets_the_indices(folders: tuple[Path, Path], worker
 def test_the_batch_size_finder_sets_the_batch_size(folders: tuple[Path, Path]) -> None:
     module, running = data(folders, batch_size={"train": 2, "val": 3, "test": 3}), trainer(max_epochs=1)
     found = Tuner(running).scale_batch_size(Model(), datamodule=module, steps_per_trial=1, max_trials=2)
-    assert module.batch_size == found == 4
-    assert len(fit(module, max_epochs=1).seen) == 5
+    assert found is not None
+    assert module.batch_size == found > 2
+    assert len(fit(module, max_epochs=1).seen) == -(-TRAIN // found)
     with pytest.raises(AttributeError, match="batch_sampler makes the batches"):
         data(folders, "uneven").batch_size = 3
 

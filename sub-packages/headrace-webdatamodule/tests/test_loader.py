@@ -476,7 +476,7 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
     loader = plain(folder)
     whole = list(plain(folder))
     steps = Steps()
-    loader.fit_loop = steps  # type: ignore[assignment]
+    loader.fit_loop = steps
     for number, _ in enumerate(loader):
         during = loader.state_dict()
         steps.done += 1

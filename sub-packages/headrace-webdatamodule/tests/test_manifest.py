@@ -42,7 +42,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     unfinished_write,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.writing.write import only_manifest
+from headrace.webdatamodule.shards.writing.write import save_only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -344,9 +344,9 @@ def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
     add_column(folder, f"{DERIVED}x", np.zeros(10))
     manifest = add_column(folder, "n", np.zeros(10))
     with pytest.raises(ManifestError, match=r"beside those of its manifest, which has columns: n\."):
-        only_manifest(folder, done)
+        save_only_manifest(folder, done)
     replace(manifest, columns=manifest.columns[:1]).save(folder)
-    assert only_manifest(folder, done) is None
+    assert save_only_manifest(folder, done) is None
     assert not (folder / NAME).exists()
 
 

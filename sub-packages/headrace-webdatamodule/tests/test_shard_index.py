@@ -15,6 +15,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 from indexed_sets import ALIKE, UNLIKE, made
+from plain_tar import write_tar
 
 from headrace.webdatamodule import ShardError, verify_shards
 from headrace.webdatamodule.shards.errors import (
@@ -26,7 +27,6 @@ from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, checksum32, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
-from headrace.webdatamodule.shards.writing.shard_task import write_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)

@@ -8,10 +8,11 @@ import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_tar import made_by_tarfile
+from plain_tar import made_by_tarfile, write_tar
 
 from headrace.webdatamodule import ShardError
-from headrace.webdatamodule.shards.writing.shard_task import check_key, members, stage_tar, write_tar
+from headrace.webdatamodule.shards.writing.pack_files import list_members
+from headrace.webdatamodule.shards.writing.shard_task import check_key, stage_tar
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -37,7 +38,7 @@ def test_webdataset_reads_what_was_written(
     write_tar(path, samples.items())
     assert read_with_webdataset(path) == list(samples.items())
     sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
-    assert list(members(path)) == sizes
+    assert list_members(path) == sizes
     assert path.read_bytes() == made_by_tarfile(samples.items())
 
 
@@ -74,7 +75,7 @@ def test_an_error_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="went away"):
         write_tar(path, breaks())
     assert [p.name for p in tmp_path.iterdir()] == ["a-000000.tar"]
-    assert [name for name, _ in members(path)] == ["old.x"]
+    assert [name for name, _ in list_members(path)] == ["old.x"]
 
 
 def test_a_staged_shard_is_invisible_to_globs(tmp_path: Path) -> None:

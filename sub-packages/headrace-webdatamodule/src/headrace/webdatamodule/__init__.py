@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.distributed import RankMismatchError
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stats import LoaderReport
-    from headrace.webdatamodule.shards import InProcessWarning, Remote, write_shards
+    from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
 
 __all__ = [
     "BatchSamplerFactory",
@@ -65,6 +65,7 @@ __all__ = [
     "RefusedMemberError",
     "Remote",
     "ResumableLoader",
+    "RetryPolicy",
     "SamplerFactory",
     "ShardError",
     "ShardIndex",
@@ -100,6 +101,7 @@ _LATER = {
     "PickledDataWDS": "datamodule",
     "RankMismatchError": "loading.distributed",
     "Remote": "shards",
+    "RetryPolicy": "shards",
     "ResumableLoader": "loader",
     "SamplerFactory": "loading.batch_sampler",
     "SharedShardsWarning": "indexed_datamodule",

@@ -8,10 +8,8 @@
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
-from math import inf
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
 from headrace.webdatamodule.loading.epochs import EpochOffset
@@ -43,11 +41,9 @@ class FitLoop:
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to go on."""
-        trainer, length = self._module.trainer, sized_len(self.loader) or inf
+        trainer = self._module.trainer
         number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
-        limit = trainer.limit_train_batches
-        most = min(length, limit if isinstance(limit, int) else length * limit)
-        self.epochs.begin(self.loader, number, most, overfits=bool(trainer.overfit_batches))
+        self.epochs.begin(self.loader, number, trainer.limit_train_batches, overfits=bool(trainer.overfit_batches))
         self.allow_cuts()
 
     def allow_cuts(self) -> None:
@@ -58,10 +54,9 @@ class FitLoop:
     def settle(self) -> None:
         """Let a resumed loop take its counts from the loader, when the epoch begins or goes on."""
         loop, steps = self._module.trainer.fit_loop, self.loader.steps
-        inner, progress = loop.epoch_loop, loop.epoch_loop.batch_progress
-        if inner.restarting or self.loader.resumed:
-            ended = int(inner.restarted_on_train_batch_end)
-            progress.current.completed, total = steps - ended, progress.total
+        if (inner := loop.epoch_loop).restarting or self.loader.resumed:
+            ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
+            inner.batch_progress.current.completed = steps - ended
             total.ready = total.started = total.processed = total.completed + ended
             inner.restarting = steps > 0
             if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
@@ -73,7 +68,8 @@ class LastIndices(_IndexBatchSamplerWrapper):
     """The batch sampler of a loader to predict: any number finds the indices of its last batch; no others are kept."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader, self.seen_batch_indices = loader, self  # type: ignore[assignment]
+        self.loader, self.sampler = loader, loader.sampler
+        self.seen_batch_indices: Any = self
 
     def __len__(self) -> int:
         return len(self.loader)

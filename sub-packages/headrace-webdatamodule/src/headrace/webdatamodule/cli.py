@@ -29,9 +29,11 @@ from headrace.webdatamodule.cli_io import (
     local_path,
     open_shards,
     positive,
+    read_sample,
     say,
     table,
     text_lines,
+    texts_apart,
     write_out,
 )
 from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, fingerprint_of, open_source
@@ -51,9 +53,9 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_pa
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.interop import Component, dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.reading.sources import open_index
 from headrace.webdatamodule.shards.writing.executor import pool
-from headrace.webdatamodule.shards.writing.write import write_and_tell
+from headrace.webdatamodule.shards.writing.plan import Plan
+from headrace.webdatamodule.shards.writing.write import write_shards
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
 _DAMAGES = (DamagedIndexError, DamagedShardError, DecodeError, GroupingError, RefusedMemberError, StaleIndexError)
@@ -179,6 +181,7 @@ def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
     _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id is its first word"),
+    _arg("--overwrite", action="store_true", help="write anew what is there, such as after files have changed"),
     _arg("--keys", type=local_path, metavar="FILE", help="which entries of an LMDB, a key a line (default: all)"),
     _WORKERS,
 )
@@ -204,14 +207,22 @@ def _pack(options: argparse.Namespace) -> Outcome:
         )
         if not given or "bytes_per_shard" in given:
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
-        manifest, kept = write_and_tell(
+        fingerprint = fingerprint_of(samples.stamps())
+        noted = Plan.fingerprint_in(options.out, options.prefix)
+        if noted not in (None, fingerprint) and not options.overwrite:
+            message = f"{str(options.out)!r} holds shards of other files, or of files that have changed since"
+            raise FileExistsError(f"{message}: pass --overwrite, or choose another directory")
+        before = {path.name: path.stat().st_ino for path in options.out.glob("*.tar")}
+        manifest = write_shards(
             samples,
             options.out,
             **given,
             workers=options.workers or 1,
             prefix=options.prefix,
-            fingerprint=fingerprint_of(samples.stamps()),
+            fingerprint=fingerprint,
+            overwrite=options.overwrite,
         )
+        kept = sum((options.out / name).stat().st_ino == inode for name, inode in before.items())
     wrote = len(manifest.shards) - kept
     if options.json:
         return 0, json_pieces({**_summary(options.out, manifest), "kept": kept, "wrote": wrote})
@@ -348,42 +359,7 @@ def _cat(options: argparse.Namespace) -> Outcome:
             for one, data in sample.items()
         ]
         return 0, json_pieces({"key": key, "index": at, "members": plain})
-    return 0, _apart(list(sample.values()), terminal=sys.stdout is not None and sys.stdout.isatty())
-
-
-def read_sample(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
-    """The members to print, by their keys; no other ones are read, and none is too large."""
-    dataset = IndexedShards(source, decode=None)
-    try:
-        at = dataset.find(key)
-    except KeyError:
-        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
-    index = open_index(dataset.shard_of(at))
-    there = index.layout(index.find(key))
-    if member is not None and member not in there:
-        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, there))}")
-    wanted = None if member is None else [member]
-    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
-    del sample["__key__"]
-    return at, sample
-
-
-def _apart(members: list[bytes], *, terminal: bool) -> list[bytes]:
-    # Several texts get line ends between them, and at their end on a terminal; all else stays as it is.
-    texts = [data for data in members if data]
-    if len(texts) < 2 or not all(map(_is_text, texts)):
-        return members
-    ends = [b"" if data.endswith(b"\n") else b"\n" for data in texts]
-    if not terminal:
-        ends[-1] = b""
-    return [piece for pair in zip(texts, ends, strict=True) for piece in pair if piece]
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        return "\0" not in data.decode()
-    except UnicodeDecodeError:
-        return False
+    return 0, texts_apart(list(sample.values()), terminal=sys.stdout is not None and sys.stdout.isatty())
 
 
 @_command(

@@ -17,7 +17,8 @@ from headrace.webdatamodule.shards.format.files import FileBytes
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index, map_file
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.reading.sources import find_shards, is_url
+from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.reading.sources import find_shards, is_url, open_index
 
 Pieces = Iterable[str] | Iterable[bytes]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -85,6 +86,41 @@ def _open_tar(path: Path) -> ShardIndex:
 
 def _piece(view: FileBytes, begin: int, end: int) -> bytes:
     return view[begin:end]
+
+
+def read_sample(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
+    """The members to print, by their keys; no other ones are read, and none is too large."""
+    dataset = IndexedShards(source, decode=None)
+    try:
+        at = dataset.find(key)
+    except KeyError:
+        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
+    index = open_index(dataset.shard_of(at))
+    there = index.layout(index.find(key))
+    if member is not None and member not in there:
+        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, there))}")
+    wanted = None if member is None else [member]
+    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
+    del sample["__key__"]
+    return at, sample
+
+
+def texts_apart(members: list[bytes], *, terminal: bool) -> list[bytes]:
+    """Several texts with line ends between them, and at their end on a terminal; all else stays as it is."""
+    texts = [data for data in members if data]
+    if len(texts) < 2 or not all(map(_is_text, texts)):
+        return members
+    ends = [b"" if data.endswith(b"\n") else b"\n" for data in texts]
+    if not terminal:
+        ends[-1] = b""
+    return [piece for pair in zip(texts, ends, strict=True) for piece in pair if piece]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
 
 
 def write_out(pieces: Pieces) -> None:

@@ -120,15 +120,8 @@ def open_source(
 ) -> Source:
     """Open what is to be packed: paths of one kind, found out by their names when `kind` is None.
 
-    Args:
-        paths: Directories, FASTA files or LMDBs.
-        scratch: A directory for temporary files.
-        kind: One of `KINDS`.
-        split_at: For files: which dot of a name ends the key, "first" or "last".
-        member: For LMDBs: the member key of the values; "bin" when None.
-        keys: For one LMDB: a file with one key a line; all keys when None.
-        key_from: For FASTA: "number" or "id".
-        warn: Receives warnings.
+    The other arguments are those of the command line; `scratch` is a directory for temporary files, `warn` receives
+    warnings.
     """
     kinds = {kind} if kind else {_kind_of(path) for path in paths}
     if len(kinds) > 1:
@@ -157,11 +150,7 @@ def open_source(
 
 
 def fingerprint_of(stamps: Iterable[tuple[int, int]]) -> str:
-    """16 hexadecimal digits that change with the sizes and times of the files that are packed.
-
-    >>> fingerprint_of([(1, 2)]) == fingerprint_of([(1, 3)])
-    False
-    """
+    """16 hexadecimal digits that change with the sizes and times of the files that are packed."""
     digest = xxhash.xxh3_64()
     for one in stamps:
         digest.update(struct.pack("<qq", *one))

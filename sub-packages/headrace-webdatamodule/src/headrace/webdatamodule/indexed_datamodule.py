@@ -505,9 +505,16 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         return self._data[split]
 
     def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        most = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
-        decode, keys = self._decode[split], self._keys[split]
-        return IndexedShards(place, keys, decode, transform, self._verify, self._allowed, **most)
+        options: dict[str, Any] = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
+        return IndexedShards(
+            place,
+            self._keys[split],
+            self._decode[split],
+            transform,
+            verify=self._verify,
+            allowed_classes=self._allowed,
+            **options,
+        )
 
     def _sizes_of(self, split: Split) -> Sizes | None:
         if self._sizes[split] is None or self._batch_sampler[split] is None:

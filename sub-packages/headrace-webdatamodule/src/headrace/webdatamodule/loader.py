@@ -113,6 +113,9 @@ class ResumableLoader:
         fixed_epoch: Whether every epoch is the same, as for validation: `set_epoch` is ignored.
         check_ranks: Whether all ranks compare their plans before each epoch.
 
+    Attributes:
+        indices: Of the samples in the batch that was delivered last.
+
     Raises:
         TypeError: An argument of the wrong kind.
         ValueError: An argument that is not allowed.

@@ -6,6 +6,7 @@ counts as one more epoch. So its number of an epoch is then ahead of the loader'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -66,12 +67,12 @@ class EpochOffset:
         Args:
             loader: The loader; it may have been resumed.
             epoch: The trainer's number.
-            limit: Most batches of an epoch.
+            limit: Most batches of an epoch if it is an int, else a share of them.
             overfits: Whether the loader delivers its first epoch again and again.
         """
         if loader.resumed and self._saved >= 0:
             over = epoch > self._saved  # the trainer takes the saved epoch for done
-            left = loader.steps + 1 <= limit
+            left = loader.steps + 1 <= _most(loader, limit)
             self.cuts = self._cuts_before + (over and left)
             self._ahead = epoch - loader.epoch - (over and not left and not overfits)
             if over and not left:
@@ -83,3 +84,11 @@ class EpochOffset:
             self._asked = epoch
             loader.end_iteration()
         loader.choose_epoch(epoch - self._ahead)
+
+
+def _most(loader: EpochLoader, limit: float) -> float:
+    try:
+        length: float = len(loader)
+    except TypeError:  # an endless one
+        length = math.inf
+    return min(length, limit if isinstance(limit, int) else length * limit)

@@ -24,6 +24,7 @@ from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
     from headrace.webdatamodule.shards.remote.shards import Remote
     from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards
@@ -40,6 +41,7 @@ __all__ = [
     "ManifestError",
     "RefusedMemberError",
     "Remote",
+    "RetryPolicy",
     "ShardError",
     "ShardIndex",
     "SkippedMembersWarning",
@@ -63,6 +65,7 @@ __all__ = [
 _LATER = {
     "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",
+    "RetryPolicy": "headrace.webdatamodule.shards.remote.filesystem",
     "write_shards": "headrace.webdatamodule.shards.writing.write",
 }
 

@@ -275,8 +275,9 @@ def decode_member(
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
         max_bytes: Most bytes that may be held at once: the member's own, what they are unpacked to, and what is made
-            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Of
-            JSON and pickles with millions of small objects, these are counted by what they take at the most.
+            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. JSON
+            counts 64 bytes for each of its own, so that 33 MB are read by default; a pickle that may hold more than
+            fits counts 256 bytes for each of its instructions.
 
     Returns:
         The object.
@@ -317,7 +318,7 @@ def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = ()
     builtin containers and numbers load as they are. Every other class or function is refused by name, and so is
     a class of numpy's or torch's as a value (scalar classes and builtin ones load). A pickle may hold 1,000
     object arrays and 10,000 defaultdicts, and keys up to 100 levels deep: more of them, nested, would overflow
-    the C stack. It may have 8 times its length and 1 MiB copied between its objects.
+    the C stack. What its calls copy counts as memory, and so does each instruction of a large one, with 256 bytes.
 
     Args:
         data: The bytes of one pickle, of any protocol.

@@ -145,7 +145,7 @@ class IndexedShards:
         """
         wanted = _positions(indices, len(self))
         if self._shards.concurrent:
-            return self._read_by_shard(wanted)
+            return self._read_concurrently(wanted)
         if min(len(wanted), len(self._starts)) > self._readers.limit:  # in order, each shard is opened once
             order = sorted(range(len(wanted)), key=wanted.__getitem__)
             read = self._read([wanted[at] for at in order])
@@ -166,7 +166,7 @@ class IndexedShards:
             samples.append(read(number) if decode is None else decode(read(number), reader, number))
         return samples
 
-    def _read_by_shard(self, wanted: Sequence[int]) -> list[Any]:
+    def _read_concurrently(self, wanted: Sequence[int]) -> list[Any]:
         """Several shards at once, because most of the time is spent waiting."""
 
         def read(group: Group) -> tuple[ShardReader, list[int], list[Sample]]:
@@ -174,7 +174,7 @@ class IndexedShards:
             reader, _ = self._reader(shard)
             return reader, numbers, reader.read_many(numbers)
 
-        groups, places = by_shard(wanted, self._ends)
+        groups, places = _by_shard(wanted, self._ends)
         self._shards.set_index  # noqa: B018 - as below
         samples: list[Any] = [None] * len(wanted)
         place = iter(places)
@@ -354,25 +354,10 @@ class IndexedShards:
         return reader, reader.bind(reader.source.data)  # not inside the reader: nothing would close a cycle in time
 
 
-def by_shard(indices: Sequence[int], ends: Sequence[int]) -> tuple[list[Group], list[int]]:
-    """Group positions by the shard that they lie in.
-
-    Args:
-        indices: Positions in a set of shards, shape [n]; negative ones count from the end.
-        ends: The position behind each shard's last sample, shape [number of shards].
-
-    Returns:
-        Pairs of a shard and numbers of samples in it, by the shard; and for each of these the place in `indices`.
-
-    Raises:
-        IndexError: A position is not there.
-        TypeError: A position is no integer.
-
-    >>> by_shard([4, 0, -1, 0], [3, 5])
-    ([(0, [0, 0]), (1, [1, 1])], [1, 3, 0, 2])
-    """
+def _by_shard(wanted: Sequence[int], ends: Sequence[int]) -> tuple[list[Group], list[int]]:
+    """Pairs of a shard and numbers of samples in it, and for each of these its place in `wanted`."""
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    for place, at in enumerate(_positions(indices, ends[-1] if ends else 0)):
+    for place, at in enumerate(wanted):
         shard = bisect_right(ends, at)
         numbers, places = groups.setdefault(shard, ([], []))
         numbers.append(at - (ends[shard - 1] if shard else 0))

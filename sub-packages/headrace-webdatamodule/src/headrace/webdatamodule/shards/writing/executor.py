@@ -21,74 +21,22 @@ from typing import Any, Never, TypeVar
 
 from tqdm import tqdm
 
-from headrace.webdatamodule.shards.writing.shard_task import ShardTask, Written, remove_run
-
-_Result = TypeVar("_Result")
-
-
-@contextmanager
-def pool(workers: int) -> Iterator[Executor]:
-    """Start processes, and end them.
-
-    Args:
-        workers: How many.
-
-    Yields:
-        Their executor. They start when the first call comes.
-    """
-    # Started afresh: a fork could inherit locked locks.
-    executor = _Pool(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def cpus() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        # When the first process is killed, nobody tells its workers.
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-class _Pool(ProcessPoolExecutor):
-    def submit(self, function: Callable[..., _Result], /, *words: Any, **options: Any) -> Future[_Result]:
-        # Processes start in here, and inherit that Ctrl-C is held back: it reaches all processes of a terminal, and
-        # only the first one is to decide what becomes of the work.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(function, *words, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def progress(n_samples: int, directory: Path) -> tqdm[Never]:
-    """A bar over samples on the terminal; silent where the output is not a terminal."""
-    bar: tqdm[Never] = tqdm(total=n_samples, desc=f"writing {directory.name}", unit="sample", disable=None)
-    return bar
-
+from headrace.webdatamodule.shards.writing.shard_task import ShardTask, Written, remove_parts
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
 # Seconds to try without processes of our own, and what is left to do that is worth starting them.
 _TRIAL, _WORTH = 2.0, 10.0
 
 
-class _TooSlow(Exception):  # noqa: N818 - no error
-    """The rest is worth several processes."""
+_Result = TypeVar("_Result")
 
 
 class InProcessWarning(UserWarning):
     """Shards are written in one process, because the samples cannot be sent to others."""
+
+
+class _TooSlow(Exception):  # noqa: N818 - no error
+    """The rest is worth several processes."""
 
 
 def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | None, prefix: str) -> list[Written]:
@@ -120,21 +68,63 @@ def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | No
     return done + _run_in_pool(left, min(len(left), count), prefix) if left else done
 
 
-def refuse_inherited() -> None:
-    """Refuse to write in a process that only runs the main module because it was started to write: both would wait.
+@contextmanager
+def pool(workers: int) -> Iterator[Executor]:
+    """Processes of our own: started when the first call comes, deaf to Ctrl-C, and gone when the first one is."""
+    # Started afresh: a fork could inherit locked locks.
+    context = multiprocessing.get_context("spawn")
+    executor = _Pool(workers, mp_context=context, initializer=_end_with_parent)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
-    Raises:
-        RuntimeError: It is one.
-    """
+
+def cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def progress(n_samples: int | None, directory: Path) -> tqdm[Never]:
+    """A bar over samples on the terminal; silent where the output is not a terminal."""
+    bar: tqdm[Never] = tqdm(total=n_samples, desc=f"writing {directory.name}", unit="sample", disable=None)
+    return bar
+
+
+def refuse_inherited() -> None:
+    """Refuse to write in a process that only runs the main module because it was started to write: both would wait."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(f"a process that was started to write shards runs the main module again: {_MAIN}")
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> Future[_Result]:
+        # Ctrl-C reaches all processes of a terminal, and only the first one is to decide what becomes of the work.
+        # Processes start in here and inherit the mask. To ignore the signal in an initializer would be too late: one
+        # that is interrupted while it starts breaks the pool, which then hangs.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *args, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:  # when the first process is killed, nobody tells its workers
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
     """Stops early when more than one shard and so many seconds are left, as it seems after the first few."""
     done: list[Written] = []
-    count, shown = sum(map(len, tasks)), 0
-    with progress(count, tasks[0].path.parent) as bar:
+    total, shown = sum(map(len, tasks)), 0
+    with progress(total, tasks[0].path.parent) as bar:
         begin = time.monotonic()
 
         def show(samples: int) -> None:
@@ -142,7 +132,7 @@ def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
             shown += samples
             bar.update(samples)
             passed = time.monotonic() - begin
-            if passed > _TRIAL and len(tasks) - len(done) > 1 and passed * (count - shown) > most * shown:
+            if passed > _TRIAL and len(tasks) - len(done) > 1 and passed * (total - shown) > most * shown:
                 raise _TooSlow
 
         with contextlib.suppress(_TooSlow):
@@ -189,9 +179,9 @@ def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str
     left = {future for future in futures if not future.done()}
     while left:
         # A task stops when its part is gone. One that was queued in a process may begin only now: look again.
-        remove_run(directory, prefix, run)
+        remove_parts(directory, prefix, run)
         left = {future for future in wait(left, timeout=0.1).not_done if not future.done()}
-    remove_run(directory, prefix, run)
+    remove_parts(directory, prefix, run)
 
 
 def _sendable(task: ShardTask, executor: Executor) -> bool:
@@ -212,7 +202,7 @@ def _sendable(task: ShardTask, executor: Executor) -> bool:
 def _refused(error: Exception) -> bool:
     reason = f"the samples cannot be sent to other processes ({type(error).__name__}: {error})"
     cure = "pass a function that makes them, defined in a module, or workers=1"
-    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=7)
+    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=6)
     return False
 
 

@@ -1,12 +1,13 @@
-"""Which samples go to which shard, decided before the first one is written, and noted beside the shards."""
+"""Which samples go to which shard, decided before the first one is written, and what an earlier run left of it."""
 
 from __future__ import annotations
 
 import glob
 import json
 import operator
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Never
 
@@ -16,161 +17,27 @@ import xxhash
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import read_plain
+from headrace.webdatamodule.shards.format.files import atomic_write, read_plain, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.format.ustar import RECORD
 from headrace.webdatamodule.shards.index.build import fitting_index
-from headrace.webdatamodule.shards.index.manifest import NOTE, is_plain_name
+from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
-    Recording,
+    ShardBuilder,
     ShardTask,
     Written,
+    load,
     member_bytes,
-    opened,
     result,
-    write_locked,
 )
 
-
-def stored_bytes(nbytes: int) -> int:
-    """Bytes that a member takes in a tar file, its header and padding included.
-
-    >>> stored_bytes(0), stored_bytes(1), stored_bytes(512)
-    (512, 1024, 1024)
-    """
-    return nbytes + -nbytes % BLOCK + BLOCK
-
-
-def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Ask for each sample once, with a progress bar.
-
-    Args:
-        samples: All of them.
-
-    Returns:
-        Bytes of each in a tar file, shape [n_samples], and the keys.
-
-    Raises:
-        ShardError: A sample cannot be had, or its members are no bytes.
-    """
-    keys: list[str] = []
-    sizes = np.empty(len(samples), np.int64)
-    bar: tqdm[Never]
-    with tqdm(total=len(samples), desc="measuring", unit="sample", disable=None) as bar:
-        for number in range(len(samples)):
-            try:
-                key, sample = samples[number]
-                sizes[number] = sum(stored_bytes(_length(key, one, data)) for one, data in sample.items())
-            except Exception as error:
-                message = f"sample number {number} cannot be measured: {type(error).__name__}: {error}"
-                raise ShardError(message, sample=f"number {number}") from error
-            keys.append(key)
-            bar.update()
-    return sizes, keys
-
-
-def _length(key: str, suffix: str, data: object) -> int:
-    # The length of a memory view, or of an array, counts numbers of several bytes each.
-    return len(data if type(data) is bytes else member_bytes(data, sample=key, member=f"{key}.{suffix}"))
-
-
-def given_sizes(sizes: Any, n_samples: int) -> npt.NDArray[np.int64]:
-    """Check the sizes that a caller gives.
-
-    Args:
-        sizes: Bytes of each sample.
-        n_samples: How many there have to be.
-
-    Raises:
-        ValueError: They are no whole numbers of 0 or more, shape [n_samples].
-    """
-    array = np.asarray(sizes)
-    if array.shape != (n_samples,) or array.dtype.kind not in "iu" or (array < 0).any():
-        allowed = f"whole numbers of bytes, 0 or more, shape [{n_samples}]"
-        raise ValueError(f"sizes must be {allowed}, got {array.dtype} of shape {list(array.shape)}")
-    return array.astype(np.int64)
-
-
-def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
-    """Where each shard begins, and the end: shards of equal size, give or take one sample.
-
-    Args:
-        n_samples: Number of samples.
-        n_shards: Number of shards, 1 to `n_samples`.
-
-    Returns:
-        `n_shards + 1` increasing positions from 0 to `n_samples`.
-
-    Raises:
-        ValueError: A shard would be empty.
-
-    >>> shard_bounds(10, 4)
-    [0, 2, 5, 7, 10]
-    """
-    if not 1 <= n_shards <= n_samples:
-        message = f"n_shards must be 1 to the number of samples, {n_samples}, got {n_shards}:"
-        raise ValueError(f"{message} no shard may be empty")
-    return [n_samples * shard // n_shards for shard in range(n_shards + 1)]
-
-
-def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
-    """The names of a set of shards.
-
-    Args:
-        directory: Where they lie.
-        prefix: Begin of the file names.
-        n_shards: How many.
-
-    Returns:
-        `{directory}/{prefix}-{number, six digits}.tar`.
-
-    Raises:
-        ValueError: The prefix is empty, hidden, or leads elsewhere.
-    """
-    if not is_plain_name(prefix) or prefix.startswith("."):
-        raise ValueError(f"prefix must be the begin of a plain file name, got {prefix!r}")
-    return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
-
-
-def find_shards(directory: Path, prefix: str) -> list[Path]:
-    """The shards of a prefix that lie in a directory, sorted by name.
-
-    Args:
-        directory: Where to look.
-        prefix: Begin of the file names; taken literally.
-
-    Returns:
-        The paths of `{prefix}-*.tar`.
-    """
-    return sorted(directory.glob(f"{glob.escape(prefix)}-*.tar"))
-
-
-def refuse_leftovers(directory: Path, prefix: str, paths: Sequence[Path]) -> None:
-    """Refuse to write beside shards that are no part of the set.
-
-    Args:
-        directory: Where the set is to lie.
-        prefix: Begin of the file names.
-        paths: The set.
-
-    Raises:
-        FileExistsError: Naming what lies there.
-    """
-    strangers = sorted(set(find_shards(directory, prefix)) - set(paths))
-    if strangers:
-        raise FileExistsError(
-            f"{directory} holds {len(strangers)} shards of prefix {prefix!r} beside the {len(paths)} to be"
-            f" written (first: {strangers[0].name}): readers would take them for a part of the new set."
-            " Remove them, or choose another directory or prefix"
-        )
-
-
 VERSION = 1
-
 _MOST_NOTE = 1 << 20
+_CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
 
 
 @dataclass(frozen=True)
@@ -181,7 +48,7 @@ class Plan:
         prefix: Begin of the shards' names.
         samples: Number of samples.
         shards: Number of shards.
-        bounds: 16 hexadecimal digits that stand for the bounds of all shards.
+        bounds: 16 hexadecimal digits that stand for the bounds of all shards, or for the rule that makes them.
         fingerprint: What the caller says of the samples' version.
     """
 
@@ -193,59 +60,107 @@ class Plan:
 
     @classmethod
     def of(cls, prefix: str, bounds: Sequence[int], fingerprint: str) -> Plan:
-        """The plan of some bounds.
-
-        Args:
-            prefix: Begin of the shards' names.
-            bounds: Where each shard begins, and the end.
-            fingerprint: What the caller says of the samples' version.
-        """
+        """The plan of some bounds: where each shard begins, and the end."""
         digest = xxhash.xxh3_64_hexdigest(np.asarray(bounds, "<i8").tobytes())
         return cls(prefix, bounds[-1], len(bounds) - 1, digest, fingerprint)
+
+    @classmethod
+    def of_stream(cls, prefix: str, rule: str, fingerprint: str) -> Plan:
+        """The plan of samples whose number is unknown until they end."""
+        return cls(prefix, 0, 1, xxhash.xxh3_64_hexdigest(rule.encode()), fingerprint)
 
     def to_json(self) -> str:
         """The text of the note."""
         return json.dumps({"format": "headrace-plan", "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
-    def prepare(self, directory: Path) -> None:
-        """Note the plan beside the shards to be, and refuse to write beside anything of another plan.
+    def save(self, directory: Path) -> None:
+        """Note the plan beside the shards to be; who finds fewer than it says knows that the write was stopped."""
+        atomic_write(directory / f"{self.prefix}{NOTE}", self.to_json().encode())
+
+    def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
+        """Make a directory ready for this plan, and refuse to touch what is of another one.
 
         Args:
             directory: Where the shards are to lie.
+            replaces: Whether another plan's shards may be removed.
+            anew: Whether shards of this plan are removed as well.
+            stream: Whether the number of samples is unknown.
+
+        Returns:
+            Whether all that is there is of this plan.
 
         Raises:
             FileExistsError: There are other tar files, or shards of another plan.
         """
-        names = {path.name for path in shard_paths(directory, self.prefix, self.shards)}
-        _refuse_others(directory, names)
-        note = directory / f"{self.prefix}{NOTE}"
-        before = read_plain(note, ManifestError, most=_MOST_NOTE) if note.exists() else b""
-        if before == self.to_json().encode():
-            return
-        there = sorted(name for name in names if (directory / name).exists())
-        if there:
-            message = f"{directory} holds {len(there)} shards of another plan, first {there[0]}: {self._unlike(before)}"
-            raise FileExistsError(f"{message}. Remove them, or choose another directory")
-        write_locked(note, self.to_json().encode())
+        before = self._noted(directory)
+        names = {path.name for path in shard_paths(directory, self.prefix, 0 if stream else self.shards)}
+        own = re.compile(rf"{re.escape(self.prefix)}-[0-9]{{6,}}\.tar({re.escape(SUFFIX)})?")
+        there = {path.name for ending in (".tar", f".tar{SUFFIX}") for path in directory.glob(f"*{ending}")}
+        there = {name for name in there if not name.startswith(".")}
+        ours = {name for name in there if name.removesuffix(SUFFIX) in names}
+        if replaces or (stream and before):  # also those of a run that stopped
+            ours |= {name for name in there if own.fullmatch(name)}
+        if there - ours:
+            message = f"{directory} holds {len(there - ours)} files beside the {len(names)} shards to be written"
+            cure = "a manifest is for one set. Remove them, or choose another directory"
+            raise FileExistsError(f"{message} (first: {min(there - ours)}): {cure}")
+        differences = self._differences(before, stream)
+        if not differences and not anew:
+            return True
+        shards = sorted(name for name in ours if name.endswith(".tar"))
+        if shards and differences and not replaces:
+            message = f"{directory} holds {len(shards)} shards of another plan, first {shards[0]}: {differences}"
+            raise FileExistsError(f"{message}. Remove them, choose another directory, or {_CURE}")
+        clear(directory, ours)
+        self.save(directory)
+        return False
 
-    def _unlike(self, before: bytes) -> str:
+    def _noted(self, directory: Path) -> dict[str, Any]:
+        note = directory / f"{self.prefix}{NOTE}"
         try:
-            noted = json.loads(before or b"{}")
+            table = json.loads(read_plain(note, ManifestError, most=_MOST_NOTE)) if note.exists() else {}
         except ValueError:
-            noted = None
-        if not noted or not isinstance(noted, dict):
+            table = {}
+        return table if isinstance(table, dict) else {}
+
+    def _differences(self, noted: dict[str, Any], stream: bool) -> str:
+        if not noted:
             return "none is noted"
-        unlike = {name: value for name, value in asdict(self).items() if noted.get(name) != value}
+        unknown = ("samples", "shards") if stream else ()
+        wanted = {name: value for name, value in asdict(self).items() if name not in unknown}
+        unlike = {name: value for name, value in wanted.items() if noted.get(name) != value}
         return ", ".join(f"{name} is {value!r} now, was {noted.get(name)!r}" for name, value in unlike.items())
 
+    @classmethod
+    def fingerprint_in(cls, directory: Path, prefix: str) -> str | None:
+        """The fingerprint that is noted in a directory; None when there is none."""
+        found = cls(prefix, 0, 0, "", "")._noted(directory).get("fingerprint")
+        return found if isinstance(found, str) else None
 
-def _refuse_others(directory: Path, names: set[str]) -> None:
-    lying = {path.name for ending in (".tar", f".tar{SUFFIX}") for path in directory.glob(f"*{ending}")}
-    others = sorted(name for name in lying if not name.startswith(".") and name.removesuffix(SUFFIX) not in names)
-    if others:
-        message = f"{directory} holds {len(others)} files beside the {len(names)} shards to be written"
-        cure = "a manifest is for one set. Remove them, or choose another directory"
-        raise FileExistsError(f"{message} (first: {others[0]}): {cure}")
+    def grown(self, shards: int, samples: int = 0) -> Plan:
+        """The same for so many shards and samples."""
+        return replace(self, shards=shards, samples=samples)
+
+
+def clear(directory: Path, names: set[str]) -> None:
+    """Remove a set: its manifest and columns first, since nobody may take what is left for all of it."""
+    try:
+        columns = [entry.file for entry in Manifest.load(directory).columns if entry.file.endswith(".npy")]
+    except ManifestError:
+        columns = []
+    (directory / NAME).unlink(missing_ok=True)
+    sync_directory(directory)
+    for name in (SET_INDEX_NAME, *columns, *sorted(names)):
+        (directory / name).unlink(missing_ok=True)
+
+
+def refuse_finished(directory: Path) -> None:
+    """Refuse to write over a finished set when nothing says whether its samples are the same."""
+    if (directory / NAME).exists():
+        raise FileExistsError(f"{directory} holds a finished set, with a {NAME}: {_CURE}")
+
+
+# Bounds
 
 
 def bounds_of(
@@ -271,22 +186,27 @@ def bounds_of(
     >>> bounds_of(5, None, samples_per_shard=2, bytes_per_shard=None, n_shards=None)
     [0, 1, 3, 5]
     """
-    given = {"samples_per_shard": samples_per_shard, "bytes_per_shard": bytes_per_shard, "n_shards": n_shards}
-    some = {name: number for name, number in given.items() if number is not None}
-    numbers = [whole_number(number) for number in some.values()]
-    if len(some) != 1 or numbers[0] is None or numbers[0] < 1:
-        allowed = "give one of samples_per_shard, bytes_per_shard and n_shards, a whole number of 1 or more"
-        raise ValueError(f"{allowed}, got {some or 'none of them'}")
+    name, number = shard_size(samples_per_shard, bytes_per_shard, n_shards)
     if not n_samples:
         raise ValueError("samples is empty: no shard may be empty, so there is nothing to write")
-    number = numbers[0]
-    if n_shards is not None:
+    if name == "n_shards":
         return shard_bounds(n_samples, number)
-    if samples_per_shard is not None:
+    if name == "samples_per_shard":
         return shard_bounds(n_samples, -(-n_samples // number))
     if sizes is None:
         raise ValueError("bytes_per_shard needs sizes")
     return bounds_by_bytes(sizes, number)
+
+
+def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: object) -> tuple[str, int]:
+    """Which of the three was given, and its value; a ValueError unless it is one positive integer."""
+    given = {"samples_per_shard": samples_per_shard, "bytes_per_shard": bytes_per_shard, "n_shards": n_shards}
+    some = [(name, whole_number(number)) for name, number in given.items() if number is not None]
+    if len(some) != 1 or some[0][1] is None or some[0][1] < 1:
+        found = {name: number for name, number in given.items() if number is not None}
+        message = "give one of samples_per_shard, bytes_per_shard and n_shards, a whole number of 1 or more"
+        raise ValueError(f"{message}, got {found or 'none of them'}")
+    return some[0][0], some[0][1]
 
 
 def whole_number(value: object) -> int | None:
@@ -311,7 +231,7 @@ def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
     >>> bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240)
     [0, 2, 3, 4, 5]
     """
-    room = most // RECORD * RECORD - 2 * BLOCK
+    room = samples_bytes(most)
     ends = np.cumsum(sizes)
     bounds = [0]
     while bounds[-1] < sizes.size:
@@ -321,64 +241,155 @@ def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
     return bounds
 
 
-def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None = None) -> Written | None:
+def samples_bytes(most: int) -> int:
+    """How many bytes of samples fit into a tar file of at most so many bytes."""
+    return most // RECORD * RECORD - 2 * BLOCK
+
+
+def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
+    """Where each shard begins, and the end: shards of equal size, give or take one sample.
+
+    >>> shard_bounds(10, 4)
+    [0, 2, 5, 7, 10]
+    """
+    if not 1 <= n_shards <= n_samples:
+        message = f"n_shards must be 1 to the number of samples, {n_samples}, got {n_shards}:"
+        raise ValueError(f"{message} no shard may be empty")
+    return [n_samples * shard // n_shards for shard in range(n_shards + 1)]
+
+
+# Names
+
+
+def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
+    """The paths of a set's shards; a ValueError when the prefix is empty, hidden, or leads elsewhere."""
+    if not is_plain_name(prefix) or prefix.startswith("."):
+        raise ValueError(f"prefix must be the begin of a plain file name, got {prefix!r}")
+    return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
+
+
+def find_shards(directory: Path, prefix: str) -> list[Path]:
+    """The shards of a prefix that lie in a directory, sorted by name."""
+    return sorted(directory.glob(f"{glob.escape(prefix)}-*.tar"))
+
+
+def refuse_leftovers(directory: Path, prefix: str, paths: Sequence[Path]) -> None:
+    """Refuse to write beside shards of this prefix that are no part of the set."""
+    others = sorted(set(find_shards(directory, prefix)) - set(paths))
+    if others:
+        raise FileExistsError(
+            f"{directory} holds {len(others)} shards of prefix {prefix!r} beside the {len(paths)} to be"
+            f" written (first: {others[0].name}): readers would take them for a part of the new set."
+            " Remove them, or choose another directory or prefix"
+        )
+
+
+# Bytes of samples
+
+
+def stored_bytes(nbytes: int) -> int:
+    """Bytes that a member takes in a tar file, its header and padding included.
+
+    >>> stored_bytes(0), stored_bytes(1), stored_bytes(512)
+    (512, 1024, 1024)
+    """
+    return nbytes + -nbytes % BLOCK + BLOCK
+
+
+def sample_bytes(key: str, sample: Any) -> int:
+    """Bytes that a sample takes in a tar file."""
+    # The length of a memory view, or of an array, counts numbers of several bytes each.
+    total = 0
+    for member, data in sample.items():
+        plain = data if type(data) is bytes else member_bytes(data, sample=key, member=f"{key}.{member}")
+        total += stored_bytes(len(plain))
+    return total
+
+
+def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Ask for each sample once, with a progress bar.
+
+    Returns:
+        Bytes of each in a tar file, shape [n_samples], and the keys.
+
+    Raises:
+        ShardError: A sample cannot be read, or its members are no bytes.
+    """
+    keys: list[str] = []
+    sizes = np.empty(len(samples), np.int64)
+    bar: tqdm[Never]
+    with tqdm(total=len(samples), desc="measuring", unit="sample", disable=None) as bar:
+        for number in range(len(samples)):
+            try:
+                key, sample = samples[number]
+                sizes[number] = sample_bytes(key, sample)
+            except Exception as error:
+                message = f"failed to measure sample {number}: {type(error).__name__}: {error}"
+                raise ShardError(message, sample=f"number {number}") from error
+            keys.append(key)
+            bar.update()
+    return sizes, keys
+
+
+def given_sizes(sizes: Any, n_samples: int) -> npt.NDArray[np.int64]:
+    """Check the sizes that a caller gives."""
+    array = np.asarray(sizes)
+    if array.shape != (n_samples,) or array.dtype.kind not in "iu" or (array < 0).any():
+        allowed = f"whole numbers of bytes, 0 or more, shape [{n_samples}]"
+        raise ValueError(f"sizes must be {allowed}, got {array.dtype} of shape {list(array.shape)}")
+    return array.astype(np.int64)
+
+
+# What an earlier run has written
+
+
+def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None, *, same: bool) -> Written | None:
     """What an earlier run of the same plan made of a shard, when that is whole and holds the same samples.
 
-    Its index has to fit it. All keys are compared where they are known, and the first, the middle and the last
-    sample are made again and compared byte by byte, as is what the shard holds of them.
+    Its index has to fit it. Where no fingerprint says that the samples are the same, all keys are compared where they
+    are known, and the first, the middle and the last sample are made again and compared byte by byte.
 
     Args:
         task: What would write the shard.
         hashes: Of the keys of its samples, shape [n_samples]; None when they are not known.
+        same: Whether the samples are known to be the same.
 
     Returns:
         None when the shard is to be written.
 
     Raises:
         FileExistsError: The shard is whole, but holds other samples.
-        ShardError: A sample cannot be had, or could not be stored.
+        ShardError: A sample cannot be read, or could not be stored.
     """
     index = fitting_index(task.path) if task.path.exists() else None
     if index is None:
         return None
-    found = result(index)
     if index.n_samples != len(task):
-        raise _other(task.path, f"{index.n_samples} samples instead of {len(task)}")
+        raise _others(task.path, f"{index.n_samples} samples instead of {len(task)}")
+    found = result(index)
     if hashes is not None and not np.array_equal(hashes, found.hashes):
-        raise _other(task.path, f"the key {index.key(int((hashes != found.hashes).argmax()))!r}")
-    samples = opened(task.samples)
+        raise _others(task.path, f"the key {index.key(int((hashes != found.hashes).argmax()))!r}")
     numbers = sorted({0, len(task) // 2, len(task) - 1})
-    for number in numbers:
-        if not _same(index, number, task, samples):
-            raise _other(task.path, f"the sample {index.key(number)!r}")
-    return found if _whole(index, numbers) else None
-
-
-def _whole(index: ShardIndex, numbers: list[int]) -> bool:
-    """Whether some samples are read as they were written."""
-    try:
+    if not same:
+        samples = load(task.samples)
+        for number in numbers:
+            if not _is_same(index, number, task, samples):
+                raise _others(task.path, f"the sample {index.key(number)!r}")
+    try:  # whether these are read as they were written
         ShardReader(index, map_shard(index), None, verify=True, max_bytes=2**63 - 1).read_many(numbers)
     except ShardError:
-        return False
-    return True
+        return None
+    return found
 
 
-def repeated(written: Sequence[Written], directory: Path) -> tuple[str, str, str] | None:
-    """A key that occurs twice in a set.
-
-    Args:
-        written: The shards.
-        directory: Where they lie.
-
-    Returns:
-        The key and the names of the two shards; None when there is no such key.
-    """
+def repeated_key(written: Sequence[Written], directory: Path) -> tuple[str, str, str] | None:
+    """A key that occurs twice in a set, and the names of the two shards; None when there is no such key."""
     hashes = np.concatenate([one.hashes for one in written])
     order = np.argsort(hashes, kind="stable")
-    twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    equal = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     ends = np.cumsum([one.hashes.size for one in written])
-    for twin in twins.tolist():
-        (key, name), (other, again) = (_key(int(order[at]), ends, written, directory) for at in (twin, twin + 1))
+    for place in equal.tolist():
+        (key, name), (other, again) = (_key(int(order[at]), ends, written, directory) for at in (place, place + 1))
         if key == other:
             return key, name, again
     return None
@@ -391,19 +402,19 @@ def _key(sample: int, ends: npt.NDArray[np.int64], written: Sequence[Written], d
     return index.key(sample - int(ends[shard]) + entry.samples), entry.name
 
 
-def _same(index: ShardIndex, number: int, task: ShardTask, samples: MapStyle) -> bool:
-    again = Recording(str(task.path))
+def _is_same(index: ShardIndex, number: int, task: ShardTask, samples: MapStyle) -> bool:
+    again = ShardBuilder(str(task.path))
     again.add(*task.sample(samples, task.start + number))
     [layout] = again.samples.layouts
     start, stop = index.span(number)
     return (
         again.samples.keys == [index.key(number)]
-        and tuple(suffix.lower() for suffix in layout) == index.layout(number)
+        and tuple(member.lower() for member in layout) == index.layout(number)
         and again.samples.sizes == index.sizes[start:stop].tolist()
         and again.checksums == index.checksums[start:stop].tolist()
     )
 
 
-def _other(path: Path, what: str) -> FileExistsError:
+def _others(path: Path, what: str) -> FileExistsError:
     message = f"{path} is whole, but holds other samples than those to be written: it has {what}"
-    return FileExistsError(f"{message}. If it is no longer needed, remove it; otherwise choose another directory")
+    return FileExistsError(f"{message}. Remove it, choose another directory, or {_CURE}")

@@ -1,4 +1,4 @@
-"""`write_shards` and `write_tars`: samples to a directory of shards."""
+"""`write_shards`: samples to a directory of indexed shards; `write_tars`: to tar files alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
-from headrace.webdatamodule.shards.index.build import Indexed
+from headrace.webdatamodule.shards.index.build import Indexed, save_with_index
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
@@ -24,6 +24,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     kept_columns,
     store_column,
 )
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
 from headrace.webdatamodule.shards.writing.plan import (
     Plan,
@@ -31,24 +32,323 @@ from headrace.webdatamodule.shards.writing.plan import (
     given_sizes,
     kept,
     measure,
+    refuse_finished,
     refuse_leftovers,
-    repeated,
+    repeated_key,
+    sample_bytes,
+    samples_bytes,
     shard_bounds,
     shard_paths,
+    shard_size,
     whole_number,
 )
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
     Sample,
+    ShardFile,
     ShardTask,
     Written,
     check_key,
     key_hashes,
-    opened,
-    remove_abandoned,
+    load,
+    remove_parts,
     stage_tar,
-    write_locked,
+    unreadable,
 )
+
+Arrays = dict[str, npt.NDArray[Any]]
+Samples = MapStyle | Iterable[Sample] | Callable[[], MapStyle | Iterable[Sample]]
+
+
+def write_shards(
+    samples: Samples,
+    directory: str | Path,
+    *,
+    samples_per_shard: int | None = None,
+    bytes_per_shard: int | None = None,
+    n_shards: int | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    prefix: str = "shard",
+    sizes: npt.ArrayLike | None = None,
+    columns: Mapping[str, npt.ArrayLike] | None = None,
+    fingerprint: str = "",
+    overwrite: bool = False,
+) -> Manifest:
+    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
+
+    A shard gets its name when it is on the disk, whole; the manifest, which readers trust, comes last. The bytes depend
+    on the samples only. Where the number of samples is known, which sample goes to which shard is decided beforehand,
+    and each shard is a task of its own; a run that was killed is completed by the next one, which keeps whole shards.
+    Samples of a generator are written in this process as they come; after a kill, the next run begins anew. A second
+    process that writes to the directory meanwhile waits.
+
+    Over a finished set, `fingerprint` decides: with the same one there is nothing to do, with another one the set is
+    written anew.
+
+    Args:
+        samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
+            indexing, or any iterable such as a generator; or a function without arguments that returns one of these,
+            called once here and, for the former, once for each shard. What has positions is sent to other processes
+            with pickle; a method `part(start, stop)` may give the samples of one shard, which is all that is sent
+            then; a method `keys()` may give all keys without making the samples.
+        directory: Where to write; made if need be. It is for this set alone.
+        samples_per_shard: Most samples of a shard; shards are equal up to one sample, of a generator all but the last
+            are full.
+        bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
+        n_shards: Number of shards, equal up to one sample, 1 to the number of samples; not for a generator.
+        executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
+            `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
+        workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
+        prefix: Begin of the file names.
+        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512), shape
+            [n_samples]; for `bytes_per_shard`, which asks for each sample once more when they are None.
+        columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
+        fingerprint: Any text that changes with the samples, such as a version.
+        overwrite: Whether to write anew what is there, a finished set included.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        TypeError: The samples can be neither indexed nor iterated.
+        ValueError: A number, the prefix, sizes or columns are not allowed.
+        FileExistsError: The directory holds a finished set and there is no fingerprint; or other files, or shards with
+            other samples.
+        ShardError: A sample cannot be read or stored, or a key occurs twice; it names the shard and the sample.
+        OSError: The disk is full or the like; it names the shard.
+        BrokenProcessPool: A process was killed, or could not start.
+        RuntimeError: The executor was shut down, or a script that starts processes is not guarded.
+
+    Warns:
+        InProcessWarning: The samples cannot be pickled, and so one process writes all.
+
+    >>> import tempfile
+    >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
+    >>> manifest = write_shards(samples, tempfile.mkdtemp(), n_shards=2, workers=1)
+    >>> [(shard.name, shard.samples) for shard in manifest.shards]
+    [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
+    """
+    processes = None if workers is None else whole_number(workers)
+    if workers is not None and (processes is None or processes < 1):
+        raise ValueError(f"workers must be None or an int >= 1, got {workers!r}")
+    if not isinstance(fingerprint, str):
+        raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
+    if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
+        raise ValueError(f"executor must have a method submit, and goes without workers, got {executor!r}, {workers!r}")
+    if "://" in str(directory):
+        raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
+    shard_paths(Path(), prefix, 0)
+    size = shard_size(samples_per_shard, bytes_per_shard, n_shards)
+    refuse_inherited()
+    everything, folder = _loaded(samples), expanded(directory)
+    replaces = overwrite or bool(fingerprint)
+    if not hasattr(everything, "__len__"):
+        if n_shards is not None or executor is not None or (processes or 1) > 1 or sizes is not None:
+            allowed = "samples_per_shard or bytes_per_shard, and neither n_shards, executor, workers nor sizes"
+            raise ValueError(f"samples without len() are written in this process as they come: give {allowed}")
+        plan = Plan.of_stream(prefix, "{}={}".format(*size), fingerprint)
+        folder.mkdir(parents=True, exist_ok=True)
+        with directory_lock(folder):
+            if not overwrite and (folder / NAME).exists():
+                if not fingerprint:
+                    refuse_finished(folder)
+                if plan.prepare(folder, replaces=replaces, stream=True):
+                    return Manifest.load(folder)
+            plan.prepare(folder, replaces=replaces, anew=True, stream=True)
+            return _write_stream(iter(everything), folder, plan, size, columns or {})
+    count = len(everything)
+    stored = None if sizes is None else given_sizes(sizes, count)
+    arrays = _check_columns(columns or {}, count)
+    known = getattr(everything, "keys", None)
+    keys: Iterable[str] | None = known() if callable(known) else None
+    if not fingerprint and not overwrite:
+        refuse_finished(folder)
+    if bytes_per_shard is not None and stored is None and count:
+        stored, keys = measure(everything)
+    bounds = bounds_of(
+        count, stored, samples_per_shard=samples_per_shard, bytes_per_shard=bytes_per_shard, n_shards=n_shards
+    )
+    hashes = None if keys is None else _check_keys(keys, count)
+    tasks = _tasks(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    with directory_lock(folder):
+        if not fingerprint and not overwrite:
+            refuse_finished(folder)  # which another process has finished meanwhile
+        Plan.of(prefix, bounds, fingerprint).prepare(folder, replaces=replaces, anew=overwrite)
+        remove_parts(folder, prefix)
+        parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
+        found = [kept(task, part, same=bool(fingerprint)) for task, part in zip(tasks, parts, strict=True)]
+        todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
+        new = iter(run(todo, executor, processes, prefix))
+        written = [next(new) if one is None else one for one in found]
+        return _save(folder, written, arrays)
+
+
+def _write_stream(
+    samples: Iterator[Any], folder: Path, plan: Plan, size: tuple[str, int], columns: Mapping[str, npt.ArrayLike]
+) -> Manifest:
+    """Write samples whose number is unknown, as they come."""
+    remove_parts(folder, plan.prefix)
+    name, most = size
+    written, token, count = list[Written](), secrets.token_hex(4), 0
+    shard: ShardFile | None = None
+    try:
+        with progress(None, folder) as bar:
+            for key, sample in _numbered(samples, folder / f"{plan.prefix}-*.tar"):
+                if shard is not None and (
+                    len(shard) >= most
+                    if name == "samples_per_shard"
+                    else shard.nbytes + sample_bytes(key, sample) > samples_bytes(most)
+                ):
+                    written.append(shard.finish())
+                    shard = None
+                if shard is None:
+                    # One more than there will be next: until the end, readers know that the write was stopped.
+                    plan.grown(len(written) + 2).save(folder)
+                    shard = ShardFile(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
+                shard.add(key, sample)
+                if shard.pending >= 1 << 20:
+                    shard.flush()
+                count += 1
+                bar.update()
+        if shard is None:
+            raise ValueError("samples is empty: no shard may be empty, so there is nothing to write")
+        written.append(shard.finish())
+    finally:
+        if shard is not None:
+            shard.close()
+    arrays = _check_columns(columns, count)
+    plan.grown(len(written), count).save(folder)
+    return _save(folder, written, arrays)
+
+
+def _numbered(samples: Iterator[Any], path: Path) -> Iterator[Any]:
+    number = 0
+    while True:
+        try:
+            key, sample = next(samples)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise unreadable(error, number, path) from error
+        yield key, sample
+        number += 1
+
+
+def _save(folder: Path, written: Sequence[Written], arrays: Arrays) -> Manifest:
+    again = repeated_key(written, folder)
+    if again:
+        key, first, second = again
+        message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
+        message = f"{message} and write them again; there is no manifest"
+        raise ShardError(message, shard=str(folder / second), sample=key)
+    return save_manifest(folder, written, arrays)
+
+
+def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
+    """Write the columns, the index of the set, then the manifest.
+
+    Args:
+        directory: Where the shards lie.
+        written: The shards.
+        columns: {name: array}, checked.
+
+    Returns:
+        The manifest; columns of an earlier one of the same shards stay.
+
+    Raises:
+        ManifestError: An earlier manifest has columns that belong to other shards.
+    """
+    members = sorted({member for one in written for member in one.members})
+    manifest = Manifest(tuple(one.entry for one in written), tuple(members))
+    cure = "Remove manifest.json, call again, and add them again"
+    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
+    manifest = Manifest(manifest.shards, manifest.members, earlier)
+    for name, array in columns.items():
+        manifest = manifest.with_column(store_column(directory, name, array))
+    save_with_index(directory, manifest)
+    return manifest
+
+
+def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
+    """Write the manifest of a set that may have to share its directory.
+
+    A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
+    training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
+    alone is removed, and one of all tar files, which somebody asked for, stays.
+
+    Args:
+        directory: Where the shards lie.
+        done: What is known of each.
+
+    Returns:
+        The manifest; None when there are other tar files.
+
+    Raises:
+        ManifestError: The columns of an earlier manifest would be lost.
+    """
+    tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
+    if tars == {one.entry.name for one in done}:
+        return save_manifest(directory, done, {})
+    try:
+        before = Manifest.load(directory)
+    except ManifestError:
+        return None
+    if {entry.name for entry in before.shards} == tars:
+        return None
+    lost = ", ".join(added(before))
+    if lost:
+        message = f"{str(directory)!r} holds tar files beside those of its manifest, which has columns: {lost}"
+        raise ManifestError(f"{message}. Choose another directory for one of the sets, or remove manifest.json")
+    (directory / NAME).unlink(missing_ok=True)
+    (directory / SET_INDEX_NAME).unlink(missing_ok=True)
+    sync_directory(directory)
+    return None
+
+
+def _loaded(samples: Any) -> Any:
+    made = load(samples) if callable(samples) else samples
+    indexed = hasattr(made, "__len__") and hasattr(made, "__getitem__")
+    if isinstance(made, Mapping) or not (indexed or isinstance(made, Iterable)):
+        allowed = (
+            "something with len() and integer indexing, an iterable, or a function without arguments that gives one"
+        )
+        cure = "list(samples.items())" if isinstance(made, Mapping) else "a list of pairs"
+        raise TypeError(f"samples must be {allowed}, got {type(made).__name__}: give {cure}")
+    return made if indexed else iter(made)
+
+
+def _check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arrays:
+    return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
+
+
+def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
+    """One task a shard, each with no more of the samples than can be told apart."""
+    token, tasks = secrets.token_hex(4), []
+    for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
+        own, first, last = samples, start, stop
+        if isinstance(samples, list | tuple):
+            own, first, last = samples[start:stop], 0, stop - start
+        elif callable(getattr(samples, "part", None)):
+            own, first, last = samples.part(start, stop), 0, stop - start
+        tasks.append(ShardTask(path, own, first, last, start, token))
+    return tasks
+
+
+def _check_keys(keys: Iterable[str], n_samples: int) -> npt.NDArray[np.uint64]:
+    """Refuse keys that cannot be stored, or occur twice, before anything is written; their hashes."""
+    listed, seen = list(keys), set[str]()
+    if len(listed) != n_samples:
+        raise ValueError(f"samples.keys() gives {len(listed)} keys of {n_samples} samples: give one for each")
+    for key in listed:
+        if not isinstance(key, str):
+            raise ShardError(f"a sample key must be a text, got {key!r:.80}", sample=repr(key))
+        check_key(key)
+        if key in seen:
+            raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", sample=key)
+        seen.add(key)
+    return key_hashes(listed)
 
 
 def write_tars(
@@ -58,7 +358,7 @@ def write_tars(
     n_shards: int,
     prefix: str = "wdshards",
 ) -> list[Path]:
-    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on.
+    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, without indexes.
 
     The shards hold equally many samples, give or take one. They get their names once all of them are
     on the disk, whole; their bytes depend on the samples only. Shards of the same names are replaced.
@@ -95,7 +395,7 @@ def write_tars(
     try:
         with progress(len(samples), target) as bar:
             for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):
-                staged[path] = stage_tar(path, _take(samples, start, stop, path, seen, bar))
+                staged[path] = stage_tar(path, _unique(samples, start, stop, path, seen, bar))
         publish(staged)
     finally:
         for temporary in staged.values():
@@ -103,313 +403,17 @@ def write_tars(
     return paths
 
 
-def _take(
+def _unique(
     samples: Sequence[Sample], start: int, stop: int, path: Path, seen: dict[str, Path], bar: tqdm[Never]
 ) -> Iterator[Sample]:
     for position in range(start, stop):
         try:
             key, sample = samples[position]
         except Exception as error:
-            message = f"sample number {position} cannot be had: {type(error).__name__}: {error}"
-            raise ShardError(message, shard=str(path), sample=f"number {position}") from error
+            raise unreadable(error, position, path) from error
         yield key, sample
-        if key in seen:  # a text: who took the sample has seen to that
+        if key in seen:  # a text: the shard has checked that
             message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
             raise ShardError(message, shard=str(path), sample=key)
         seen[key] = path
         bar.update()
-
-
-Arrays = dict[str, npt.NDArray[Any]]
-
-
-def check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arrays:
-    """Refuse columns that cannot be kept, before anything is written.
-
-    Args:
-        columns: {name: array}.
-        n_samples: Rows that each has to have.
-
-    Raises:
-        ValueError: A name or an array is not allowed.
-    """
-    return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
-
-
-def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
-    """Write the columns, then the manifest.
-
-    Args:
-        directory: Where the shards lie.
-        written: The shards.
-        columns: As of `check_columns`.
-
-    Returns:
-        The manifest; columns of an earlier one of the same shards stay.
-
-    Raises:
-        ManifestError: An earlier manifest has columns that belong to other shards.
-    """
-    members = sorted({member for one in written for member in one.members})
-    manifest = Manifest(tuple(one.entry for one in written), tuple(members))
-    cure = "Remove manifest.json, call again, and add them again"
-    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
-    manifest = Manifest(manifest.shards, manifest.members, earlier)
-    for name, array in columns.items():
-        manifest = manifest.with_column(store_column(directory, name, array))
-    path, data = directory / NAME, manifest.to_json().encode()
-    if not path.is_file() or path.read_bytes() != data:  # a directory that is complete need not be writable
-        write_locked(path, data)
-    return manifest
-
-
-def only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
-    """Write the manifest of a set that may have to share its directory.
-
-    A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
-    training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
-    alone is removed, and one of all tar files, which somebody asked for, stays.
-
-    Args:
-        directory: Where the shards lie.
-        done: What is known of each.
-
-    Returns:
-        The manifest; None when there are other tar files.
-
-    Raises:
-        ManifestError: The columns of an earlier manifest would be lost.
-    """
-    tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
-    if tars == {one.entry.name for one in done}:
-        return save_manifest(directory, done, {})
-    try:
-        before = Manifest.load(directory)
-    except ManifestError:
-        return None
-    if {entry.name for entry in before.shards} == tars:
-        return None
-    lost = ", ".join(added(before))
-    if lost:
-        message = f"{str(directory)!r} holds tar files beside those of its manifest, which has columns: {lost}"
-        raise ManifestError(f"{message}. Choose another directory for one of the sets, or remove manifest.json")
-    (directory / NAME).unlink(missing_ok=True)
-    sync_directory(directory)
-    return None
-
-
-class Told(NamedTuple):
-    """What came of writing a set.
-
-    Args:
-        manifest: The manifest.
-        kept: How many shards an earlier run had written.
-    """
-
-    manifest: Manifest
-    kept: int
-
-
-def write_shards(
-    samples: MapStyle | Callable[[], MapStyle],
-    directory: str | Path,
-    *,
-    samples_per_shard: int | None = None,
-    bytes_per_shard: int | None = None,
-    n_shards: int | None = None,
-    executor: Executor | None = None,
-    workers: int | None = None,
-    prefix: str = "shard",
-    sizes: npt.ArrayLike | None = None,
-    columns: Mapping[str, npt.ArrayLike] | None = None,
-    fingerprint: str = "",
-) -> Manifest:
-    """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
-
-    Which sample goes to which shard is decided beforehand, and each shard is a task of its own. A shard gets its name
-    when it is on the disk, whole; the manifest, which readers trust, comes last. The bytes depend on the samples only.
-
-    After a run that was killed, the same call keeps the shards that are whole and writes the rest. The first, the
-    middle and the last sample of each are compared then; name the version of your data with `fingerprint`, so that
-    shards of another version are never kept. A second process that writes to the directory meanwhile waits.
-
-    Args:
-        samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
-            indexing, or a function without arguments that gives that, called once here and once for each shard.
-            It is sent to other processes with pickle. A method `part(start, stop)` may give the samples of one
-            shard, which is all that is sent then; a method `keys()` may give all keys without making the samples.
-        directory: Where to write; made if need be. It is for this set alone.
-        samples_per_shard: Most samples of a shard; shards are equal up to one sample.
-        bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
-        n_shards: Number of shards, equal up to one sample, 1 to the number of samples.
-        executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
-            `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
-        workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
-        prefix: Begin of the file names.
-        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512), shape
-            [n_samples]; for `bytes_per_shard`, which asks for each sample once more when they are None.
-        columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
-        fingerprint: Any text that changes with the samples, such as a version.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        TypeError: The samples have no length or no positions.
-        ValueError: A number, the prefix, sizes or columns are not allowed.
-        FileExistsError: The directory holds other shards, or shards with other samples.
-        ShardError: A sample cannot be had or stored, or a key occurs twice; it names the shard and the sample.
-        OSError: The disk is full or the like; it names the shard.
-        BrokenProcessPool: A process was killed, or could not start.
-        RuntimeError: The executor was shut down, or a script that starts processes is not guarded.
-
-    Warns:
-        InProcessWarning: The samples cannot be pickled, and so one process writes all.
-
-    >>> import tempfile
-    >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
-    >>> manifest = write_shards(samples, tempfile.mkdtemp(), n_shards=2, workers=1)
-    >>> [(shard.name, shard.samples) for shard in manifest.shards]
-    [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
-    """
-    return write_and_tell(
-        samples,
-        directory,
-        samples_per_shard=samples_per_shard,
-        bytes_per_shard=bytes_per_shard,
-        n_shards=n_shards,
-        executor=executor,
-        workers=workers,
-        prefix=prefix,
-        sizes=sizes,
-        columns=columns,
-        fingerprint=fingerprint,
-    ).manifest
-
-
-def write_and_tell(
-    samples: MapStyle | Callable[[], MapStyle],
-    directory: str | Path,
-    *,
-    samples_per_shard: int | None = None,
-    bytes_per_shard: int | None = None,
-    n_shards: int | None = None,
-    executor: Executor | None = None,
-    workers: int | None = None,
-    prefix: str = "shard",
-    sizes: npt.ArrayLike | None = None,
-    columns: Mapping[str, npt.ArrayLike] | None = None,
-    fingerprint: str = "",
-) -> Told:
-    """What `write_shards` does, with its arguments; and what was done.
-
-    Returns:
-        The manifest, and how many shards were kept.
-    """
-    processes = None if workers is None else whole_number(workers)
-    if workers is not None and (processes is None or processes < 1):
-        raise ValueError(f"workers must be None or a whole number of 1 or more, got {workers!r}")
-    if not isinstance(fingerprint, str):
-        raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
-    if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
-        raise ValueError(f"executor must have a method submit, and goes without workers, got {executor!r}, {workers!r}")
-    if "://" in str(directory):
-        raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
-    refuse_inherited()
-    everything = check_samples(samples)
-    folder = expanded(directory)
-    count = len(everything)
-    stored = None if sizes is None else given_sizes(sizes, count)
-    arrays = check_columns(columns or {}, count)
-    known = getattr(everything, "keys", None)
-    keys: Iterable[str] | None = known() if callable(known) else None
-    if bytes_per_shard is not None and stored is None and count:
-        stored, keys = measure(everything)
-    bounds = bounds_of(
-        count, stored, samples_per_shard=samples_per_shard, bytes_per_shard=bytes_per_shard, n_shards=n_shards
-    )
-    hashes = None if keys is None else check_keys(keys, count)
-    tasks = tasks_of(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
-    folder.mkdir(parents=True, exist_ok=True)
-    with directory_lock(folder):
-        Plan.of(prefix, bounds, fingerprint).prepare(folder)
-        remove_abandoned(folder, prefix)
-        parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
-        found = [kept(task, part) for task, part in zip(tasks, parts, strict=True)]
-        todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
-        new = iter(run(todo, executor, processes, prefix))
-        written = [next(new) if one is None else one for one in found]
-        again = repeated(written, folder)
-        if again:
-            key, first, second = again
-            message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
-            raise ShardError(
-                f"{message} and write them again; there is no manifest", shard=str(folder / second), sample=key
-            )
-        return Told(save_manifest(folder, written, arrays), len(tasks) - len(todo))
-
-
-def check_samples(samples: Any) -> MapStyle:
-    """Refuse what cannot be asked for single samples.
-
-    Args:
-        samples: As of `write_shards`.
-
-    Returns:
-        The samples themselves, where a function gives them.
-
-    Raises:
-        TypeError: They have no length or no positions.
-    """
-    made = opened(samples) if callable(samples) else samples
-    if isinstance(made, Mapping) or not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-        allowed = "something with len() and integer indexing, or a function without arguments that gives that"
-        cure = "list(samples.items())" if isinstance(made, Mapping) else "list(samples)"
-        raise TypeError(f"samples must be {allowed}, got {type(made).__name__}: give {cure}, or a class that has both")
-    return made
-
-
-def tasks_of(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
-    """One task a shard, each with no more of the samples than can be told apart.
-
-    Args:
-        samples: As of `write_shards`.
-        paths: Of the shards.
-        bounds: Where each begins, and the end.
-    """
-    token, tasks = secrets.token_hex(4), []
-    for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
-        own, first, last = samples, start, stop
-        if isinstance(samples, list | tuple):
-            own, first, last = samples[start:stop], 0, stop - start
-        elif callable(getattr(samples, "part", None)):
-            own, first, last = samples.part(start, stop), 0, stop - start
-        tasks.append(ShardTask(path, own, first, last, start, token))
-    return tasks
-
-
-def check_keys(keys: Iterable[str], n_samples: int) -> npt.NDArray[np.uint64]:
-    """Refuse keys that cannot be stored, or occur twice, before anything is written.
-
-    Args:
-        keys: Of all samples.
-        n_samples: How many there have to be.
-
-    Returns:
-        Their hashes, shape [n_samples].
-
-    Raises:
-        ValueError: There are more or fewer.
-        ShardError: Naming the first such key.
-    """
-    listed, seen = list(keys), set[str]()
-    if len(listed) != n_samples:
-        raise ValueError(f"samples.keys() gives {len(listed)} keys of {n_samples} samples: give one for each")
-    for key in listed:
-        if not isinstance(key, str):
-            raise ShardError(f"a sample key must be a text, got {key!r:.80}", sample=repr(key))
-        check_key(key)
-        if key in seen:
-            raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", sample=key)
-        seen.add(key)
-    return key_hashes(listed)

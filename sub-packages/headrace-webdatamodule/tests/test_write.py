@@ -27,7 +27,7 @@ import pytest
 import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_tar import made_by_tarfile
+from plain_tar import made_by_tarfile, write_tar
 
 from headrace.webdatamodule.shards import (
     IndexedShards,
@@ -43,7 +43,7 @@ from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.writing import executor as running
 from headrace.webdatamodule.shards.writing.executor import InProcessWarning
 from headrace.webdatamodule.shards.writing.plan import bounds_by_bytes, bounds_of
-from headrace.webdatamodule.shards.writing.shard_task import Part, StoppedError, remove_abandoned, remove_run, write_tar
+from headrace.webdatamodule.shards.writing.shard_task import Part, StoppedError, remove_parts
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 pytestmark = pytest.mark.slow
@@ -170,7 +170,7 @@ def test_members_are_measured_by_their_bytes(tmp_path: Path) -> None:
         (np.ones(3), r"got ndarray: numpy\.save"),
     ]
     for wrong, message in others:
-        with pytest.raises(ShardError, match=rf"number 20 .*{message}"):
+        with pytest.raises(ShardError, match=rf"sample 20: .*{message}"):
             write_shards([*numbers, ("k", {"x": wrong})], tmp_path / "new", bytes_per_shard=20_480)
     assert not (tmp_path / "new").exists()
 
@@ -257,7 +257,7 @@ def test_a_source_is_asked_for_its_keys_and_parts(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     Source.known = 9
     with pytest.raises(ValueError, match="gives 9 keys of 10 samples"):
-        write_shards(Source(), tmp_path, n_shards=2, workers=1)
+        write_shards(Source(), tmp_path / "new", n_shards=2, workers=1)
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -266,7 +266,9 @@ def test_columns(tmp_path: Path) -> None:
     assert manifest == Manifest.load(tmp_path)
     assert open_column(tmp_path, manifest, "tokens").tolist() == tokens.tolist()
     assert verify_shards(tmp_path) == []
-    assert write_shards(some(6), tmp_path, n_shards=2) == manifest  # they stay
+    kept = write_shards(some(6), tmp_path / "kept", n_shards=2, columns={"tokens": tokens}, fingerprint="1")
+    (tmp_path / "kept" / "shard-000001.tar").unlink()
+    assert write_shards(some(6), tmp_path / "kept", n_shards=2, fingerprint="1") == kept == manifest  # they stay
     columns: list[tuple[Any, Any, str]] = [
         ("tokens", [1, 2], r"columns\['tokens'\] must be plain numbers or texts of shape \[6, \.\.\.\]"),
         ("../a", range(6), "column's name must be"),
@@ -280,23 +282,13 @@ def test_columns(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_columns_of_other_shards_are_not_lost_in_silence(tmp_path: Path) -> None:
-    write_shards(some(6), tmp_path, n_shards=2, columns={"tokens": range(6)})
-    for path in tars(tmp_path):
-        path.unlink()
-    with pytest.raises(ManifestError, match="others than when these columns were made: tokens"):
-        write_shards(some(6, 100), tmp_path, n_shards=2)
-
-
-def test_columns_that_a_function_gave_are_forgotten(tmp_path: Path) -> None:
+def test_columns_go_with_the_shards_that_they_belong_to(tmp_path: Path) -> None:
     columns = {"sizes-abc": range(6), "tokens": range(6)}
     write_shards(some(6), tmp_path, n_shards=2, columns=columns)
-    for path in tars(tmp_path):
-        path.unlink()
-    with pytest.raises(ManifestError, match=r"others than when these columns were made: tokens\. Remove"):
-        write_shards(some(6, 100), tmp_path, n_shards=2)
-    manifest = write_shards(some(6, 100), tmp_path, n_shards=2, columns={"tokens": range(6)})
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+    manifest = write_shards(some(6, 100), tmp_path, n_shards=2, columns={"tokens": range(6)}, overwrite=True)
     assert [column.name for column in manifest.columns] == ["tokens"]
+    assert len(list(tmp_path.glob("*.npy"))) == 1
     assert verify_shards(tmp_path) == []
 
 
@@ -322,7 +314,7 @@ def test_columns_that_a_function_gave_are_forgotten(tmp_path: Path) -> None:
         (("k", {"\udc80": b""}), "UTF-8"),
         (("k", [b"x"]), "must be a pair of a text"),
         ((1, {"x": b""}), "must be a pair of a text"),
-        ("k", "sample number 3 cannot be had: ValueError: not enough values"),
+        ("k", "failed to read sample 3: ValueError: not enough values"),
     ],
 )
 def test_samples_that_no_reader_would_give_back(tmp_path: Path, sample: Any, message: str) -> None:
@@ -382,14 +374,14 @@ def test_integers_of_numpy_are_numbers_too(tmp_path: Path) -> None:
         workers: Any = np.int64(1)
         given, plain = {name: number}, {name: int(number)}
         manifest = write_shards(some(3), tmp_path / name, **given, workers=workers)
-        assert manifest == write_shards(some(3), tmp_path / name, **plain, workers=1)
+        assert manifest == write_shards(some(3), tmp_path / f"{name} plain", **plain, workers=1)
     with pytest.raises(ValueError, match="whole number of 1 or more"):
         write_shards(some(3), tmp_path / "new", n_shards=True)
 
 
 def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"workers": 0}, "workers must be None or"),
+        ({"workers": 0}, "workers must be None or an int >= 1"),
         ({"prefix": "a/b"}, "prefix must be"),
         ({"prefix": "a:b"}, "prefix must be"),
         ({"prefix": 3}, "prefix must be"),
@@ -412,10 +404,11 @@ def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "samples", [iter(some(3)), lambda: iter(some(3)), dict(some(3)), dict(enumerate(some(3))), None]
+    ("samples", "cure"),
+    [(dict(some(3)), r"list\(samples"), (dict(enumerate(some(3))), r"list\(samples"), (3, "a list"), (len, "a list")],
 )
-def test_samples_without_positions_are_refused(tmp_path: Path, samples: Any) -> None:
-    with pytest.raises(TypeError, match=r"samples must be something with len\(\) and integer indexing.*: give list\("):
+def test_samples_of_other_kinds_are_refused(tmp_path: Path, samples: Any, cure: str) -> None:
+    with pytest.raises(TypeError, match=rf"samples must be something with len\(\).*: give {cure}|len\(\) takes"):
         write_shards(samples, tmp_path / "new", n_shards=1)
     assert not (tmp_path / "new").exists()
 
@@ -443,6 +436,7 @@ def test_a_plan_that_is_none(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "shard.plan.json").write_bytes(note)
     write_shards(some(4), tmp_path, n_shards=2)
     (tmp_path / "shard.plan.json").write_bytes(note)
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(FileExistsError, match=r"another plan, first shard-000000.tar: none is noted"):
         write_shards(some(4), tmp_path, n_shards=2)
 
@@ -451,9 +445,9 @@ def test_a_plan_that_is_none(tmp_path: Path, note: bytes) -> None:
 
 
 def test_a_rerun_keeps_what_is_whole(tmp_path: Path) -> None:
-    manifest = write_shards(some(40), tmp_path, n_shards=4)
+    manifest = write_shards(some(40), tmp_path, n_shards=4, fingerprint="1")
     before, data = inodes(tmp_path), contents(tmp_path)
-    assert write_shards(some(40), tmp_path, n_shards=4) == manifest
+    assert write_shards(some(40), tmp_path, n_shards=4, fingerprint="1") == manifest
     assert inodes(tmp_path) == before
     harms: list[Callable[[Path], object]] = [
         lambda path: path.unlink(),
@@ -466,20 +460,20 @@ def test_a_rerun_keeps_what_is_whole(tmp_path: Path) -> None:
         path = tars(tmp_path)[number % 4]
         before = inodes(tmp_path)
         harm(path)
-        assert write_shards(some(40), tmp_path, n_shards=4) == manifest
+        assert write_shards(some(40), tmp_path, n_shards=4, fingerprint="1") == manifest
         after = inodes(tmp_path)
         assert {name for name in after if after[name] != before[name]} <= {path.name}
         assert contents(tmp_path) == data
 
 
 def test_a_shard_of_zero_bytes_is_written_again(tmp_path: Path) -> None:
-    manifest = write_shards(some(8), tmp_path, n_shards=2)
+    manifest = write_shards(some(8), tmp_path, n_shards=2, fingerprint="1")
     path, data = tars(tmp_path)[1], contents(tmp_path)
     times = path.stat()
     os.truncate(path, 0)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk that was full may leave it
     assert fitting_index(path) is None
-    assert write_shards(some(8), tmp_path, n_shards=2) == manifest
+    assert write_shards(some(8), tmp_path, n_shards=2, fingerprint="1") == manifest
     assert contents(tmp_path) == data
 
 
@@ -495,12 +489,13 @@ class Broken(list[Any]):
         ([("k", {"x": "\0\0\0"})], "must be bytes, got str"),
         ([("k", {1: b"\0\0\0"})], "member key 1 cannot be stored"),
         ([("k", [b"\0\0\0"])], "must be a pair of a text"),
-        (["k"], "sample number 0 cannot be had: ValueError"),
-        (lambda: Broken([1]), "sample number 0 cannot be had: KeyError: 'gone'"),
+        (["k"], "failed to read sample 0: ValueError"),
+        (lambda: Broken([1]), "failed to read sample 0: KeyError: 'gone'"),
     ],
 )
 def test_a_rerun_refuses_what_a_first_run_does(tmp_path: Path, samples: Any, message: str) -> None:
     write_shards([("k", {"x": bytes(3)})], tmp_path / "set", n_shards=1, workers=1)
+    (tmp_path / "set" / "manifest.json").unlink()  # as after a run that was stopped
     for folder in ("new", "set"):
         with pytest.raises(ShardError, match=message):
             write_shards(samples, tmp_path / folder, n_shards=1, workers=1)
@@ -508,16 +503,18 @@ def test_a_rerun_refuses_what_a_first_run_does(tmp_path: Path, samples: Any, mes
 
 def test_a_rerun_takes_the_same_bytes_in_another_form(tmp_path: Path) -> None:
     manifest = write_shards([("k", {"X": bytes(8)})], tmp_path, n_shards=1, workers=1)
+    (tmp_path / "manifest.json").unlink()
     before, samples = inodes(tmp_path), [("k", {"x": np.zeros(1).data})]
     assert write_shards(samples, tmp_path, n_shards=1, workers=1) == manifest  # type: ignore[arg-type] # allowed beyond the type
     assert inodes(tmp_path) == before
 
 
-@pytest.mark.parametrize("options", [{"n_shards": 3}, {"n_shards": 4, "fingerprint": "v2"}])
+@pytest.mark.parametrize("options", [{"n_shards": 3}, {"n_shards": 4, "prefix": "other"}])
 def test_shards_of_another_plan_are_not_touched(tmp_path: Path, options: dict[str, Any]) -> None:
     write_shards(some(40), tmp_path, n_shards=4)
+    (tmp_path / "manifest.json").unlink()
     data = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=r"beside the 3 shards|shards of another plan"):
+    with pytest.raises(FileExistsError, match=r"beside the [34] shards|shards of another plan"):
         write_shards(some(40), tmp_path, **options)
     assert contents(tmp_path) == data
 
@@ -525,6 +522,7 @@ def test_shards_of_another_plan_are_not_touched(tmp_path: Path, options: dict[st
 @pytest.mark.parametrize("changed", [10, 15, 19])
 def test_shards_of_other_samples_are_not_touched(tmp_path: Path, changed: int) -> None:
     write_shards(some(40), tmp_path, n_shards=4)
+    (tmp_path / "manifest.json").unlink()  # as after a run that was stopped before its end
     data = contents(tmp_path)
     for sample in (
         ("other", {"x": b""}),
@@ -539,6 +537,7 @@ def test_shards_of_other_samples_are_not_touched(tmp_path: Path, changed: int) -
 
 def test_all_keys_are_compared_where_they_are_known(tmp_path: Path) -> None:
     write_shards(some(40), tmp_path, bytes_per_shard=50_000)
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(FileExistsError, match="it has the key 's0007'"):
         write_shards([*some(7), ("new", some(8)[7][1]), *some(40)[8:]], tmp_path, bytes_per_shard=50_000)
 
@@ -553,27 +552,142 @@ def test_a_directory_with_something_else_is_refused(tmp_path: Path, name: str) -
 
 def test_shards_of_others_are_not_taken_for_our_own(tmp_path: Path) -> None:
     write_tar(tmp_path / "shard-000000.tar", some(2))
-    index_shards(tmp_path)
     with pytest.raises(FileExistsError, match=r"1 shards of another plan.*none is noted"):
         write_shards(some(4), tmp_path, n_shards=2)
+    index_shards(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds a finished set.*fingerprint=.*overwrite=True"):
+        write_shards(some(4), tmp_path, n_shards=2)
+
+
+# A finished set
+
+
+def test_a_finished_set_needs_a_fingerprint_or_overwrite(tmp_path: Path) -> None:
+    before = write_shards(some(40), tmp_path, n_shards=4)
+    data = contents(tmp_path)
+    for samples in (some(40), iter(some(40))):
+        with pytest.raises(FileExistsError, match=r"holds a finished set.*fingerprint=.*overwrite=True"):
+            write_shards(samples, tmp_path, samples_per_shard=10)
+    assert contents(tmp_path) == data
+    changed = [*some(40)[:15], ("s0015", {"txt": b"changed"}), *some(40)[16:]]
+    after = write_shards(changed, tmp_path, n_shards=4, overwrite=True)
+    assert after != before
+    assert [sample for path in tars(tmp_path) for sample in by_webdataset(path)] == changed
+    assert verify_shards(tmp_path) == []
+
+
+def test_the_same_fingerprint_is_nothing_to_do_and_another_one_writes_anew(tmp_path: Path) -> None:
+    class Unread(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            raise AssertionError("no sample is to be read")
+
+    manifest = write_shards(some(40), tmp_path, n_shards=4, fingerprint="v1")
+    before, data = inodes(tmp_path), contents(tmp_path)
+    unread = Unread(some(40))
+    assert write_shards(lambda: unread, tmp_path, n_shards=4, fingerprint="v1") == manifest
+    assert (inodes(tmp_path), contents(tmp_path)) == (before, data)
+    changed = [(key, {**sample, "txt": b"v2"}) for key, sample in some(30)]
+    write_shards(changed, tmp_path, n_shards=2, fingerprint="v2")
+    assert [path.name for path in tars(tmp_path)] == ["shard-000000.tar", "shard-000001.tar"]
+    assert [sample for path in tars(tmp_path) for sample in by_webdataset(path)] == changed
+    assert verify_shards(tmp_path) == []
+
+
+def test_a_set_that_is_written_anew_and_stopped_is_not_taken_for_one(tmp_path: Path) -> None:
+    write_shards(some(40), tmp_path, n_shards=4, fingerprint="v1")
+    with pytest.raises(ShardError, match="failed to read sample 20"):
+        write_shards(lambda: Failing(some(40)), tmp_path, n_shards=4, workers=1, fingerprint="v2")
+    for use in (IndexedShards, index_shards):
+        with pytest.raises(ManifestError, match="a write was stopped at 2 of 4 shards"):
+            use(tmp_path)
+    assert write_shards(some(40), tmp_path, n_shards=4, fingerprint="v2").n_samples == 40
+    assert verify_shards(tmp_path) == []
+
+
+class Failing(list[Any]):
+    def __getitem__(self, number: Any) -> Any:
+        if number == 20:
+            raise RuntimeError("no such luck")
+        return super().__getitem__(number)
+
+
+# Generators
+
+
+@settings(max_examples=30)
+@given(SAMPLES, st.sampled_from([{"samples_per_shard": 3}, {"samples_per_shard": 100}, {"bytes_per_shard": 12_000}]))
+def test_a_generator_is_written_as_it_comes(samples: Samples, size: dict[str, int]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        manifest = write_shards(iter(samples), root, **size, columns={"n": range(len(samples))})
+        folder = Path(root)
+        assert manifest == Manifest.load(root)
+        assert verify_shards(root) == []
+        members = [(f"{key}.{suffix}", data) for key, sample in samples for suffix, data in sample.items()]
+        assert [member for path in tars(folder) for member in by_tarfile(path)] == members
+        counts = [shard.samples for shard in manifest.shards]
+        if "samples_per_shard" in size:
+            assert counts[:-1] == [size["samples_per_shard"]] * (len(counts) - 1)
+        assert all(path.stat().st_size <= 20_480 or n == 1 for path, n in zip(tars(folder), counts, strict=True)) or (
+            "samples_per_shard" in size
+        )
+        assert not list(folder.glob(".*"))
+
+
+def test_what_a_generator_may_not_be_given(tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"n_shards": 2}, {"samples_per_shard": 2, "workers": 2}]
+    for options in [*wrong, {"samples_per_shard": 2, "sizes": [1]}]:
+        with pytest.raises(ValueError, match=r"samples without len\(\) are written in this process as they come"):
+            write_shards(iter(some(9)), tmp_path / "new", **options)
+    with pytest.raises(ValueError, match="samples is empty"):
+        write_shards(iter([]), tmp_path / "empty", samples_per_shard=2)
+    with pytest.raises(ShardError, match="'s0001' occurs twice"):
+        write_shards(iter([*some(3), some(2)[1]]), tmp_path / "twice", samples_per_shard=2)
+    with pytest.raises(ValueError, match=r"columns\['n'\] must be"):
+        write_shards(iter(some(9)), tmp_path / "columns", samples_per_shard=2, columns={"n": [1]})
+    for name in ("empty", "twice", "columns"):
+        assert not (tmp_path / name / "manifest.json").exists()
+
+
+def test_a_generator_that_fails_leaves_a_write_that_was_stopped(tmp_path: Path) -> None:
+    def failing() -> Iterator[Any]:
+        yield from some(25)
+        raise RuntimeError("no such luck")
+
+    for _ in range(2):
+        with pytest.raises(ShardError, match=r"failed to read sample 25: RuntimeError: no such luck"):
+            write_shards(failing(), tmp_path, samples_per_shard=10)
+        assert (len(tars(tmp_path)), parts(tmp_path)) == (2, [])
+        with pytest.raises(ManifestError, match="a write was stopped at 2 of"):
+            index_shards(tmp_path)
+    with pytest.raises(FileExistsError, match="shards of another plan"):
+        write_shards(iter(some(30)), tmp_path, samples_per_shard=7)
+    assert write_shards(lambda: iter(some(30)), tmp_path, samples_per_shard=10).n_samples == 30
+    assert verify_shards(tmp_path) == []
+
+
+def test_a_generator_of_the_same_fingerprint_is_not_read(tmp_path: Path) -> None:
+    manifest = write_shards(iter(some(9)), tmp_path, samples_per_shard=2, fingerprint="v1")
+    read = iter(some(9))
+    assert write_shards(read, tmp_path, samples_per_shard=2, fingerprint="v1") == manifest
+    assert next(read)[0] == "s0000"
+    assert write_shards(iter(some(5)), tmp_path, samples_per_shard=2, fingerprint="v2").n_samples == 5
+    assert len(tars(tmp_path)) == 3
+    assert verify_shards(tmp_path) == []
 
 
 # Parts
 
 
-def test_parts_of_the_living_stay_and_those_of_the_dead_go(tmp_path: Path) -> None:
+def test_a_part_that_was_removed_stops_its_writer(tmp_path: Path) -> None:
     dead = tmp_path / ".shard-000001.tar.hri.aa-bb.part"
-    others = [tmp_path / ".shard-x-000001.tar.aa-bb.part", tmp_path / ".shard-000001.tar.aabb.part", tmp_path / "b"]
+    others = [tmp_path / ".shard-x-000001.tar.aa-bb.part", tmp_path / ".shard-000001.tar.xyz-bb.part", tmp_path / "b"]
     for path in [dead, *others]:
         path.touch()
     with Part(tmp_path / "shard-000000.tar", "cc") as part:
-        remove_abandoned(tmp_path, "shard")
-        assert part.temporary.exists()
-        assert not dead.exists()
         part.write(b"1")
-        remove_run(tmp_path, "shard", "dd")
+        remove_parts(tmp_path, "shard", "dd")
         part.write(b"2")
-        remove_run(tmp_path, "shard", "cc")
+        remove_parts(tmp_path, "shard")
         with pytest.raises(StoppedError):
             part.write(b"3")
         with pytest.raises(StoppedError):
@@ -588,7 +702,7 @@ def test_writers_of_one_set_write_it_once(tmp_path: Path, caplog: pytest.LogCapt
     made: list[Manifest] = []
 
     def write() -> None:
-        made.append(write_shards(some(300, 5000), tmp_path, n_shards=20, workers=1))
+        made.append(write_shards(some(300, 5000), tmp_path, n_shards=20, workers=1, fingerprint="1"))
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
@@ -603,10 +717,10 @@ def test_writers_of_one_set_write_it_once(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_writers_of_different_sets_do_not_mix_them(tmp_path: Path) -> None:
-    options = {"delay": 0.002, "workers": 1, "n_shards": 5}
+    options: dict[str, Any] = {"delay": 0.002, "workers": 1, "n_shards": 5, "fingerprint": ""}
     with group(tmp_path, **options) as first:
         begun(tmp_path)
-        other = script(tmp_path, workers=1, n_shards=4)
+        other = script(tmp_path, workers=1, n_shards=4, fingerprint="")
         assert (other.returncode, first.wait(timeout=60)) == (1, 0)
     assert "FileExistsError" in other.stderr.splitlines()[-1]
     assert len(tars(tmp_path)) == 5
@@ -653,12 +767,12 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 
 
 def test_what_is_complete_need_not_be_writable(tmp_path: Path, read_only: Callable[[Path], Path]) -> None:
-    manifest = write_shards(some(20), tmp_path / "out", n_shards=2, workers=1)
+    manifest = write_shards(some(20), tmp_path / "out", n_shards=2, workers=1, fingerprint="1")
     view = read_only(tmp_path / "out")
-    assert write_shards(some(20), view, n_shards=2, workers=1) == manifest
+    assert write_shards(some(20), view, n_shards=2, workers=1, fingerprint="1") == manifest
     tars(tmp_path / "out")[1].unlink()
     with pytest.raises(OSError, match=r"Read-only file system: the shard was not written.*shard-000001") as caught:
-        write_shards(some(20), view, n_shards=2, workers=1)
+        write_shards(some(20), view, n_shards=2, workers=1, fingerprint="1")
     assert caught.value.errno == errno.EROFS
 
 
@@ -733,9 +847,9 @@ def begun(folder: Path) -> None:
     [
         (
             "raise",
-            r"number 60 cannot be had: RuntimeError: no such luck .*shard-000002.tar', sample 'number 60'",
+            r"failed to read sample 60: RuntimeError: no such luck .*shard-000002.tar', sample 'number 60'",
         ),
-        ("unpicklable error", "sample number 60 cannot be had: OddError: odd"),
+        ("unpicklable error", "failed to read sample 60: OddError: odd"),
         ("eio", r"OSError: \[Errno 5\] Input/output error"),
     ],
 )

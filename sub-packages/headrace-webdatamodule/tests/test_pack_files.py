@@ -21,8 +21,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.manifest import ColumnEntry
-from headrace.webdatamodule.shards.writing.pack_files import pack_files
-from headrace.webdatamodule.shards.writing.shard_task import members
+from headrace.webdatamodule.shards.writing.pack_files import list_members, pack_files
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +52,7 @@ def states(paths: list[Path]) -> list[tuple[int, int]]:
 
 def test_files_are_copied_under_keys_without_dots(source: Path) -> None:
     paths = pack(source)
-    assert [name for path in paths for name, _ in members(path)] == [f"sample{i}-x.my.pt" for i in range(5)]
+    assert [name for path in paths for name, _ in list_members(path)] == [f"sample{i}-x.my.pt" for i in range(5)]
     assert pickle.dumps(3) in paths[1].read_bytes()
 
 
@@ -162,7 +161,7 @@ def test_no_names(source: Path) -> None:
 def test_several_files_a_sample(source: Path) -> None:
     (source / "sample0.x.json").write_text("1")
     [path] = pack_files(source, NAMES[:1], ["my.pt", "json"], source / "t", n_shards=1, prefix="p")
-    assert [name for name, _ in members(path)] == ["sample0-x.my.pt", "sample0-x.json"]
+    assert [name for name, _ in list_members(path)] == ["sample0-x.my.pt", "sample0-x.json"]
 
 
 # Indexes and manifests
@@ -174,7 +173,7 @@ def test_the_directory_is_ready_for_indexed_shards(source: Path) -> None:
     assert verify_shards(folder) == []
     shards = IndexedShards(folder, decode=None)
     assert [(s["__key__"], s["my.pt"]) for s in shards] == [(f"sample{i}-x", pickle.dumps(i)) for i in range(5)]
-    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json"}
+    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json", "manifest.hrs"}
     assert {path.name for path in folder.iterdir()} == names
 
 
@@ -250,7 +249,7 @@ def test_a_file_that_goes_away_is_named_and_the_rest_is_whole(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", gone)
-    with pytest.raises(ShardError, match=r"number 4 cannot be had: FileNotFoundError.*p-000001.tar"):
+    with pytest.raises(ShardError, match=r"failed to read sample 4: FileNotFoundError.*p-000001.tar"):
         pack(source)
     monkeypatch.undo()
     folder = source.parent / "tars"

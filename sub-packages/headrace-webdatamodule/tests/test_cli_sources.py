@@ -274,10 +274,17 @@ def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
 def test_ctrl_c_is_quiet_and_leaves_nothing_half(tmp_path: Path, words: list[str]) -> None:
     source, out = tmp_path / "a.fasta", tmp_path / "out"
     source.write_bytes(b">one\nACGT\n" * 40_000)
-    # What runs in the background inherits that Ctrl-C is ignored.
+    # Samples come so slowly that all shards would take minutes, wherever they are written: the signal comes before the
+    # end. What runs in the background inherits that Ctrl-C is ignored.
     script = """
-import signal, sys
+import signal, sys, time
+from headrace.webdatamodule import cli_sources
 from headrace.webdatamodule.cli import main
+class Slow(cli_sources.Fasta):
+    def _sample(self, index):
+        time.sleep(0.005)
+        return super()._sample(index)
+cli_sources.Fasta = Slow
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
@@ -286,7 +293,10 @@ if __name__ == "__main__":
     program.write_text(script)
     command = [sys.executable, str(program), "pack", str(source), str(out), "--samples-per-shard", "4000", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
-        while process.poll() is None and not list(out.glob(".*.part")):
+        deadline = time.monotonic() + 60
+        while not list(out.glob(".*.tar.*.part")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         try:
@@ -328,8 +338,12 @@ def test_packing_again_changes_nothing_and_changed_files_are_refused(tmp_path: P
     assert [after[f"shard-000000.tar{end}"] == before[f"shard-000000.tar{end}"] for end in ("", ".hri")] == [True, True]
     assert {name: data for name, (_, data) in after.items()} == {name: data for name, (_, data) in before.items()}
     files(source, s2_txt=b"9")  # as long as before
-    assert "shards of another plan, first shard-000000.tar: fingerprint is" in pack(source, out, code=2)
+    assert "holds shards of other files, or of files that have changed since: pass --overwrite" in pack(
+        source, out, code=2
+    )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {name: data for name, (_, data) in after.items()}
+    assert "kept" not in pack(source, out, "--overwrite")
+    assert IndexedShards(out)[2]["txt"] == "9"
 
 
 def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""A trainer's epochs and a loader's."""
+
+import pytest
+
+from headrace.webdatamodule.loading.epochs import EpochOffset
+
+
+class Loader:
+    """Ten batches an epoch."""
+
+    def __init__(self, epoch: int = 0, steps: int = 0, *, resumed: bool = False) -> None:
+        self.epoch, self.steps, self.resumed = epoch, steps, resumed
+
+    def __len__(self) -> int:
+        return 10
+
+    def rewind(self) -> None:
+        self.steps, self.resumed = 0, False
+
+    def choose_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch, self.steps, self.resumed = epoch, 0, False
+
+    def end_iteration(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "trainers", "expected", "cuts"),
+    [
+        (4, 1.0, 3, (3, 4), 0),  # in the middle of the saved epoch
+        (0, 1.0, 3, (3, 0), 0),
+        (10, 1.0, 3, (3, 10), 0),  # its end, not yet counted
+        (10, 1.0, 4, (4, 0), 0),  # its end
+        (4, 1.0, 4, (3, 4), 1),  # ended early: its rest
+        (4, 4, 4, (4, 0), 0),  # ended at the limit
+        (5, 0.5, 4, (4, 0), 0),
+        (4, 0.5, 4, (3, 4), 1),
+    ],
+)
+def test_the_saved_epoch_goes_on_as_long_as_some_of_it_is_left(
+    steps: int, limit: float, trainers: int, expected: tuple[int, int], cuts: int
+) -> None:
+    loader, epochs = Loader(3, steps, resumed=True), EpochOffset()
+    epochs.load_state_dict({"epoch": 3, "cuts": 0})
+    epochs.begin(loader, 0, limit, overfits=False)  # before the trainer has restored its number
+    assert epochs.state_dict(loader) == {"epoch": 3, "cuts": 0}
+    for _ in range(2):
+        epochs.begin(loader, trainers, limit, overfits=False)
+    assert ((loader.epoch, loader.steps), epochs.cuts) == (expected, cuts)
+    loader.resumed = False  # a batch was delivered
+    assert epochs.state_dict(loader) == {"epoch": trainers, "cuts": cuts}
+    epochs.begin(loader, trainers + 1, limit, overfits=False)
+    assert (loader.epoch, loader.steps) == (expected[0] + 1, 0)
+
+
+def test_overfitting_stays_in_the_first_epoch() -> None:
+    loader, epochs = Loader(), EpochOffset()
+    for epoch in range(3):
+        epochs.begin(loader, epoch, 4, overfits=True)
+        assert (loader.epoch, loader.steps) == (0, 0)
+        loader.steps = 4
