@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,11 @@ def main(options: Options) -> None:
             "NODE_RANK": str(options.rank),
             "LOCAL_RANK": "0",
         }
-    trainer(options).fit(Model(options), data(options), ckpt_path=options.resume, weights_only=True)
+    fit = trainer(options).fit
+    safe: dict[str, Any] = (
+        {"weights_only": True} if "weights_only" in signature(fit).parameters else {}
+    )  # 2.6 and newer
+    fit(Model(options), data(options), ckpt_path=options.resume, **safe)
     if dist.is_initialized():
         # Lightning leaves a gloo group open; its threads then race with the end of the interpreter, which may abort.
         dist.barrier()
