@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
 
@@ -717,3 +718,49 @@ def test_forks_beside_threads_do_not_warn(folder: Path) -> None:
     finally:
         end.set()
         thread.join()
+
+
+def _unseeded(data: list[int]) -> list[Any]:
+    return [
+        DistributedBatchSampler(len(data), 8, sampler=RandomSampler(data)),
+        BatchSampler(RandomSampler(data), 8, drop_last=False),
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_order_that_cannot_be_read_again_is_refused(which: int) -> None:
+    data = list(range(300))
+    first = ResumableLoader(data, _unseeded(data)[which])
+    for _ in zip(range(5), first, strict=False):
+        pass
+    state = json.loads(json.dumps(first.state_dict()))
+    second = ResumableLoader(data, _unseeded(data)[which])
+
+    def resume() -> None:
+        second.load_state_dict(state)
+        list(second)
+
+    with pytest.raises(ValueError, match="is not the one that the checkpoint was saved in"):
+        resume()
+
+
+def test_a_seeded_order_is_resumed_by_counting_batches() -> None:
+    data = list(range(300))
+
+    def loader() -> ResumableLoader:
+        order = RandomSampler(data, generator=torch.Generator().manual_seed(5))
+        return ResumableLoader(data, BatchSampler(order, 8, drop_last=False))
+
+    first = loader()
+    begun = [batch.tolist() for _, batch in zip(range(5), first, strict=False)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    again = second.state_dict()
+    assert again == first.state_dict()
+    rest = [batch.tolist() for batch in second]
+    assert sorted(number for batch in begun + rest for number in batch) == data
+
+
+def test_a_batch_sampler_of_other_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="dataset must have the 299 samples that DistributedBatchSampler was made for"):
+        ResumableLoader(list(range(300)), DistributedBatchSampler(299, 8))

@@ -27,9 +27,11 @@ from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, 
 from headrace.webdatamodule.loading.options import check_loading, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.position import (
+    OTHER_ORDER,
     VERSION,
     Position,
     Requests,
+    check_samples,
     check_state,
     checked,
     has_state,
@@ -79,8 +81,10 @@ class ResumableLoader:
     sampler can (those of headrace can), of ranks. No batch is read twice for that.
 
     After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
-    another. After a `break`, it begins that epoch anew. Two iterations of one loader are independent; the state is that
-    of the one that began last, or of the trainer's.
+    another. After a `break`, it begins that epoch anew. The state of an epoch's end leaves nothing of it: after loading
+    that, the first iteration is empty and the second delivers the next epoch, so that
+    `for epoch in range(loader.epoch, epochs): for batch in loader: ...` is right wherever a run was stopped. Two
+    iterations of one loader are independent; the state is that of the one that began last, or of the trainer's.
 
     It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
 
@@ -160,6 +164,8 @@ class ResumableLoader:
             self._batches = checked(batch_sampler)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
+        if self._batches is not None:
+            check_samples(self._batches, dataset)
         self._dataset, self._name = dataset, name
         self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
         self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
@@ -310,7 +316,11 @@ class ResumableLoader:
         position = self._positions[-1]
         if done is not None and done < position.steps:
             position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
-        own = position.state if has_state(batches) else {"num_replicas": self.ranks[0]}
+        if has_state(batches):
+            own = position.state
+        else:  # every rank has batches of its own
+            own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (position.state or {})
+        order = getattr(batches, "order_digest", "")
         return {
             "version": VERSION,
             "seed": self._seed,
@@ -318,6 +328,7 @@ class ResumableLoader:
             "steps": position.steps,
             "fingerprint": self._fingerprint,
             "batch_sampler": own,
+            **({"order": order} if order and position.steps else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -350,9 +361,12 @@ class ResumableLoader:
             raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return
-        batches = self._sampler()
+        batches, before = self._sampler(), None
         if has_state(batches):
             load_state(batches, own, epoch)
+            if 0 < steps < len(batches) and state.get("order", "") != getattr(batches, "order_digest", ""):
+                self.rewind()
+                raise ValueError(OTHER_ORDER.format(kind=type(getattr(batches, "sampler", batches)).__name__))
         else:
             ranks = self.ranks[0]
             if own.get("num_replicas") != ranks:
@@ -361,14 +375,15 @@ class ResumableLoader:
                     f"{type(batches).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
                     "give a batch sampler that has one"
                 )
-            before = self._epoch
             set_epoch(batches, epoch)
             if steps > len(batches):
                 length = len(batches)
-                set_epoch(batches, before)
+                set_epoch(batches, self._epoch)
                 raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
+            if "delivered" in own and own.get("rank") == self.ranks[1]:
+                before = {"delivered": own["delivered"]}
         self._epoch = epoch
-        self._restart(steps)
+        self._restart(steps, before)
         self._resumed, self._chosen = True, False
 
     def report(self) -> LoaderReport:
@@ -418,6 +433,7 @@ class ResumableLoader:
             if going_on and not has_state(self._batches):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
             self._batches, self._made_for = checked(self._make_batches(*ranks)), ranks
+            check_samples(self._batches, self._dataset)
             set_epoch(self._batches, self._epoch)
             self._length = None
             if going_on:
@@ -427,9 +443,9 @@ class ResumableLoader:
                 self._resumed = resumed
         return self._batches
 
-    def _restart(self, steps: int) -> None:
+    def _restart(self, steps: int, before: State | None = None) -> None:
         self._before, self._length, self._begun, self._resumed, self._finished = steps, None, False, False, False
-        state = self._batches.state_dict() if has_state(self._batches) else None
+        state = self._batches.state_dict() if has_state(self._batches) else before
         if state is not None and not steps and "position" in state:
             state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
         self._positions = deque([Position(steps, state)])
@@ -487,16 +503,15 @@ class ResumableLoader:
             "order and batches": own.get("fingerprint"),
             "order": getattr(batches, "order_digest", ""),
             "shards": self._fingerprint,
-            "position": repr(start.state),
+            "position": repr(start.state if has_state(batches) else None),
         }
         name = int.from_bytes(self._name.encode()[:7], "big")
         iteration = _Iteration(start)
         self._requests.begin(
             batches,
             iteration.in_flight,
-            start=start.steps,
+            start=start,
             stop=length,
-            skip=0 if has_state(batches) else start.steps,
             key=int(derive(self._seed, self._epoch, rank, name)[0]),
         )
         self._stats.rank = (world, rank)

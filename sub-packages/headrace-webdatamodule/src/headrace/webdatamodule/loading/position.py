@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ class Position(NamedTuple):
 
     Attributes:
         steps: Batches of the epoch before it.
-        state: Of the batch sampler there; None when it has none.
+        state: Of the batch sampler there. Of one that has none, a hash of the batches before, if there are any.
     """
 
     steps: int
@@ -36,9 +37,8 @@ class Requests(Sampler[Request]):
         batches: Any,
         in_flight: deque[tuple[Sequence[int], Position]],
         *,
-        start: int,
+        start: Position,
         stop: int,
-        skip: int,
         key: int,
     ) -> None:
         """Prepare the next iteration.
@@ -46,33 +46,47 @@ class Requests(Sampler[Request]):
         Args:
             batches: A batch sampler.
             in_flight: Gets the batches, and the position behind each.
-            start: Number of the first step.
+            start: Where it begins. A batch sampler without a state is read up to there.
             stop: Number of steps of the epoch, as its length says.
-            skip: Batches of the batch sampler that are passed over.
             key: Of the random numbers.
+
+        Raises:
+            ValueError: Later, if the batches up to there are not those that were delivered before.
         """
-        self._next = self._requests(batches, in_flight, start, stop, skip, key)
+        self._next = self._requests(batches, in_flight, start, stop, key)
 
     def __iter__(self) -> Iterator[Request]:
         return self._next  # the same one when it is asked twice, as torch does
 
     @staticmethod
     def _requests(
-        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: int, stop: int, skip: int, key: int
+        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: Position, stop: int, key: int
     ) -> Iterator[Request]:
-        state_of = getattr(batches, "state_dict", None) if has_state(batches) else None
-        given = iter(batches)
-        step = start - skip
+        state_of = batches.state_dict if has_state(batches) else None
+        given, before = iter(batches), hashlib.blake2b(digest_size=8)
+        step = start.steps if state_of else 0
         for batch in given:
             step += 1
-            state = state_of() if state_of else None
+            if state_of:
+                state = state_of()
+            else:
+                before.update(repr(list(batch)).encode())
+                state = {"delivered": before.hexdigest()}
             if step > stop or (step == stop and next(given, None) is not None):
                 raise _miscounted(batches, stop, "gives more")
-            if step > start:
+            if step > start.steps:
                 in_flight.append((batch, Position(step, state)))
                 yield Request(batch, key, step - 1)
+            elif step == start.steps < stop and start.state not in (None, state):
+                raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
         if step < stop:
             raise _miscounted(batches, stop, f"gave {step}")
+
+
+OTHER_ORDER = (
+    "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
+    "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
+)
 
 
 def _miscounted(batches: Any, stop: int, what: str) -> RuntimeError:
@@ -91,6 +105,15 @@ def checked(batch_sampler: Any) -> Any:
         return batch_sampler
     kind = type(batch_sampler).__name__
     raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
+
+
+def check_samples(batch_sampler: Any, dataset: Any) -> None:
+    """Refuse a batch sampler that was made for another number of samples, as far as it says for how many."""
+    sizes = getattr(batch_sampler, "sizes", None)
+    count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
+    if isinstance(count, int) and count not in (0, len(dataset)):
+        kind = type(batch_sampler).__name__
+        raise ValueError(f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}")
 
 
 def set_epoch(batch_sampler: Any, epoch: int) -> None:
