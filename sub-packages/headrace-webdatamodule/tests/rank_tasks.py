@@ -98,6 +98,29 @@ def tensor_parallel(rank: int, folder: str, data_parallel: int, tensor_parallel:
     return model.seen
 
 
+class Looks(lightning.Callback):
+    """Rank 0 alone looks at a batch; then all ranks meet."""
+
+    def look(self, trainer: Any, *rest: Any) -> None:
+        if dist.get_rank() == 0:
+            assert next(iter(trainer.train_dataloader))
+        met: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(met, "here")  # ranks that are in different collectives do not get this far
+        assert met == ["here"] * len(met)
+
+    on_train_start = on_train_epoch_start = on_train_batch_start = look
+
+
+def looked_at(rank: int, folder: str) -> list[list[str]]:
+    """Trains while rank 0 looks at batches, also before the first one."""
+    model = Model()
+    module = IndexedWebDataModule({"train": folder}, batch_size=2, collate_fn=keys, seed=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You defined a `validation_step`")
+        trainer(2, callbacks=[Looks()]).fit(model, datamodule=module)
+    return model.seen["train"]
+
+
 def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
     """Trains on a loader that was made before the process group."""
     model = Model()

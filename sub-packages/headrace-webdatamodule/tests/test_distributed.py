@@ -206,6 +206,13 @@ def test_tensor_parallel_ranks_get_the_same_batches(
 
 
 @slow
+def test_a_look_of_one_rank_waits_for_no_other(folder: str, tmp_path: Path) -> None:
+    came = run_ranks(rank_tasks.looked_at, tmp_path, 2, folder)
+    for epoch in (slice(0, 5), slice(5, 10)):
+        assert sorted(key for rank in came for key in flat(rank[epoch])) == KEYS
+
+
+@slow
 @pytest.mark.parametrize("by_size", [False, True])
 def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: Path, by_size: bool) -> None:
     seen = run_ranks(rank_tasks.early_loader, tmp_path, 2, folder, by_size)

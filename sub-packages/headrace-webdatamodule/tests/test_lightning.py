@@ -287,6 +287,54 @@ def test_a_second_iterator_leaves_the_first_one_alone(folders: tuple[Path, Path]
         assert rest == plain.seen[done:], hook
 
 
+class PeekAt(Callback):
+    """Looks at the first batch in one hook, and keeps the iterator that gave it."""
+
+    def __init__(self, hook: str) -> None:
+        self.held: list[Any] = []
+        setattr(self, hook, self.look)
+
+    def look(self, trainer: Any, *rest: Any) -> None:
+        module = trainer.datamodule
+        before = module.state_dict()
+        for number, loader in enumerate((trainer.train_dataloader, module.train_dataloader())):
+            iterator = iter(loader)
+            assert next(iterator)
+            assert module.state_dict() == before
+            self.held += [iterator] * number  # the other one ends at once
+
+
+AT_THE_START = [
+    pytest.param(
+        hook, workers, marks=() if (hook, workers) in (("train", 0), ("train_epoch", 2)) else pytest.mark.nightly
+    )
+    for hook in ("train", "train_epoch", "train_batch")
+    for workers in (0, 2)
+]
+
+
+@pytest.mark.parametrize(("hook", "workers"), AT_THE_START)
+def test_a_look_in_a_resumed_fit_leaves_the_position(
+    folders: tuple[Path, Path], tmp_path: Path, hook: str, workers: int, request: pytest.FixtureRequest
+) -> None:
+    """`max_steps` ends an epoch early: its rest is another one to the trainer, which starts at a position."""
+    whole = [batch for _, batch in fit(data(folders, "uneven")).seen]
+    stopped, path = trainer(max_steps=3), tmp_path / "stopped.ckpt"
+    stopped.fit(Model(), datamodule=data(folders, "uneven"))
+    stopped.save_checkpoint(path)
+    saved = [(str(path), 3)]
+    if hook != "train_epoch":
+        saving = Save(tmp_path)
+        fit(data(folders, "uneven"), saving)
+        nightly = any(request.node.iter_markers("nightly"))
+        saved += [(path, done) for path, _, done in (saving.saved[2::6] if nightly else saving.saved[6:7])]
+    for path, done in saved:
+        peek = PeekAt(f"on_{hook}_start")
+        rest = fit(data(folders, "uneven", num_workers=workers), peek, path=path).seen
+        assert [batch for _, batch in rest] == whole[done:], done
+        assert peek.held
+
+
 def test_a_test_with_an_older_checkpoint_leaves_the_position(folders: tuple[Path, Path], tmp_path: Path) -> None:
     saving, module, model = Save(tmp_path), data(folders), Model()
     running = trainer(saving, max_epochs=1)

@@ -4,7 +4,8 @@
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step too. A resumed
   loop takes its counts from the loader: its own are off by one after a step that failed.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether a resumed epoch goes on or begins.
-- `fit_loop._combined_loader`: whether there are other train loaders beside ours, whose steps are not ours.
+- `fit_loop._combined_loader`: whether there are other train loaders beside ours, whose steps are not ours; and which
+  iterator over ours is the trainer's.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
@@ -38,6 +39,11 @@ class FitLoop:
             return None
         done = int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
         return done if done >= trainer.num_training_batches else done - done % trainer.accumulate_grad_batches
+
+    def iterates(self) -> bool:
+        """Whether the trainer's iterator over the loader, a generator, runs at this moment, and not another one."""
+        iterator = getattr(self._module.trainer.fit_loop._combined_loader, "_iterator", None)
+        return any(one.gi_running for one in getattr(iterator, "iterators", ()))
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to go on."""

@@ -402,6 +402,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
+            loader.fit_loop = None  # whoever still has the loader has it without the trainer
         self._loaders.clear()
 
     def _loader(self, split: Split) -> ResumableLoader:

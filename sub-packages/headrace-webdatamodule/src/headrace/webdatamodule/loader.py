@@ -451,8 +451,9 @@ class ResumableLoader:
         self._positions = deque([Position(steps, state)])
 
     def _deliver(self) -> Iterator[Any]:
-        if self.fit_loop is not None and self.fit_loop.trainer is not None and self._latest() is not None:
-            yield from self._beside(Position(0, None))  # the trainer's iteration goes on
+        if self.fit_loop is not None and self.fit_loop.trainer is not None and not self.fit_loop.iterates():
+            # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
+            yield from self._beside(Position(0, None))
             return
         iteration, inner, plan = self._begin()
         self._current = weakref.ref(iteration)
