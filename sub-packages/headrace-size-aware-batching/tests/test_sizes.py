@@ -336,3 +336,5 @@ def test_max_length_cuts_the_column_it_names() -> None:
             DistributedSizeAwareBatchSampler(graphs, (30, 60), max_length=wrong)
     capped = DistributedSizeAwareBatchSampler([5, 20.5], 10, max_length=10).plan().sizes
     assert capped.tolist() == [5.0, 10.0]
+    with pytest.raises(ValueError, match=r"max_length must be a single number for sizes of one column, got \(10, 20\)"):
+        DistributedSizeAwareBatchSampler([5, 20], 30, max_length=(10, 20))

@@ -13,8 +13,8 @@ from headrace.size_aware_batching._options import Capacity
 from headrace.size_aware_batching._random import derive, random_words, shuffle_groups
 
 NOTHING_FITS = (
-    "cost: f(1, {size}) exceeds max_total_size, but f(1, n) of the largest size does not; f(n, largest) must not fall "
-    "when the largest size grows"
+    "cost must not fall when the largest size grows, got more than max_total_size for one sample of a size up to "
+    "{size}, and less for one of the largest size"
 )
 NEAR = 64  # samples beyond a batch's first place that are looked at first
 

@@ -139,6 +139,8 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
         return (None,) * columns
     several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
     given = tuple(max_length) if several else (max_length,)
+    if len(given) != columns and columns == 1:
+        raise ValueError(f"max_length must be a single number for sizes of one column, got {max_length!r}")
     if len(given) != columns:
         raise ValueError(
             f"max_length must have one entry for each of the {columns} columns of sizes, got {max_length!r}: give None "
