@@ -480,6 +480,7 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
         ({"window": 0}, ValueError, "window must be an int >= 1, got 0"),
         ({"sampler": 5}, TypeError, "sampler must be an iterable of indices, got int"),
         ({"shuffle": "yes"}, TypeError, "shuffle must be True or False, got 'yes'"),
+        ({"length_multiple": 8}, ValueError, "length_multiple must be 1 with cost='sum', got 8"),
         ({"length_multiple": 2**40}, ValueError, "length_multiple must be at most .* got 1099511627776"),
         ({"max_length": "x"}, TypeError, "max_length"),
         ({"max_length": 0}, ValueError, "max_length must be greater than 0, got 0"),

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._budget import checked_budget
 from headrace.size_aware_batching._sizes import (
-    checked_budget,
     checked_size,
     fasta_lengths,
     number_vector,

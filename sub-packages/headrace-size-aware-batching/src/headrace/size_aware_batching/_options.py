@@ -57,6 +57,10 @@ class Options:
                 f"{'a function' if callable(self.cost) else repr(self.cost)}: use strategy='bucketed', or 'sequential' "
                 "for an order of your own"
             )
+        if self.sums and self.length_multiple > 1:
+            raise ValueError(
+                f"length_multiple must be 1 with cost='sum', got {self.length_multiple}: sums have no padding"
+            )
         if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
             raise ValueError(
                 f"batch_size_multiple={self.batch_size_multiple} goes with strategy='bucketed' and 'sequential', "
