@@ -480,6 +480,7 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
         ({"window": 0}, ValueError, "window must be an int >= 1, got 0"),
         ({"sampler": 5}, TypeError, "sampler must be an iterable of indices, got int"),
         ({"shuffle": "yes"}, TypeError, "shuffle must be True or False, got 'yes'"),
+        ({"length_multiple": 8}, ValueError, "length_multiple must be 1 with cost='sum', got 8"),
         ({"length_multiple": 2**40}, ValueError, "length_multiple must be at most .* got 1099511627776"),
         ({"max_length": "x"}, TypeError, "max_length"),
         ({"max_length": 0}, ValueError, "max_length must be greater than 0, got 0"),
@@ -785,7 +786,9 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     by_size = replace(with_options(options).plan(), work=work).report().imbalance
     assert balanced - 1 < 0.5 * (by_size - 1)
     assert with_options({"work": work}).fingerprint != with_options({}).fingerprint
-    with pytest.raises(ValueError, match="work must hold a finite number for each of 1003 samples, got 3"):
+    with pytest.raises(ValueError, match="work must hold one number for each of 1003 samples, got 3"):
         with_options({"work": [1, 2, 3]})
+    with pytest.raises(ValueError, match="work must hold finite numbers, got inf at index 1"):
+        with_options({"work": [1, np.inf] + [1] * 1001})
     with pytest.raises(ValueError, match="work must hold numbers >= 0, got -1"):
         with_options({"work": -np.ones(len(SIZES))})

@@ -11,12 +11,13 @@ from strategies_of_sizes import Case, cases
 
 from headrace.size_aware_batching import _order
 from headrace.size_aware_batching._binpacking import cut_descending, lower_bound, next_fit, pack
-from headrace.size_aware_batching._budget import UNLIMITED, FunctionCapacity, Limits, PaddedCapacity, prepare
+from headrace.size_aware_batching._budget import FunctionCapacity, Limits, PaddedCapacity, prepare
 from headrace.size_aware_batching._options import STRATEGIES, Options, Strategy
 from headrace.size_aware_batching._order import ShuffledOrder, Strata
 from headrace.size_aware_batching._planner import make_planner
 from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks, shuffle_groups, splitmix64
 from headrace.size_aware_batching._sharding import shuffle_sorted_chunks
+from headrace.size_aware_batching._validation import UNLIMITED
 
 
 def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
@@ -123,7 +124,7 @@ def test_sorting_is_stable_and_falls(sizes: list[int], kind: type[np.generic]) -
 
 
 def test_sorting_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_order, "CHUNK", 100)
+    monkeypatch.setattr(_order, "SORTED_AT_ONCE", 100)
     sizes = (random_words(3, 5000) % np.uint64(300)).astype(np.int32)
     assert _order.descending_order(sizes).tolist() == np.argsort(-sizes, kind="stable").tolist()
 

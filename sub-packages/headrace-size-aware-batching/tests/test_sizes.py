@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._budget import checked_budget
 from headrace.size_aware_batching._sizes import (
-    checked_budget,
     checked_size,
     fasta_lengths,
     number_vector,
@@ -336,3 +336,5 @@ def test_max_length_cuts_the_column_it_names() -> None:
             DistributedSizeAwareBatchSampler(graphs, (30, 60), max_length=wrong)
     capped = DistributedSizeAwareBatchSampler([5, 20.5], 10, max_length=10).plan().sizes
     assert capped.tolist() == [5.0, 10.0]
+    with pytest.raises(ValueError, match=r"max_length must be a single number for sizes of one column, got \(10, 20\)"):
+        DistributedSizeAwareBatchSampler([5, 20], 30, max_length=(10, 20))

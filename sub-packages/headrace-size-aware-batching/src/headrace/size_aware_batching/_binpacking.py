@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._options import Capacity
 from headrace.size_aware_batching._random import derive, random_words, shuffle_groups
+from headrace.size_aware_batching._validation import UNLIMITED
 
 NOTHING_FITS = (
-    "cost: f(1, {size}) exceeds max_total_size, but f(1, n) of the largest size does not; f(n, largest) must not fall "
-    "when the largest size grows"
+    "cost must not fall when the largest size grows, got more than max_total_size for one sample of a size up to "
+    "{size}, and less for one of the largest size"
 )
 NEAR = 64  # samples beyond a batch's first place that are looked at first
 
@@ -165,17 +166,17 @@ MIXED = 12  # rounds of random swaps
 CANDIDATES = 2**18  # swaps that are looked at together
 
 
-def lower_bound(sizes: NDArray[np.int64], capacity: NDArray[np.int64]) -> int:
+def lower_bound(sizes: NDArray[np.int64], budgets: NDArray[np.int64]) -> int:
     """Return a number of bins that no packing goes below: the best of some dual feasible functions.
 
     The functions u(t) of Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001): exact
-    where all sizes are equal; t = 1 counts the samples above half of the capacity.
+    where all sizes are equal; t = 1 counts the samples above half of the budget.
 
     >>> lower_bound(np.full((10, 1), 34), np.array([100]))
     5
     """
     best = 1
-    for column, limit in zip(sizes.T, capacity.tolist(), strict=True):
+    for column, limit in zip(sizes.T, budgets.tolist(), strict=True):
         values, counts = np.unique(column, return_counts=True)
         shares = values / max(limit, 1)
         best = max(best, math.ceil(float((shares * counts).sum()) - 1e-6))
@@ -208,7 +209,7 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
         block: Samples of like size that are shuffled before they get a batch.
 
     Returns:
-        The batch of each sample, shape ``[n]``. Batches may be over the capacity, see `repair`.
+        The batch of each sample, shape ``[n]``. Batches may be over the budgets, see `repair`.
     """
     length, columns = sizes.shape
     shuffled = shuffle_groups(key, np.arange(length) // block)
@@ -261,9 +262,9 @@ def handfuls(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.i
 
 
 def repair(
-    sizes: NDArray[np.int64], capacity: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
+    sizes: NDArray[np.int64], budgets: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
 ) -> bool:
-    """Swap samples between batches until none is over the capacity, or nothing helps any more.
+    """Swap samples between batches until none is over the budgets, or nothing helps any more.
 
     In a turn each batch that is over gives a sample to a batch that has room, for a smaller one or for none: the swap,
     of all with some partners, that leaves least over; ties are broken at random. The swaps are those of Alvim, Ribeiro,
@@ -272,35 +273,35 @@ def repair(
 
     Args:
         sizes: Shape ``[n, k]``.
-        capacity: Shape ``[k]``.
+        budgets: Shape ``[k]``.
         batches: The batch of each sample, shape ``[n]``; changed in place.
         n_batches: Number of batches.
         key: Key of the random choices.
 
     Returns:
-        Whether all batches are inside the capacity.
+        Whether all batches are inside the budgets.
     """
-    unit = np.maximum(capacity, 1)
+    unit = np.maximum(budgets, 1)
     with_nothing = np.concatenate([sizes, np.zeros((1, sizes.shape[1]), np.int64)])
     loads = [np.bincount(batches, column, minlength=n_batches) for column in sizes.T]
     load = np.stack(loads, axis=1).astype(np.int64)
     table: NDArray[np.int64] | None = None
-    stale, least = 0, 2**62
+    stale, least = 0, UNLIMITED
     for turn in range(TURNS):
-        over = parts_over(load - capacity, unit)
+        over = parts_over(load - budgets, unit)
         if not over.any():
             return True
         total = int(over.sum())
         stale, least = (0, total) if 20 * total < 19 * least else (stale + 1, least)
         if stale > PATIENCE:
             return False
-        pairs = partners(load - capacity, over, stale)
+        pairs = partners(load - budgets, over, stale)
         if not len(pairs[0]):
             return False
         if table is None or stale:
             table = members(batches, n_batches, stale)
         drawn = np.argsort(random_words(int(derive(key, turn)[0]), table.shape[1]))[: None if turn >= QUICK else FEW]
-        left, row, slots = best_swaps(with_nothing, load - capacity, unit, table[:, drawn], pairs)
+        left, row, slots = best_swaps(with_nothing, load - budgets, unit, table[:, drawn], pairs)
         # Of the swaps with its partners, each giver makes the best.
         order = np.lexsort((left, pairs[0]))
         chosen = order[np.append(True, pairs[0][order][1:] != pairs[0][order][:-1])]
@@ -315,7 +316,7 @@ def repair(
         batches[takes[real]] = giver[real]
         table[giver, drawn[slots[0][chosen]]] = takes
         table[taker, drawn[slots[1][chosen]]] = gives
-    return bool((load <= capacity).all())
+    return bool((load <= budgets).all())
 
 
 def parts_over(excess: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -382,7 +383,7 @@ def best_swaps(
 
     Args:
         sizes: Shape ``[n + 1, k]``; the last is nothing.
-        excess: Of each batch over the capacity, shape ``[m, k]``.
+        excess: Of each batch over the budgets, shape ``[m, k]``.
         unit: What excess is divided by, shape ``[k]``.
         table: Samples of each batch, shape ``[m, width]``; n stands for nothing.
         pairs: Batches that give, and batches that take.
@@ -410,27 +411,27 @@ def best_swaps(
     gives, takes = table[pairs[0], slot[0]], table[pairs[1], slot[1]]
     change = sizes[takes] - sizes[gives]  # exactly, what was compared in short numbers
     total = parts_over(excess[pairs[0]] + change, unit) + parts_over(excess[pairs[1]] - change, unit)
-    total[gives == none] = 2**62
+    total[gives == none] = UNLIMITED
     return total, (gives, takes), slot
 
 
 def mix(
-    sizes: NDArray[np.int64], capacity: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
+    sizes: NDArray[np.int64], budgets: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
 ) -> None:
-    """Swap samples of random pairs of batches at random, as far as both stay inside the capacity.
+    """Swap samples of random pairs of batches at random, as far as both stay inside the budgets.
 
     A random walk over the packings that fit, in `MIXED` rounds of all batches at once: what greedy balancing of large
     samples always puts together comes apart.
 
     Args:
         sizes: Shape ``[n, k]``.
-        capacity: Shape ``[k]``; no batch is over it.
+        budgets: Shape ``[k]``; no batch is over it.
         batches: The batch of each sample, shape ``[n]``; changed in place.
         n_batches: Number of batches.
         key: Key of the random choices.
     """
     table = members(batches, n_batches, 0)[:, :-1]
-    room = capacity - np.stack([np.bincount(batches, column, minlength=n_batches) for column in sizes.T], axis=1)
+    room = budgets - np.stack([np.bincount(batches, column, minlength=n_batches) for column in sizes.T], axis=1)
     room = room.astype(np.int64)
     half = n_batches // 2
     for turn in range(MIXED if half else 0):
@@ -457,13 +458,13 @@ def mix(
 
 
 def pack(
-    sizes: NDArray[np.int64], capacity: NDArray[np.int64], n_batches: int, key: int, block: int
+    sizes: NDArray[np.int64], budgets: NDArray[np.int64], n_batches: int, key: int, block: int
 ) -> NDArray[np.int64] | None:
     """Pack samples into exactly so many batches at random: greedy balancing, then repair.
 
     Args:
-        sizes: Shape ``[n, k]``, descending; none is larger than the capacity.
-        capacity: Shape ``[k]``.
+        sizes: Shape ``[n, k]``, descending; none is larger than the budgets.
+        budgets: Shape ``[k]``.
         n_batches: Number of batches, at most n.
         key: Key of the random choices.
         block: Samples of like size among which the order is random; more are more random, fewer fit more easily.
@@ -475,5 +476,5 @@ def pack(
     True
     """
     batches = greedy_balance(sizes, n_batches, key, block)
-    fits = repair(sizes, capacity, batches, n_batches, key)
+    fits = repair(sizes, budgets, batches, n_batches, key)
     return batches if fits and np.bincount(batches, minlength=n_batches).min() > 0 else None

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options
-from headrace.size_aware_batching._sizes import any_column, checked_budget
-
-UNLIMITED = 2**62
+from headrace.size_aware_batching._sizes import any_column
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,17 @@ def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
     return value
 
 
-def round_up(sizes: NDArray[Any], multiple: int) -> NDArray[Any]:
-    """Round sizes up to a multiple."""
-    rounded: NDArray[Any] = sizes if multiple == 1 else np.ceil(sizes / multiple).astype(np.int64) * multiple
-    return rounded
+def round_up(size: Any, multiple: int) -> Any:
+    """Round a number, or each of an array, up to a multiple.
+
+    >>> round_up(9, 8), round_up(np.array([7.5, 8.0], np.float32), 8).tolist()
+    (16, [8.0, 8.0])
+    """
+    if multiple == 1:
+        return size
+    if isinstance(size, np.ndarray | np.generic):  # small integer types would overflow
+        size = size.astype(np.float64 if size.dtype.kind == "f" else np.int64)
+    return -(-size // multiple) * multiple
 
 
 FINE = 2**40  # units of a budget, to which real sizes are rounded up
@@ -241,12 +247,33 @@ class PreparedSizes:
     work: NDArray[np.float64] | None = None
 
     @property
+    def n_samples(self) -> int:
+        """Number of samples that are planned."""
+        return len(self.sizes) if self.kept is None else len(self.kept)
+
+    @property
     def columns(self) -> int:
         """Number of sizes of a sample."""
         return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
 Budget = int | float | list[int | float]
+
+
+def checked_budget(max_total_size: object) -> Number:
+    """Check a budget; infinity means that everything fits.
+
+    Raises:
+        TypeError: If it is not a real number.
+        ValueError: If it is NaN, zero or negative.
+
+    >>> checked_budget(4096)
+    4096
+    """
+    number = real_number(max_total_size, "max_total_size")
+    if number <= 0:
+        raise ValueError(f"max_total_size must be greater than 0, got {number}: nothing would fit")
+    return number
 
 
 def plain_budget(max_total_size: Any) -> Budget:
@@ -315,7 +342,7 @@ def summed(sizes: NDArray[Any], budget: Budget) -> Parts:
 
 
 def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
-    """Return the same for costs that depend on the count and the largest sizes, with the capacity."""
+    """Return sizes, budgets, capacity and which samples are too large, for costs of the count and the largest sizes."""
     most = options.max_items or max(1, len(sizes))
     capacity: Capacity
     if callable(options.cost):

@@ -23,7 +23,7 @@ OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
 class Options:
     """The arguments of `DistributedSizeAwareBatchSampler` that decide which batches there are.
 
-    Args: as there.
+    Each attribute is the argument of the same name.
     """
 
     strategy: Strategy = "stratified"
@@ -53,8 +53,13 @@ class Options:
     def _refuse_mismatches(self) -> None:
         if not self.sums and self.strategy in ("stratified", "packed"):
             raise ValueError(
-                f"strategy={self.strategy!r} puts different sizes into a batch, which is what cost={self.cost!r} "
-                "pays for: use strategy='bucketed', or 'sequential' for an order of your own"
+                f"strategy={self.strategy!r} works with cost='sum' only, got "
+                f"{'a function' if callable(self.cost) else repr(self.cost)}: use strategy='bucketed', or 'sequential' "
+                "for an order of your own"
+            )
+        if self.sums and self.length_multiple > 1:
+            raise ValueError(
+                f"length_multiple must be 1 with cost='sum', got {self.length_multiple}: sums have no padding"
             )
         if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
             raise ValueError(

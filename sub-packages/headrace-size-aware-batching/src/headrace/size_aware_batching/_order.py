@@ -16,7 +16,7 @@ from torch.utils.data import SequentialSampler
 from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
 from headrace.size_aware_batching._ranks import Ranks
 
-CHUNK = 2**18
+SORTED_AT_ONCE = 2**18  # samples
 COUNTED = 2**16  # sizes below this are sorted by counting
 
 
@@ -38,8 +38,8 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
         return order, sizes[order]
     counts = np.zeros(int(sizes.max()) + 1, np.int64)
-    for start in range(0, len(sizes), CHUNK):
-        counts += np.bincount(sizes[start : start + CHUNK], minlength=len(counts))
+    for start in range(0, len(sizes), SORTED_AT_ONCE):
+        counts += np.bincount(sizes[start : start + SORTED_AT_ONCE], minlength=len(counts))
     return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
 
 
@@ -60,7 +60,7 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
         return np.argsort(negated, kind="stable").astype(kind)
     order = np.empty(len(sizes), kind)
-    chunks = [slice(start, start + CHUNK) for start in range(0, len(sizes), CHUNK)]
+    chunks = [slice(start, start + SORTED_AT_ONCE) for start in range(0, len(sizes), SORTED_AT_ONCE)]
     counts = np.zeros(int(largest) + 1, np.int64)
     for chunk in chunks:
         counts += np.bincount(sizes[chunk], minlength=len(counts))

@@ -25,7 +25,10 @@ from headrace.size_aware_batching._windowplan import (
     padded_cuts,
 )
 
-FIRST, MOST = 2**14, 2**18  # samples that are cut at a time: few at first, so that the first batch comes soon
+FIRST_CUT, LONGEST_CUT = (
+    2**14,
+    2**18,
+)  # samples cut at a time: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
@@ -61,7 +64,7 @@ class StrataPlanner:
         order: Samples by size, stratum by stratum, shape ``[n]``.
         strata: Which sample belongs to which window.
         plans: For a window with a sample of every stratum, and for one without a sample of the last.
-        work: ``work(places, offsets)`` gives the cost of batches: places in ``order`` of shape ``[c, depth]``, batch by
+        work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
     """
 
@@ -171,12 +174,12 @@ class NextFitPlanner:
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on."""
-        length, reach = self.n_samples, FIRST
+        length, reach = self.n_samples, FIRST_CUT
         while position < length:
             stop = min(length, position + reach)
             samples = self.order.take(epoch_key, position, stop)
             offsets = next_fit(self.sizes(samples), self.limits, last=stop == length)
-            reach = min(2 * reach, MOST) if len(offsets) > 1 else 2 * reach
+            reach = min(2 * reach, LONGEST_CUT) if len(offsets) > 1 else 2 * reach
             if len(offsets) > 1:
                 yield samples[: offsets[-1]], offsets
                 position += int(offsets[-1])
@@ -292,10 +295,9 @@ def make_planner(sized: PreparedSizes, options: Options, order: Order | None = N
         order: The order of a user's sampler; None for one of our own.
     """
     if order is None and options.shuffle and options.strategy != "sequential":
-        return whole(sized, options)
+        return over_all_samples(sized, options)
     if order is None:
-        n_samples = len(sized.sizes) if sized.kept is None else len(sized.kept)
-        order = ShuffledOrder(n_samples, sized.kept) if options.shuffle else NaturalOrder(n_samples, sized.kept)
+        order = (ShuffledOrder if options.shuffle else NaturalOrder)(sized.n_samples, sized.kept)
     if options.strategy == "sequential" or order.n_samples == 0:
         return NextFitPlanner(order, sized.sizes.__getitem__, sized.limits)
     length = options.window or window_length(sized, options)
@@ -306,12 +308,11 @@ def make_planner(sized: PreparedSizes, options: Options, order: Order | None = N
     return WindowPlanner(order, max(1, round(order.n_samples / length)), form)
 
 
-def whole(sized: PreparedSizes, options: Options) -> Planner:
+def over_all_samples(sized: PreparedSizes, options: Options) -> Planner:
     """Plan over all samples, sorted by size once."""
-    n_samples = len(sized.sizes) if sized.kept is None else len(sized.kept)
-    if not n_samples:
+    if not sized.n_samples:
         return NextFitPlanner(NaturalOrder(0), sized.sizes.__getitem__, sized.limits)
-    n_windows = None if options.window is None else max(1, round(n_samples / options.window))
+    n_windows = None if options.window is None else max(1, round(sized.n_samples / options.window))
     return in_strata(sized, options, sized.kept, n_windows)
 
 
@@ -378,11 +379,11 @@ def window_plans(
 ) -> WindowPlans:
     """Choose how a window is planned: packed at random, or cut in descending order."""
     if options.strategy != "bucketed":
-        columns, capacity = largest.astype(np.int64), np.array(limits.budgets, np.int64)
+        columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)
         if limits.most_items < len(largest):  # one more column in which every sample counts as one
             columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
-            capacity = np.append(capacity, limits.most_items)
-        return RandomPacking(columns, capacity, density, key)
+            budgets = np.append(budgets, limits.most_items)
+        return RandomPacking(columns, budgets, density, key)
     if limits.capacity is None or largest.shape[1] > 1:
         return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
     descending = largest[:, 0]

@@ -1,4 +1,4 @@
-"""From a list of batches to steps: the same number, and batches of like cost, on every rank."""
+"""From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -13,13 +13,13 @@ from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 
-CHUNK = 64  # batches of like cost that stay together at most; world sizes that divide it gain most
-CHUNKS = 4  # that there are at least, where there are so many batches
+LONGEST_CHUNK = 64  # batches of like work that stay together at most; world sizes that divide it gain most
+FEWEST_CHUNKS = 4  # that there are at least, where there are so many batches
 
 
 def chunk_length(n_batches: int) -> int:
-    """Return how many batches of like cost stay together: 64, or fewer where that would leave few chunks."""
-    return min(CHUNK, 1 << max(0, (n_batches // CHUNKS).bit_length() - 1))
+    """Return how many batches of like work stay together: 64, or fewer where that would leave few chunks."""
+    return min(LONGEST_CHUNK, 1 << max(0, (n_batches // FEWEST_CHUNKS).bit_length() - 1))
 
 
 def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, length: int) -> NDArray[np.int64]:
@@ -27,10 +27,10 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
 
     The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
     epoch, whatever part of it is arranged at a time, so that the steps of a world size that divides ``length`` lie
-    inside one. Incomplete chunks, at both ends, take the cheapest batches, which are alike everywhere.
+    inside one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
 
     Args:
-        work: Cost of each batch, shape ``[m]``.
+        work: Work of each batch, shape ``[m]``.
         key: Key of the shuffle.
         before: Batches that come before these in the epoch.
         length: Batches in a chunk.
@@ -70,16 +70,14 @@ class Steps:
         indices: Samples, batch by batch.
         offsets: Where each batch begins and the last one ends.
         repeated: Batches at the end that repeat others of the last step.
-        dropped: Batches of the list after these that no rank gets.
     """
 
     indices: NDArray[Any]
     offsets: NDArray[np.int64]
     repeated: int = 0
-    dropped: int = 0
 
 
-def n_steps(n_batches: int, num_replicas: int, tail: Tail) -> int:
+def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
     """Return how many steps a list of batches makes.
 
     >>> n_steps(10, 4, "split"), n_steps(10, 4, "drop")
@@ -137,7 +135,7 @@ def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: 
     if tail == "drop":
         if whole:
             end = int(offsets[whole])
-            yield Steps(indices[:end], offsets[: whole + 1], dropped=count - whole)
+            yield Steps(indices[:end], offsets[: whole + 1])
         return
     missing = -count % num_replicas
     # What is missing is taken once more from the last step's own batches.

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import Number, real_number
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
 
 Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor
 
-_LARGEST = 2**62  # sizes of a dataset stay below, so that sums of two fit into int64
 _FASTA = (".fasta", ".fa", ".faa", ".fna")
 _ENDINGS = (".npy", ".txt", *_FASTA, *(ending + ".gz" for ending in _FASTA))
 
@@ -82,8 +81,8 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         array = array.astype(np.float64, copy=False)
     if array.ndim not in (1, 2):
         raise ValueError(f"sizes must have shape [n] or [n, k], got {array.shape}")
-    if array.size and not (array.min() >= 0 and array.max() < _LARGEST):
-        bad = np.flatnonzero(any_column(~((array >= 0) & (array < _LARGEST))))
+    if array.size and not (array.min() >= 0 and array.max() < UNLIMITED):
+        bad = np.flatnonzero(any_column(~((array >= 0) & (array < UNLIMITED))))
         raise ValueError(
             f"sizes must be numbers from 0 to 2**62, got {array[bad[0]]} at index {bad[0]} ({len(bad)} of {len(array)} "
             "are negative, NaN or too large)"
@@ -139,6 +138,8 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
         return (None,) * columns
     several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
     given = tuple(max_length) if several else (max_length,)
+    if len(given) != columns and columns == 1:
+        raise ValueError(f"max_length must be a single number for sizes of one column, got {max_length!r}")
     if len(given) != columns:
         raise ValueError(
             f"max_length must have one entry for each of the {columns} columns of sizes, got {max_length!r}: give None "
@@ -148,7 +149,7 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     for limit in limits:
         if limit is not None and limit <= 0:
             raise ValueError(f"max_length must be greater than 0, got {limit}")
-    return tuple(None if limit is None or limit >= _LARGEST else limit for limit in limits)
+    return tuple(None if limit is None or limit >= UNLIMITED else limit for limit in limits)
 
 
 def capped_sizes(sizes: NDArray[Any], limits: tuple[Number | None, ...]) -> NDArray[Any]:
@@ -278,22 +279,6 @@ def checked_size(value: object, noun: str, key: object) -> Number:
     number = real_number(value, name := f"the size of {noun} {key}")
     if number < 0:
         raise ValueError(f"{name} must be a number >= 0, got {number}")
-    return number
-
-
-def checked_budget(max_total_size: object) -> Number:
-    """Check a budget; infinity means that everything fits.
-
-    Raises:
-        TypeError: If it is not a real number.
-        ValueError: If it is NaN, zero or negative.
-
-    >>> checked_budget(4096)
-    4096
-    """
-    number = real_number(max_total_size, "max_total_size")
-    if number <= 0:
-        raise ValueError(f"max_total_size must be greater than 0, got {number}: nothing would fit")
     return number
 
 

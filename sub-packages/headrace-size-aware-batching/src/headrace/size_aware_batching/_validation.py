@@ -16,7 +16,7 @@ Number: TypeAlias = int | float
 Logger: TypeAlias = Callable[[str], None]
 
 _LARGEST_MULTIPLE = 2**31
-_UNLIMITED = 2**62
+UNLIMITED = 2**62  # sizes stay below, so that sums of two fit into int64; a budget from here on is none
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 _LIBRARY_FILES = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
 
@@ -61,7 +61,7 @@ def whole_number(name: str, value: Any) -> int | None:
         raise ValueError(f"{name} must be an int >= 1, got {value!r}")
     if name.endswith("multiple") and int(value) > _LARGEST_MULTIPLE:
         raise ValueError(f"{name} must be at most {_LARGEST_MULTIPLE}, got {value!r}")
-    return min(int(value), _UNLIMITED)
+    return min(int(value), UNLIMITED)
 
 
 def bounded_int(name: str, value: Any, end: int, bounds: str) -> int:

@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, mix, pack
-from headrace.size_aware_batching._budget import Limits
+from headrace.size_aware_batching._budget import FINE, Limits
 from headrace.size_aware_batching._random import derive, shuffle_groups
 
-FINE = 2**40  # units of a capacity at most: sums of them stay far inside 63 bits
 TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuffles
 CONFIRMING = list(range(6))  # keys that all have to fit where packing is hard, so that nearly every epoch has a plan
 SURE = 2**14  # strata from which on one packing says what others will do
 CLASSES = 400  # candidate boundaries between groups of padded batches
-PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or FEW batches
-FEW = 5.0
+PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or A_FEW batches
+A_FEW = 5.0
 RANDOM_ENOUGH = 20.0  # batch-mates that meet again, over chance, with one shuffle: groups are not widened beyond
 
 
@@ -34,12 +33,10 @@ class WindowPlan:
     Args:
         sequence: Strata batch by batch, shape ``[depth]``.
         offsets: Where each batch begins in ``sequence`` and where the last one ends, shape ``[batches + 1]``.
-        drawn: Whether the epoch has a plan of its own; else this is the worst-case plan that was found first.
     """
 
     sequence: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    drawn: bool = True
 
 
 class WindowPlans(Protocol):
@@ -56,10 +53,10 @@ class WindowPlans(Protocol):
         """Return plans for windows without a sample of the last stratum; None if they have to be made anew."""
 
 
-def from_batches(batches: NDArray[np.int64], n_batches: int, drawn: bool = True) -> WindowPlan:
+def from_batches(batches: NDArray[np.int64], n_batches: int) -> WindowPlan:
     """Turn the batch of each stratum into a plan."""
     counts = np.bincount(batches, minlength=n_batches)
-    return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)), drawn)
+    return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,11 @@ class Density:
     """How full batches are to be, and how random.
 
     Args:
-        full: Share of the volume bound that the search for the number of batches begins with.
-        step: The number of batches is found to one part in so many.
-        spreads: Samples of like size are shuffled among as many as so many times the batches of a window: the first
-            of these with which the number of batches aimed at fits, else the last.
-        block: The fewest samples that are shuffled together.
+        full: Target fill, a share of the budget: the search for the number of batches begins at the number that has it.
+        step: Precision of that search: it moves by the number of batches over this, or by 1.
+        spreads: Lengths of the blocks of like samples that are shuffled, in multiples of the number of batches, the
+            most random first. The first that fits the target is used, else the last.
+        block: Shortest length of these blocks, in samples.
     """
 
     full: float
@@ -92,18 +89,18 @@ class RandomPacking:
 
     Args:
         largest: Largest sizes of each stratum, shape ``[depth, k]``, descending.
-        capacity: Largest sums of a batch, shape ``[k]``.
+        budgets: Largest sums of a batch, shape ``[k]``.
         density: How full batches are to be.
         key: For a window that is planned only once: its key. None where every epoch has a plan of its own.
     """
 
     def __init__(
-        self, largest: NDArray[np.int64], capacity: NDArray[np.int64], density: Density, key: int | None = None
+        self, largest: NDArray[np.int64], budgets: NDArray[np.int64], density: Density, key: int | None = None
     ) -> None:
-        unit = np.maximum(-(-capacity // FINE), 1)
-        self._capacity = capacity // unit
+        unit = np.maximum(-(-budgets // FINE), 1)
+        self._budgets = budgets // unit
         # What fits a batch of its own does so here, too: rounded up, nothing but zeros can join it then.
-        self._sizes = np.minimum(-(-largest // unit), self._capacity)
+        self._sizes = np.minimum(-(-largest // unit), self._budgets)
         self._density = density
         self._once = key is not None
         keys = [key] if key is not None else [0, 1, 2] if len(largest) < SURE else [0]
@@ -113,23 +110,22 @@ class RandomPacking:
         self.n_batches = self._fewest(keys)
         self._last_shares = last_shares(self._worst_case)
         self._epoch_key: int | None = None
-        self._latest = self._worst_case, self._once
+        self._latest: NDArray[np.int64] = self._worst_case
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        batches, drawn = self.batches(epoch_key)
-        return from_batches(batches, self.n_batches, drawn)
+        return from_batches(self.batches(epoch_key), self.n_batches)
 
-    def batches(self, epoch_key: int) -> tuple[NDArray[np.int64], bool]:
-        """Return the batch of each stratum in an epoch, and whether that was drawn for this epoch."""
+    def batches(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return the batch of each stratum in an epoch."""
         if epoch_key != self._epoch_key:
-            self._latest = self._worst_case, self._once
+            self._latest = self._worst_case
             for attempt in range(0 if self._once else TRIES):
                 drawn = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
                 if drawn is not None and self._hard:
-                    mix(self._sizes, self._capacity, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
+                    mix(self._sizes, self._budgets, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
                 if drawn is not None and (last_shares(drawn) or not self._last_shares):
-                    self._latest = drawn, True
+                    self._latest = drawn
                     break
             self._epoch_key = epoch_key
         return self._latest
@@ -140,7 +136,7 @@ class RandomPacking:
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
         block = max(self._density.block, int(n_batches * self._spread)) // shorter
-        return pack(self._sizes, self._capacity, n_batches, key, max(1, block))
+        return pack(self._sizes, self._budgets, n_batches, key, max(1, block))
 
     def _fits(self, n_batches: int, keys: list[int]) -> bool:
         """Return whether the packings of all keys fit; keep the first."""
@@ -156,8 +152,8 @@ class RandomPacking:
     def _fewest(self, keys: list[int]) -> int:
         """Return the smallest number of batches that fits: with growing steps upwards, then by halving."""
         depth = len(self._sizes)
-        volume = float((self._sizes.sum(axis=0) / np.maximum(self._capacity, 1)).max())
-        least = lower_bound(self._sizes, self._capacity)
+        volume = float((self._sizes.sum(axis=0) / np.maximum(self._budgets, 1)).max())
+        least = lower_bound(self._sizes, self._budgets)
         aim = int(np.ceil(volume / self._density.full - 1e-9))
         if self._density.full < 1:  # rounded down where rounding up would cost as much again
             aim = min(aim, max(int(np.ceil(volume)), int(volume / (2 * self._density.full - 1))))
@@ -197,8 +193,7 @@ class WithoutLast:
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        batches, drawn = self._packing.batches(epoch_key)
-        return from_batches(batches[:-1], self.n_batches, drawn)
+        return from_batches(self._packing.batches(epoch_key)[:-1], self.n_batches)
 
     def without_last(self) -> WindowPlans | None:
         """Return None: nobody asks."""
@@ -289,7 +284,7 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     batches = np.where(members > 0, members / size[:, None], np.inf)
     again = np.where(members > 0, members * mates * np.minimum(mates / np.maximum(members - 1, 1), 1), 0)
     fewest = float((1 / counts).sum())
-    most = fewest + max(PADDING * fewest, FEW)
+    most = fewest + max(PADDING * fewest, A_FEW)
     low, high = -2.0, 7.0  # decades of the weight
     cuts = np.arange(len(begins) + 1)
     for _ in range(10):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._budget import round_up
 from headrace.size_aware_batching._validation import whole_number
 
 Name: TypeAlias = str | int
@@ -118,7 +119,7 @@ class PaddedCollate:
         if self.return_lengths:
             extra["lengths"] = torch.tensor(lengths)
         if self.return_mask:
-            longest = _rounded(max(lengths), self.length_multiple)
+            longest = round_up(max(lengths), self.length_multiple)
             extra["attention_mask"] = torch.arange(longest) < torch.tensor(lengths)[:, None]
         if isinstance(batch, dict):
             return _with_keys(batch, extra)
@@ -348,15 +349,11 @@ def _place(path: Path, sample: int | None = None) -> str:
 
 def _padded(tensors: Sequence[torch.Tensor], pad_value: float, length_multiple: int) -> torch.Tensor:
     """Stack tensors of shapes ``[length, ...]`` into ``[n, longest, ...]``."""
-    longest = _rounded(max(tensor.shape[0] for tensor in tensors), length_multiple)
+    longest = round_up(max(tensor.shape[0] for tensor in tensors), length_multiple)
     filled = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), pad_value)
     for row, tensor in zip(filled, tensors, strict=True):
         row[: tensor.shape[0]] = tensor
     return filled
-
-
-def _rounded(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
 
 
 def _positions(lengths: Sequence[int]) -> torch.Tensor:

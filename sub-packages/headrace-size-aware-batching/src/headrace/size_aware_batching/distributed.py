@@ -47,15 +47,16 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             ``num_tokens(index)``. An array is not copied: do not change it afterwards.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
         strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in
-            their order; a batch ends where the next sample does not fit. ``"bucketed"``: neighbours in size, for
-            padded batches. ``"packed"``: best-fit decreasing, for packed attention; fuller and less random.
+            the order of the sampler or of the shuffle (``shuffle=False`` for the dataset's); a batch ends where the
+            next sample does not fit. ``"bucketed"``: neighbours in size, for padded batches. ``"packed"``: greedy
+            (LPT) balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
         cost: ``"sum"`` of the sizes; ``"padded"``, count times largest; or ``f(n, largest)`` in any unit, which
             must not fall when n or the largest size grows.
         sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that has
             ``take(start, stop)`` is asked only for the windows that are needed. None for the order that ``shuffle``
             and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0.
-        shuffle: Whether every epoch has another order. Without it, and without a ``sampler``, samples keep their
-            order.
+        shuffle: Whether every epoch is another one. Without it, and without a ``sampler``, every epoch is the same;
+            only ``"sequential"`` keeps the order of the samples.
         seed: Key of all randomness, 0 to 2**64 - 1.
         max_items: Largest number of samples in a batch.
         batch_size_multiple: Batches that hold more samples than this hold a multiple of it (``"bucketed"`` and
@@ -137,7 +138,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> "EpochSetter":
-        """An object with ``set_epoch``: Lightning calls ``batch_sampler.sampler.set_epoch``."""
+        """Sets the epoch, not the ``sampler`` that was given: Lightning calls ``batch_sampler.sampler.set_epoch``."""
         return EpochSetter(self)
 
     @property
@@ -227,7 +228,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         planner, key = self._plan_epoch(), self._key(self.epoch)
         count = planner.count(key, 0)
         if not 0 <= number < count:
-            raise IndexError(f"number must be less than {count}, the batches of the epoch, and 0 or more, got {number}")
+            raise IndexError(f"number must be an int from 0 to {count - 1}, the batches of the epoch, got {number}")
         samples: list[int] = planner.batch(key, number).tolist()
         return samples
 
@@ -400,8 +401,10 @@ class EpochSetter:
 
 def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
     vector = size_vector(work, "work").astype(np.float64)
-    if len(vector) != n_samples or not np.isfinite(vector).all():
-        raise ValueError(f"work must hold a finite number for each of {n_samples} samples, got {len(vector)} numbers")
+    if len(vector) != n_samples:
+        raise ValueError(f"work must hold one number for each of {n_samples} samples, got {len(vector)} numbers")
+    if (wrong := np.flatnonzero(~np.isfinite(vector))).size:
+        raise ValueError(f"work must hold finite numbers, got {vector[wrong[0]]} at index {wrong[0]}")
     return vector
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._budget import round_up
 from headrace.size_aware_batching._options import CostFunction
+from headrace.size_aware_batching._sharding import n_steps
+from headrace.size_aware_batching._validation import UNLIMITED
 
 QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
@@ -147,7 +149,7 @@ class PlanReport:
         return cls(
             batches=len(plan),
             samples=int(counts.sum()),
-            items_min=int(counts.min(initial=2**62)) if len(plan) else 0,
+            items_min=int(counts.min(initial=UNLIMITED)) if len(plan) else 0,
             items_max=int(counts.max(initial=0)),
             size=size,
             padded=padded,
@@ -158,7 +160,7 @@ class PlanReport:
             fills=tuple(fills.tolist()),
             over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
             num_replicas=num_replicas,
-            steps=len(plan) // num_replicas if plan.tail == "drop" else -(-len(plan) // num_replicas),
+            steps=n_steps(len(plan), num_replicas, plan.tail),
             imbalance=_imbalance(plan, num_replicas),
             oversize=oversize,
             skipped=oversize if plan.skipped else 0,

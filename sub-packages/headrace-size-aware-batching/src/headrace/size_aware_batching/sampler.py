@@ -7,8 +7,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._budget import checked_budget
 from headrace.size_aware_batching._options import OVERSIZE, Oversize
-from headrace.size_aware_batching._sizes import SizeOf, checked_budget, checked_size, plain_index, size_lookup
+from headrace.size_aware_batching._sizes import SizeOf, checked_size, plain_index, size_lookup
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
 

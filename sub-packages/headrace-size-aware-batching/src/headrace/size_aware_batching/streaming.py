@@ -11,13 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._binpacking import cut_descending
-from headrace.size_aware_batching._budget import UNLIMITED, Limits, PaddedCapacity, largest_count, round_up, whole_units
+from headrace.size_aware_batching._budget import (
+    Limits,
+    PaddedCapacity,
+    checked_budget,
+    largest_count,
+    round_up,
+    whole_units,
+)
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options, Oversize
 from headrace.size_aware_batching._random import derive, random_words
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sharding import split_longest
-from headrace.size_aware_batching._sizes import SizeOf, checked_budget, checked_size, size_lookup
+from headrace.size_aware_batching._sizes import SizeOf, checked_size, size_lookup
 from headrace.size_aware_batching._validation import (
+    UNLIMITED,
     Logger,
     Number,
     checked_epoch,
@@ -155,10 +163,6 @@ class BucketedBatching:
             self.length_multiple,
             self.oversize,
         )
-        if self.cost == "sum" and self.length_multiple > 1:
-            raise ValueError(
-                f"length_multiple must be 1 with cost='sum', got {self.length_multiple}: sums have no padding"
-            )
         whole_number("buffer_size", self.buffer_size)
         self.seed = checked_seed(self.seed)
         if self.collate_fn is not None and not callable(self.collate_fn):
@@ -324,8 +328,7 @@ def stream_budget(
     limits = Limits(capacity=capacity, most_items=most_items, multiple=multiple)
 
     def measure(count: int, largest: Number, _total: Number) -> Number:
-        length = largest if length_multiple == 1 else math.ceil(largest / length_multiple) * length_multiple
-        return real_number(function(count, length), "cost")
+        return real_number(function(count, round_up(largest, length_multiple)), "cost")
 
     def cuts_by_count(descending: NDArray[Any]) -> NDArray[np.int64]:
         with np.errstate(over="ignore"):  # the count of a size of 1e-310 overflows to inf and is clamped
