@@ -206,11 +206,23 @@ def test_more_than_two_to_the_24_samples() -> None:
         ({"schedule": [(5, [0, 0, 0])]}, r"schedule\[0\] weights must hold at least one weight above 0"),
         ({"schedule": [(5, {(0, 50): 1})]}, r"schedule\[0\] must weigh the same ranges"),
         ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: one weight a sample"),
+        (
+            {"schedule": [(5, {"all": (1, {"long": 1, "short": 1}), "off": 0})], "semantics": "count"},
+            r"nested schedule\[0\] weights need semantics='proportion', got 'count'",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         WeightedDistributedSampler(DATA, [1, 1, 1], **options)
+
+
+def test_a_source_without_tokens_is_refused_in_every_stage() -> None:
+    sizes = np.repeat([90, 10, 0], [100, 300, 7])
+    options: dict[str, Any] = {"per": "token", "sizes": sizes}
+    assert drawn([1, 9, 0], schedule=[(90, [1, 0, 0])], epoch_length=100, **options) == [11, 89, 0]
+    with pytest.raises(ValueError, match=r"sizes of 'off' are all 0, .* in schedule\[0\]"):
+        WeightedDistributedSampler(DATA, [1, 1, 0], schedule=[(90, [1, 0, 1])], **options)
 
 
 @pytest.mark.parametrize("semantics", ["count", "temperature"])
@@ -230,6 +242,7 @@ def test_one_weight_a_sample_cannot_be_by_tokens() -> None:
     [
         ({}, "weights must be given unless semantics='temperature', got None"),
         ({"weights": [1, 1, 1], "weight_dict": {(0, 9): 1}}, "weights and weight_dict were both given"),
+        ({"weight_dict": 3}, r"weight_dict must be a mapping {\(begin, end\): ratio}, got 3"),
         ({"weights": [1, 1, 1], "schedule": {5: [1, 1, 1]}}, r"schedule must be a list of tuples"),
         ({"weights": [1, 1, 1], "schedule": [5]}, r"schedule must be a list of tuples"),
         ({"weights": [1, 1, 1], "schedule": [(5.0, [1, 1, 1])]}, r"schedule\[0\] position must be an int from 1"),

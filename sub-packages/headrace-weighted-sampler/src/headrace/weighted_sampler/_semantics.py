@@ -213,10 +213,11 @@ def parse_mixture(argument: str, dataset: Sized, weights: Weights | None, option
             "merge the smallest, or give one weight a sample"
         )
     semantics = options.semantics or ("ratio" if sources.ranges else "proportion")
-    if semantics != "proportion" and any(part.groups for part in sources.parts):
-        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
     amounts = _amounts(sources, options, semantics, len(dataset))
     starts, stages = _parse_stages(options.schedule, sources, dataset)
+    _check_stage(argument, sources, amounts, semantics)
+    for place, stage in enumerate(stages[1:]):
+        _check_stage(f"schedule[{place}] weights", stage, amounts, semantics)
     normalized = [_normalize_sources(stage, amounts, semantics, temperature) for stage in stages]
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
@@ -273,6 +274,17 @@ def _parse_stages(schedule: object, first: Sources, dataset: Sized) -> tuple[lis
     return starts, stages
 
 
+def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: str) -> None:
+    if semantics != "proportion" and any(part.groups for part in sources.parts):
+        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+    for part, tokens in zip(sources.parts, amounts.tokens or (), strict=amounts.tokens is not None):
+        if part.weight and not tokens:
+            raise ValueError(
+                f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it; "
+                f"give it weight 0 in {argument}"
+            )
+
+
 def _normalize_sources(
     sources: Sources, amounts: Amounts, semantics: str, temperature: Fraction | None
 ) -> NormalizedWeights:
@@ -306,9 +318,6 @@ def _amounts(sources: Sources, options: MixtureOptions, semantics: str, length: 
         raise ValueError("per='token' needs weights of datasets or ranges, got one weight a sample")
     sizes = _parse_sizes(options.sizes, length)
     tokens = tuple(_total(sizes[part.begin : part.end]) for part in sources.parts)
-    for part, total in zip(sources.parts, tokens, strict=True):
-        if part.weight and not total:
-            raise ValueError(f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it")
     return Amounts(samples, tokens)
 
 

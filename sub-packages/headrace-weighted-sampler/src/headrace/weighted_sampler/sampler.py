@@ -109,8 +109,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             or as many as there are in the sources that are drawn from.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
         schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence on,
-            samples of all ranks and epochs counted together, other weights hold. Epochs keep their length. A resumed
-            run may change the schedule beyond the window of 1,024 positions it has reached.
+            samples of all ranks and epochs counted together, other weights hold. Epochs keep the length that
+            ``weights`` or ``epoch_length`` gave them, so counts and ratios of a later stage set its proportions only.
+            A resumed run may change the schedule beyond the window of 1,024 positions it has reached.
         per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
             source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
@@ -151,11 +152,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
-        if weight_dict is not None and any(not isinstance(key, tuple) for key in weight_dict):
-            raise TypeError(
-                f"weight_dict must be a mapping {{(begin, end): ratio}}, got {weight_dict!r}; "
-                "give weights by name, by position or by sample as weights="
-            )
+        _check_weight_dict(weight_dict)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
         self.seed = as_int("seed", seed, 0, WORD - 1)
         self.drop_last = as_bool("drop_last", drop_last)
@@ -472,6 +469,15 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
+
+
+def _check_weight_dict(given: object) -> None:
+    if given is None or (isinstance(given, Mapping) and all(isinstance(key, tuple) for key in given)):
+        return
+    raise TypeError(
+        f"weight_dict must be a mapping {{(begin, end): ratio}}, got {given!r}; "
+        "give weights by name, by position or by sample as weights="
+    )
 
 
 def _check_fingerprint(saved: object, own: str) -> None:
