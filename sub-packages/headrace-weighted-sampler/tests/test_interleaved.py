@@ -6,7 +6,9 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
@@ -88,6 +90,13 @@ def test_the_order_in_which_a_mapping_is_written_does_not_matter(weights: list[F
     )
     assert list(islice(one, 1500)) == list(islice(two, 1500))
     assert one.fingerprint == two.fingerprint
+
+
+@pytest.mark.parametrize("weights", [np.array([0.25, 0.75]), torch.tensor([1, 3]), torch.ones(2).bfloat16() / 4 * 3])
+def test_weights_may_be_an_array_or_a_tensor(weights: Any) -> None:
+    numbers = [float(weight) for weight in weights]
+    one, two = (InterleavedDataset([["a"], ["b"]], given, stopping="endless") for given in (weights, numbers))
+    assert list(islice(one, 1100)) == list(islice(two, 1100))
 
 
 @given(SEEDS, EPOCHS)
@@ -303,6 +312,8 @@ ONE_TWO = {"a": [1], "b": [2]}
         ([[1], [2]], [1], ValueError, "got 1 for 2 sources"),
         ([[1], [2]], [1, -1], ValueError, r"weights\[1\] must not be negative"),
         ([], [], ValueError, "weights must hold at least one above 0"),
+        ([[1], [2]], torch.tensor(1.0), TypeError, r"weights must hold numbers in one dimension, .* shape \(\)"),
+        ([[1], [2]], torch.ones(2, 1), TypeError, r"weights must hold numbers in one dimension, .* shape \(2, 1\)"),
         ([[1], 2], [1, 1], TypeError, r"sources\['1'\] must have __iter__ and yield samples, got int"),
         (["text", [1]], [1, 1], TypeError, r"sources\['0'\] must have __iter__ and yield samples, got str"),
         ("text", [1, 1, 1, 1], TypeError, "sources must be a mapping"),

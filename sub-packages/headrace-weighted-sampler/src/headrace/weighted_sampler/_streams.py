@@ -4,9 +4,22 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, get_args, runtime_checkable
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.weighted_sampler._mixture import MAX_SOURCES
@@ -20,11 +33,11 @@ from headrace.weighted_sampler._validation import (
     data_identity,
     digest,
 )
-from headrace.weighted_sampler.weights import NamedWeights, flatten
+from headrace.weighted_sampler.weights import NamedWeights, flatten, tensor_as_array
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
-StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any]
+StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any] | torch.Tensor
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
@@ -130,8 +143,9 @@ def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Fou
 
 def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Found[T]:
     _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
-    _check_list("weights", weights, "a list, as sources is one,")
-    numbers = list(weights)
+    given = tensor_as_array("weights", weights)
+    _check_list("weights", given, "a list, as sources is one,")
+    numbers: list[Any] = list(cast("Sequence[Any]", given))
     if len(numbers) != len(sources):
         raise ValueError(f"weights must hold one number a source: got {len(numbers)} for {len(sources)} sources")
     return [

@@ -155,8 +155,8 @@ class InterleavedDataset(IterableDataset[T]):
 
     Args:
         sources: ``{name: iterable}``, or a list of iterables.
-        weights: ``{name: weight}``, or a list of weights: proportions that need not add up to 1, which stand for the
-            decimals that were written. 0 leaves a source out.
+        weights: ``{name: weight}``, or a list, array or tensor of weights: proportions that need not add up to 1,
+            which stand for the decimals that were written. 0 leaves a source out.
         seed: From 0 to 2**64 - 1.
         stopping: ``"first_exhausted"``, ``"all_exhausted"``, ``"drop_exhausted"`` or ``"endless"``.
         semantics: The meaning of a weight. ``"proportion"``: the source's share of the items. ``"ratio"``: multiplies

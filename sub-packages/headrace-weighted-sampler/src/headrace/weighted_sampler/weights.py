@@ -116,10 +116,7 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
     >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
     ['0-10', '10-30']
     """
-    if isinstance(weights, torch.Tensor):
-        dense = weights.to_dense()
-        # numpy has no bfloat16; other types keep their own decimals.
-        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    weights = tensor_as_array(argument, weights)
     if isinstance(weights, Mapping):
         sources = _from_mapping(argument, weights, dataset)
     elif isinstance(weights, (Sequence, np.ndarray)) and not isinstance(weights, (str, bytes)):
@@ -133,6 +130,17 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
             "there is nothing to draw"
         )
     return sources
+
+
+def tensor_as_array(argument: str, weights: object) -> object:
+    """Make an array of a tensor; TypeError for an array that is not 1-D. Other weights stay as they are."""
+    if isinstance(weights, torch.Tensor):
+        dense = weights.to_dense()
+        # numpy has no bfloat16; other types keep their own decimals.
+        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    if isinstance(weights, np.ndarray) and weights.ndim != 1:
+        raise _not_numbers(argument, weights)
+    return weights
 
 
 def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -> Sources:
@@ -247,8 +255,6 @@ def _range(argument: str, key: tuple[int, int], weight: Ratio, length: int) -> S
 
 
 def _from_sequence(argument: str, weights: Sequence[Any] | NDArray[Any], dataset: Sized) -> Sources:
-    if isinstance(weights, np.ndarray) and weights.ndim != 1:
-        raise _not_numbers(argument, weights)
     parts = len(getattr(dataset, "cumulative_sizes", ()))
     if parts and len(weights) == parts:
         return Sources(_from_parts(argument, dict(enumerate(weights)), dataset, named=False))
