@@ -211,9 +211,9 @@ def test_a_stream_that_has_ended_holds_no_source_open() -> None:
 def test_a_source_that_yields_nothing_is_named_instead_of_asked_for_ever(stopping: Stopping) -> None:
     empty: list[int] = []
     stream = iter(InterleavedDataset({"full": [1], "void": empty}, {"full": 1, "void": 1}, stopping=stopping))
-    with pytest.raises(RuntimeError, match=r"sources\['void'\] yields nothing when begun"):
+    with pytest.raises(RuntimeError, match=r"sources\['void'\] is empty on this stream"):
         list(islice(stream, 100))
-    with pytest.raises(RuntimeError, match=r"sources\['void'\] yields nothing when begun"):
+    with pytest.raises(RuntimeError, match=r"sources\['void'\] is empty on this stream"):
         next(stream)
 
 
@@ -227,7 +227,9 @@ def test_a_source_that_yields_nothing_the_second_time_is_named() -> None:
 
     stream = iter(InterleavedDataset([Once([1, 2])], [1], stopping="endless"))
     assert [next(stream), next(stream)] == [1, 2]
-    with pytest.raises(RuntimeError, match=r"sources\['0'\] yields nothing when begun"):
+    with pytest.raises(
+        RuntimeError, match=r"sources\['0'\] is empty on this stream .*stopping='endless' would restart it forever"
+    ):
         next(stream)
 
 
@@ -278,7 +280,7 @@ def test_an_error_of_a_source_passes_through_and_says_where() -> None:
     with pytest.raises(OSError, match="shard 7 is damaged") as caught:
         next(stream)
     assert caught.value.__notes__ == [
-        "raised by sources['a'], item 3 of its epoch 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
+        "raised by sources['a'], item 3 of its pass 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
     ]
 
 

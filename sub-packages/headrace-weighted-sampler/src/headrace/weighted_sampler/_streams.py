@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from headrace.weighted_sampler._mixture import MAX_SOURCES
 from headrace.weighted_sampler._semantics import Amounts, normalize, parse_temperature
 from headrace.weighted_sampler._validation import (
-    WORD,
-    Ratio,
+    SEED_BOUND,
+    Weight,
     as_choice,
     as_fraction,
     as_int,
@@ -37,7 +37,7 @@ from headrace.weighted_sampler.weights import NamedWeights, flatten, tensor_as_a
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
-StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any] | torch.Tensor
+StreamWeights: TypeAlias = NamedWeights | Sequence[Weight] | NDArray[Any] | torch.Tensor
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
@@ -79,7 +79,7 @@ def parse_streams(
     seed: int,
     stopping: str,
     semantics: str = "proportion",
-    temperature: Ratio | None = None,
+    temperature: Weight | None = None,
 ) -> StreamMixture[T]:
     """Check the arguments of ``InterleavedDataset`` and leave out the sources of weight 0.
 
@@ -105,7 +105,7 @@ def parse_streams(
     names, iterables, parts = zip(*drawn, strict=True)
     lengths = tuple(1 if semantics == "proportion" else _length(*named) for named in zip(names, iterables, strict=True))
     normalized = normalize(parts, Amounts(lengths), semantics, exact_temperature)
-    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, WORD - 1), rule)
+    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
 
 
 def is_one_shot(source: object) -> bool:
@@ -147,7 +147,7 @@ def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Fou
     _check_list("weights", given, "a list, as sources is one,")
     numbers: list[Any] = list(cast("Sequence[Any]", given))
     if len(numbers) != len(sources):
-        raise ValueError(f"weights must hold one number a source: got {len(numbers)} for {len(sources)} sources")
+        raise ValueError(f"weights must hold one number per source: got {len(numbers)} for {len(sources)} sources")
     return [
         (str(place), source, as_fraction(f"weights[{place}]", weight))
         for place, (source, weight) in enumerate(zip(sources, numbers, strict=True))
@@ -174,7 +174,7 @@ def _length(name: str, source: object) -> int:
     if not isinstance(source, Sized):
         raise TypeError(
             f"sources[{name!r}] must have a length unless semantics='proportion', got {type(source).__name__}; "
-            "multiply its weight by its number of samples and use semantics='proportion'"
+            "give it a __len__, or give the shares themselves with semantics='proportion'"
         )
     return as_int(f"len(sources[{name!r}])", len(source), 1)
 
@@ -197,8 +197,8 @@ class SourceState(TypedDict):
     """The position in one source.
 
     Attributes:
-        drawn: Items of its present epoch that were yielded.
-        exhausted: How often it has run out; the number of its present epoch.
+        drawn: Items of its present pass that were yielded.
+        exhausted: How often it has run out; the number of its present pass.
         source: The source's own state, None where it has none.
         iterator: The same of its iterator.
     """
@@ -217,8 +217,8 @@ def fresh_state() -> SourceState:
 class SourceReader(Generic[T]):
     """Draw items from a source, and begin it again.
 
-    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th epoch begins
-    with ``set_epoch(e + k)``, where the source has that method, so that its epochs may differ.
+    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th pass begins
+    with ``set_epoch(e + k)``, where the source has that method, so that its passes may differ.
 
     ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
 
@@ -248,7 +248,7 @@ class SourceReader(Generic[T]):
         self.drawn += item is not END
         return item
 
-    def end_epoch(self) -> None:
+    def end_pass(self) -> None:
         """Count that the source has run out; the next draw begins it again."""
         self.exhausted += 1
         self.drawn = 0

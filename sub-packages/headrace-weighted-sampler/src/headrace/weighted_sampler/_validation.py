@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-WORD = 2**64  # seeds and keys are 64-bit words
+SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
 MAX_POSITION = 2**62  # positions are 64-bit integers, with room for sums of two
 
-Ratio: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
+Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
 
 
 def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
@@ -47,7 +47,7 @@ def as_choice(name: str, value: object, choices: Collection[str]) -> str:
     return value
 
 
-def as_fraction(name: str, value: Ratio) -> Fraction:
+def as_fraction(name: str, value: Weight) -> Fraction:
     """Return a weight as an exact fraction.
 
     A float stands for the shortest decimal that reads back as the same float: 1.1 is 11/10, not the binary number
@@ -93,7 +93,7 @@ def check_state(state: Mapping[str, Any], keys: Collection[str], version: int, s
             f"state has version {state['version']!r}, this release reads version {version}; "
             "load it with the release that wrote it"
         )
-    if as_int("state['seed']", state["seed"], 0, WORD - 1) != seed:
+    if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
         raise ValueError(
             f"state was saved with seed={state['seed']}, this one has seed={seed}: their orders differ; "
             f"build it with seed={state['seed']}"

@@ -24,11 +24,11 @@ from headrace.weighted_sampler._streams import (
     parse_streams,
     set_source_epoch,
 )
-from headrace.weighted_sampler._validation import MAX_POSITION, WORD, Ratio, as_int, check_keys, check_state
+from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_int, check_keys, check_state
 
 T = TypeVar("T")
 VERSION = 2  # of the state
-_MAX_EPOCH = WORD // 2 - 1
+_MAX_EPOCH = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class StreamState(TypedDict):
     sources: dict[str, SourceState]
 
 
-class _Epoch:
+class _ChosenEpoch:
     """The epoch of the next iteration, and whether ``set_epoch`` chose it after the last one began.
 
     In shared memory, so that workers that live for several epochs learn of a new one. A worker's own ``set_epoch``,
@@ -193,7 +193,7 @@ class InterleavedDataset(IterableDataset[T]):
         seed: int = 0,
         stopping: Stopping = "first_exhausted",
         semantics: str = "proportion",
-        temperature: Ratio | None = None,
+        temperature: Weight | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
@@ -201,7 +201,7 @@ class InterleavedDataset(IterableDataset[T]):
         self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
-        self._epoch = _Epoch()
+        self._chosen = _ChosenEpoch()
         self._begun: set[str] = set()
         self._resume: tuple[int, StreamState] | None = None  # (process, state) of load_state_dict
         self._latest: InterleavedIterator[T] | None = None
@@ -209,7 +209,7 @@ class InterleavedDataset(IterableDataset[T]):
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._epoch.value
+        return self._chosen.value
 
     @property
     def fingerprint(self) -> str:
@@ -230,7 +230,7 @@ class InterleavedDataset(IterableDataset[T]):
         number = as_int("epoch", epoch, 0, _MAX_EPOCH)
         if number != self.epoch:
             self._resume = self._latest = None
-        self._epoch.choose(number)
+        self._chosen.choose(number)
         for name, source in zip(self._mixture.names, self._mixture.sources, strict=True):
             try:
                 set_source_epoch(source, number)
@@ -263,14 +263,14 @@ class InterleavedDataset(IterableDataset[T]):
         """
         checked = check_stream_state(state, self._mixture)
         self._latest = None
-        if self._epoch.pending and checked["epoch"] < self.epoch:
+        if self._chosen.pending and checked["epoch"] < self.epoch:
             self._resume = None
             return
         self._resume = os.getpid(), checked
-        self._epoch.resume(checked["epoch"])
+        self._chosen.resume(checked["epoch"])
 
     def _iterator(self) -> "InterleavedIterator[T]":
-        iterator = InterleavedIterator(self._mixture, self._epoch, self._stream(), self._begun)
+        iterator = InterleavedIterator(self._mixture, self._chosen, self._stream(), self._begun)
         if self._resume is not None:
             process, state = self._resume
             if process != os.getpid():
@@ -307,14 +307,14 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         position: Items yielded.
     """
 
-    def __init__(self, mixture: StreamMixture[T], epoch: _Epoch, stream: Stream, begun: set[str]) -> None:
+    def __init__(self, mixture: StreamMixture[T], chosen: _ChosenEpoch, stream: Stream, begun: set[str]) -> None:
         self._mixture = mixture
-        self._chosen = epoch
+        self._chosen = chosen
         self._stream = stream
         self._begun = begun
         self._failed: Exception | None = None
         self._started = False
-        self._go_to(epoch.value, 0)
+        self._go_to(chosen.value, 0)
 
     def __next__(self) -> T:
         """Draw from the source that is due.
@@ -338,7 +338,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             except Exception as error:
                 self._failed = error
                 error.add_note(
-                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its epoch {reader.exhausted}, at "
+                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its pass {reader.exhausted}, at "
                     f"position {self.position} of epoch {self._epoch} ({self._stream})"
                 )
                 raise
@@ -411,8 +411,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         if item is not END:
             return item
         if not reader.drawn and self._mixture.stopping in BEGINS_AGAIN:
-            raise _empty(reader, self._stream)
-        reader.end_epoch()
+            raise self._empty(reader)
+        reader.end_pass()
         if self._mixture.stopping not in BEGINS_AGAIN:
             self._set_order(self.position if self._mixture.stopping == "drop_exhausted" else 0)
             return END
@@ -421,15 +421,15 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             return END
         item = reader.draw()
         if item is END:
-            raise _empty(reader, self._stream)
+            raise self._empty(reader)
         return item
 
-
-def _empty(reader: SourceReader[Any], stream: Stream) -> RuntimeError:
-    return RuntimeError(
-        f"sources[{reader.name!r}] yields nothing when begun ({stream}): it can never be exhausted or repeated. Give "
-        "every worker of every rank some of it (at least one shard each), or give it weight 0"
-    )
+    def _empty(self, reader: SourceReader[T]) -> RuntimeError:
+        return RuntimeError(
+            f"sources[{reader.name!r}] is empty on this stream ({self._stream}), so "
+            f"stopping={self._mixture.stopping!r} would restart it forever; give every worker of every rank some of "
+            "it (at least one shard each), or give it weight 0"
+        )
 
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:

@@ -14,8 +14,8 @@ from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, sharde
 from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
 from headrace.weighted_sampler._validation import (
     MAX_POSITION,
-    WORD,
-    Ratio,
+    SEED_BOUND,
+    Weight,
     as_bool,
     as_int,
     check_state,
@@ -49,7 +49,7 @@ class State(TypedDict):
 class _Iteration:
     """Where one iteration over the sampler stands.
 
-    List iterators yield the blocks and know how many of their items are left, so the position is true after every
+    List iterators yield the blocks and know how many of their items are left, so the position is exact after every
     sample, at no cost for each.
     """
 
@@ -78,7 +78,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     dropped: ``padded()`` and ``dropped()`` name those samples.
 
     Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
-    also after a ``break``. ``state_dict()`` is true at any moment of an iteration. ``len()`` is the length of the
+    also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
 
     It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of.
@@ -88,10 +88,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             ``fingerprint``, if it has one, becomes part of the sampler's.
         weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
             ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
-            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that
-            do not overlap, where samples in no range are never drawn; or an array of one weight a sample. A weight may
-            be an int, float, ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves
-            a source out. The order of a mapping does not matter. None, with a temperature, weighs all parts alike.
+            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in
+            no range are never drawn; or an array of one weight per sample. A weight may be an int, float,
+            ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves a source out. The order
+            of a mapping does not matter. None, with a temperature, weighs all parts alike.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised. It is looked up when an epoch begins or ``len()`` is asked, so the sampler may be made
             before the process group.
@@ -141,10 +141,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         drop_last: bool = False,
         *,
         mesh: Mesh | None = None,
-        weight_dict: Mapping[tuple[int, int], Ratio] | None = None,
+        weight_dict: Mapping[tuple[int, int], Weight] | None = None,
         semantics: str | None = None,
         epoch_length: int | None = None,
-        temperature: Ratio | None = None,
+        temperature: Weight | None = None,
         schedule: Schedule = (),
         per: str = "sample",
         sizes: ArrayLike | None = None,
@@ -154,7 +154,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
         _check_weight_dict(weight_dict)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
-        self.seed = as_int("seed", seed, 0, WORD - 1)
+        self.seed = as_int("seed", seed, 0, SEED_BOUND - 1)
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
@@ -238,7 +238,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         iteration.start = iteration.block_end = start
         iteration.num_replicas, iteration.started = num_replicas, True
         for positions in rank_positions(start, end, num_replicas, rank, self._order.block(num_replicas)):
-            iteration.block = iter(self._padded_at(epoch, positions).tolist())
+            iteration.block = iter(self._indices_at(epoch, positions).tolist())
             iteration.block_end = int(positions[-1]) - rank + num_replicas
             yield from iteration.block
 
@@ -365,9 +365,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. The
-        state of the end of an epoch leaves nothing of it. A state of an older epoch than one chosen by ``set_epoch``
-        and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
+        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. A
+        state saved at the end of an epoch makes the next iteration empty. A state of an older epoch than one chosen by
+        ``set_epoch`` and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
 
         Args:
             state_dict: What ``state_dict`` returned.
@@ -405,13 +405,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         """Positions that an iteration from ``start`` on delivers once more."""
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
-    def _padded_at(self, epoch: int, positions: Indices) -> Indices:
+    def _indices_at(self, epoch: int, positions: Indices) -> Indices:
         """The samples at one rank's positions; those beyond the epoch stand for its first ones."""
         inside = int(np.searchsorted(positions, self.epoch_length))
         own = self._order.at(epoch, positions[:inside])
         if inside == len(positions):
             return own
-        beyond = np.sort(positions[inside:] % self.epoch_length)  # a rank has at most one of these
+        beyond = positions[inside:] % self.epoch_length  # a rank has at most one of these
         return np.concatenate([own, self._order.at(epoch, beyond)])
 
     def _next_start(self) -> int:
@@ -436,7 +436,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return min(count * size * self.num_replicas, self.epoch_length)
 
     def _forget_iteration(self) -> None:
-        """Report no more of the latest iteration; one that has not begun will begin where it should now."""
+        """Stop reporting the position of the latest iteration, unless it has not begun yet."""
         if self._iteration is not None and self._iteration.started:
             self._iteration = None
 
@@ -444,7 +444,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if self.drop_last and self.epoch_length < num_replicas:
             raise ValueError(
                 f"drop_last=True leaves nothing: an epoch has {self.epoch_length} draws for {num_replicas} ranks. "
-                "Use drop_last=False, greater weights or fewer ranks"
+                "Use drop_last=False, a larger epoch_length or fewer ranks"
             )
         return sharded_end(self.epoch_length, start, num_replicas, self.drop_last)
 
