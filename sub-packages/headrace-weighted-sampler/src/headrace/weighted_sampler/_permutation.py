@@ -189,9 +189,12 @@ def _all_rounds(shape: Rectangle, elements: Indices, at: Indices, number: Round)
 
 # -- Shuffles inside windows ---------------------------------------------------------------------------------------
 
-WINDOW = 1024  # positions in a window
-_SIDE = np.int64(32)  # a window is a square of 32 x 32
-_NUMBERS = ROUNDS * 32  # of one window, one byte each
+# Positions in a window: an even power of two, because a window is a square. Another size makes other orders, so both
+# VERSIONs, of the sampler's states and of the streams', rise with it.
+WINDOW = 1024
+_SIDE_BITS = WINDOW.bit_length() // 2
+_SIDE = np.int64(1 << _SIDE_BITS)
+_NUMBERS = ROUNDS << _SIDE_BITS  # of one window, one byte each
 
 
 @dataclass(frozen=True)
@@ -244,13 +247,13 @@ def _unique_windows(numbers: Indices) -> tuple[Indices, Indices]:
 def _full_windows(places: Indices, rows: Indices, windows: Indices, key: int) -> Indices:
     words = derive(key, windows.astype(np.uint64))[:, None] ^ np.arange(_NUMBERS // 8, dtype=np.uint64)
     numbers = splitmix64(words).astype("<u8", copy=False).view(np.uint8).ravel()
-    left, right, at = places >> 5, places & (_SIDE - 1), rows * _NUMBERS
+    left, right, at = places >> _SIDE_BITS, places & (_SIDE - 1), rows * _NUMBERS
     for _ in range(0, ROUNDS, 2):
         left = (left + np.take(numbers, at + right, mode="clip")) & (_SIDE - 1)
         at += _SIDE
         right = (right + np.take(numbers, at + left, mode="clip")) & (_SIDE - 1)
         at += _SIDE
-    shuffled: Indices = (left << 5) | right
+    shuffled: Indices = (left << _SIDE_BITS) | right
     return shuffled
 
 
