@@ -9,7 +9,7 @@ are segments of the one sequence; nothing is carried from position to position.
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -294,13 +294,12 @@ class Mixture:
         Yields, for each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
         those the number of its draw, counted from the beginning of the sequence.
         """
-        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
-        cuts = [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
-        for start, stop in pairwise(cuts):
+        begin = epoch * self.epoch_length
+        for start, stop in pairwise(self._cuts(epoch)):
             low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
             if low == high:
                 continue
-            stage = self._stage_at(start)
+            stage = self.stage_at(start)
             segment = Segment(
                 root=self._trees[stage],
                 length=stop - start,
@@ -314,11 +313,24 @@ class Mixture:
 
     def draws_before(self, position: int) -> list[int]:
         """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
-        stage = self._stage_at(position)
+        stage = self.stage_at(position)
         return self._counts(stage, position - self.stages[stage].start)
 
-    def _stage_at(self, position: int) -> int:
+    def stage_at(self, position: int) -> int:
+        """Return the number of the stage that a position is in."""
         return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+
+    def stages_before(self, epoch: int, position: int) -> int:
+        """Count the stages that an epoch's order before a position depends on, to the end of the position's window."""
+        here = epoch * self.epoch_length + position
+        segment = next(start for start, stop in pairwise(self._cuts(epoch)) if here <= stop)
+        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, (epoch + 1) * self.epoch_length)
+        return max(1, bisect_left(self.stages, end, key=lambda stage: stage.start))
+
+    def _cuts(self, epoch: int) -> list[int]:
+        """Where an epoch's segments begin, and its end."""
+        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
+        return [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
 
     def _counts(self, stage: int, offset: int) -> list[int]:
         own = draws_before(self._trees[stage], np.array([offset]), self.num_sources)[0]

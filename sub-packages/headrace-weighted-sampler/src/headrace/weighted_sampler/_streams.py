@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from headrace.weighted_sampler._mixture import MAX_SOURCES
 from headrace.weighted_sampler._semantics import Amounts, normalize, parse_temperature
 from headrace.weighted_sampler._validation import (
+    DIGEST_DIGITS,
     SEED_BOUND,
     Weight,
     as_choice,
@@ -42,7 +43,8 @@ Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhauste
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
 BEGINS_AGAIN = ("all_exhausted", "endless")  # rules by which a source that has run out begins again
-SEMANTICS = ("proportion", "ratio", "temperature")
+STREAM_SEMANTICS = ("proportion", "ratio", "temperature")
+FINGERPRINT = {"data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 END: Final = object()  # in place of an item: the source has no more
 
 _Found: TypeAlias = list[tuple[str, Iterable[T], Fraction]]
@@ -65,6 +67,16 @@ class StreamMixture(Generic[T]):
         return digest(self.names, [data_identity(source) for source in self.sources], lengths) + digest(
             self.weights, self.seed, self.stopping
         )
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether a source that has run out begins again."""
+        return self.stopping in BEGINS_AGAIN
+
+    @property
+    def drops(self) -> bool:
+        """Whether a source that has run out is dropped, and the others go on."""
+        return self.stopping == "drop_exhausted"
 
     def over(self, exhausted: Iterable[int]) -> bool:
         """Whether the stream ends, after each source has run out so many times."""
@@ -95,7 +107,7 @@ def parse_streams(
         raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(found)}; concatenate some of them")
     as_choice("stopping", stopping, STOPPINGS)
     rule: Stopping = next(rule for rule in STOPPINGS if rule == stopping)
-    as_choice("semantics", semantics, SEMANTICS)
+    as_choice("semantics", semantics, STREAM_SEMANTICS)
     exact_temperature = parse_temperature(semantics, temperature)
     drawn = [(name, source, weight) for name, source, weight in found if weight]
     if not drawn:

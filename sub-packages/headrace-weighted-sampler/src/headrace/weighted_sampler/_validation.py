@@ -2,14 +2,17 @@
 
 import hashlib
 import operator
+import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 
 SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
+DIGEST_DIGITS = 16
 MAX_POSITION = 2**62  # positions are 64-bit integers, with room for sums of two
 
 Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
@@ -72,8 +75,21 @@ def as_fraction(name: str, value: Weight) -> Fraction:
 
 
 def digest(*parts: object) -> str:
-    """Hash the ``repr`` of some plain values to 16 hex digits."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Hash the ``repr`` of some plain values to ``DIGEST_DIGITS`` hex digits."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def split_fingerprint(fingerprint: object, widths: Mapping[str, int]) -> dict[str, str]:
+    """Cut the fingerprint of a state into its named parts of so many hex digits; ValueError if it is none.
+
+    >>> split_fingerprint("0a1b", {"data": 2, "options": 2})
+    {'data': '0a', 'options': '1b'}
+    """
+    digits = sum(widths.values())
+    if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
+        raise ValueError(f"state['fingerprint'] must be {digits} hex digits, got {fingerprint!r}")
+    ends = accumulate(widths.values())
+    return {name: fingerprint[end - width : end] for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
 def data_identity(dataset: object) -> object:

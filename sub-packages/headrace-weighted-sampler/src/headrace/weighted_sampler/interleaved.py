@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._streams import (
-    BEGINS_AGAIN,
     END,
+    FINGERPRINT,
     SourceReader,
     SourceState,
     Stopping,
@@ -24,7 +24,14 @@ from headrace.weighted_sampler._streams import (
     parse_streams,
     set_source_epoch,
 )
-from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_int, check_keys, check_state
+from headrace.weighted_sampler._validation import (
+    MAX_POSITION,
+    Weight,
+    as_int,
+    check_keys,
+    check_state,
+    split_fingerprint,
+)
 
 T = TypeVar("T")
 VERSION = 2  # of the state
@@ -398,7 +405,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         """Order the sources that have not been dropped, from a position on."""
         mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
         self._dropped_at, self._over = dropped_at, mixture.over(exhausted)
-        if mixture.stopping != "drop_exhausted":
+        if not mixture.drops:
             exhausted = [0] * len(exhausted)
         if not self._over:
             weights = [0 if ended else weight for weight, ended in zip(mixture.weights, exhausted, strict=True)]
@@ -410,11 +417,11 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         item = reader.draw()
         if item is not END:
             return item
-        if not reader.drawn and self._mixture.stopping in BEGINS_AGAIN:
+        if not reader.drawn and self._mixture.begins_again:
             raise self._empty(reader)
         reader.end_pass()
-        if self._mixture.stopping not in BEGINS_AGAIN:
-            self._set_order(self.position if self._mixture.stopping == "drop_exhausted" else 0)
+        if not self._mixture.begins_again:
+            self._set_order(self.position if self._mixture.drops else 0)
             return END
         self._over = self._mixture.over(other.exhausted for other in self._readers)
         if self._over:
@@ -443,9 +450,9 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
             f"state was saved with the sources {names}, this dataset draws from {own}; resume with the sources it was "
             "saved with"
         )
-    saved, fingerprint = str(state["fingerprint"]), mixture.fingerprint
+    saved, fingerprint = state["fingerprint"], mixture.fingerprint
     if saved != fingerprint:
-        data = saved[:16] != fingerprint[:16]
+        data = split_fingerprint(saved, FINGERPRINT)["data"] != split_fingerprint(fingerprint, FINGERPRINT)["data"]
         raise ValueError(
             f"state was saved with {'other data in the sources' if data else 'other weights or another stopping rule'} "
             f"(fingerprint {saved}, this dataset's is {fingerprint}); resume with those it was saved with"

@@ -1,6 +1,5 @@
 """What an epoch was asked for and what it delivers, source by source."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -176,7 +175,7 @@ def mixture_report(
     ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
-    weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]
+    weights = spec.weights[order.mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
             name=part.name,

@@ -1,7 +1,6 @@
 """The sampler: options and state around pure functions of the seed, the weights and the position."""
 
 import operator
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, TypedDict, cast
 
@@ -9,10 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from headrace.weighted_sampler._permutation import WINDOW, Indices
+from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, sharded_end
 from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
 from headrace.weighted_sampler._validation import (
+    DIGEST_DIGITS,
     MAX_POSITION,
     SEED_BOUND,
     Weight,
@@ -21,11 +21,14 @@ from headrace.weighted_sampler._validation import (
     check_state,
     data_identity,
     digest,
+    split_fingerprint,
 )
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.weights import Weights
 
 VERSION = 2  # of the state
+_LENGTH_DIGITS = 12
+_FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}
 
 
 class State(TypedDict):
@@ -90,8 +93,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
             of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in
             no range are never drawn; or an array of one weight per sample. A weight may be an int, float,
-            ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves a source out. The order
-            of a mapping does not matter. None, with a temperature, weighs all parts alike.
+            ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves a source out. The
+            order of a mapping does not matter. None, with a temperature, weighs all parts alike.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised. It is looked up when an epoch begins or ``len()`` is asked, so the sampler may be made
             before the process group.
@@ -359,7 +362,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             seed=self.seed,
             epoch=self.epoch,
             position=position,
-            fingerprint=self._fingerprint_of(self._past_stages(self.epoch, position)),
+            fingerprint=self._fingerprint_of(self._order.mixture.stages_before(self.epoch, position)),
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -379,7 +382,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         check_state(state_dict, State.__required_keys__, VERSION, self.seed)
         epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
         position = as_int("state['position']", state_dict["position"], 0)
-        own = self._fingerprint_of(self._past_stages(epoch, min(position, self.epoch_length)))
+        own = self._fingerprint_of(self._order.mixture.stages_before(epoch, min(position, self.epoch_length)))
         _check_fingerprint(state_dict["fingerprint"], own)
         as_int("state['position']", position, 0, self.epoch_length)
         if self._epoch_pending and epoch < self.epoch:
@@ -448,20 +451,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             )
         return sharded_end(self.epoch_length, start, num_replicas, self.drop_last)
 
-    def _past_stages(self, epoch: int, position: int) -> int:
-        """How many stages of the schedule the order before a position depends on, its window included."""
-        begin = epoch * self.epoch_length
-        here, starts = begin + position, [stage.start for stage in self._spec.stages]
-        segment = max([begin, *(start for start in starts if begin < start < here)])
-        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, begin + self.epoch_length)
-        return max(1, bisect_left(starts, end))
-
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:
             length, sources = self._spec.length, self._spec.sources.identity()
             weights = [(stage.start, stage.weights) for stage in self._spec.stages[:stages]]
             self._fingerprints[stages] = (
-                f"{length:012x}"
+                f"{length:0{_LENGTH_DIGITS}x}"
                 + digest(data_identity(self.dataset), sources)
                 + digest(weights, self.epoch_length, self.seed, self.drop_last)
             )
@@ -484,14 +479,13 @@ def _check_fingerprint(saved: object, own: str) -> None:
     """Refuse a state of other data or options; the fingerprint's parts say which (see ``_fingerprint_of``)."""
     if saved == own:
         return
-    if not isinstance(saved, str) or len(saved) != len(own):
-        raise ValueError(f"state['fingerprint'] must be {len(own)} hex digits, got {saved!r}")
-    if saved[:12] != own[:12]:
+    theirs, ours = split_fingerprint(saved, _FINGERPRINT), split_fingerprint(own, _FINGERPRINT)
+    if theirs["length"] != ours["length"]:
         raise ValueError(
-            f"state was saved with a dataset of {int(saved[:12], 16)} samples, this one has {int(own[:12], 16)}; "
-            "resume with the dataset it was saved with"
+            f"state was saved with a dataset of {int(theirs['length'], 16)} samples, this one has "
+            f"{int(ours['length'], 16)}; resume with the dataset it was saved with"
         )
-    if saved[12:28] != own[12:28]:
+    if theirs["data"] != ours["data"]:
         raise ValueError(
             "state was saved with other data: the dataset's fingerprint or the sources' ranges differ; "
             "resume with the dataset it was saved with"
