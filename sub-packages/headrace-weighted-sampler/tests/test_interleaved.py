@@ -6,7 +6,9 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
@@ -88,6 +90,13 @@ def test_the_order_in_which_a_mapping_is_written_does_not_matter(weights: list[F
     )
     assert list(islice(one, 1500)) == list(islice(two, 1500))
     assert one.fingerprint == two.fingerprint
+
+
+@pytest.mark.parametrize("weights", [np.array([0.25, 0.75]), torch.tensor([1, 3]), torch.ones(2).bfloat16() / 4 * 3])
+def test_weights_may_be_an_array_or_a_tensor(weights: Any) -> None:
+    numbers = [float(weight) for weight in weights]
+    one, two = (InterleavedDataset([["a"], ["b"]], given, stopping="endless") for given in (weights, numbers))
+    assert list(islice(one, 1100)) == list(islice(two, 1100))
 
 
 @given(SEEDS, EPOCHS)
@@ -202,9 +211,9 @@ def test_a_stream_that_has_ended_holds_no_source_open() -> None:
 def test_a_source_that_yields_nothing_is_named_instead_of_asked_for_ever(stopping: Stopping) -> None:
     empty: list[int] = []
     stream = iter(InterleavedDataset({"full": [1], "void": empty}, {"full": 1, "void": 1}, stopping=stopping))
-    with pytest.raises(RuntimeError, match=r"sources\['void'\] yields nothing when begun"):
+    with pytest.raises(RuntimeError, match=r"sources\['void'\] is empty on this stream"):
         list(islice(stream, 100))
-    with pytest.raises(RuntimeError, match=r"sources\['void'\] yields nothing when begun"):
+    with pytest.raises(RuntimeError, match=r"sources\['void'\] is empty on this stream"):
         next(stream)
 
 
@@ -218,7 +227,9 @@ def test_a_source_that_yields_nothing_the_second_time_is_named() -> None:
 
     stream = iter(InterleavedDataset([Once([1, 2])], [1], stopping="endless"))
     assert [next(stream), next(stream)] == [1, 2]
-    with pytest.raises(RuntimeError, match=r"sources\['0'\] yields nothing when begun"):
+    with pytest.raises(
+        RuntimeError, match=r"sources\['0'\] is empty on this stream .*stopping='endless' would restart it forever"
+    ):
         next(stream)
 
 
@@ -269,7 +280,7 @@ def test_an_error_of_a_source_passes_through_and_says_where() -> None:
     with pytest.raises(OSError, match="shard 7 is damaged") as caught:
         next(stream)
     assert caught.value.__notes__ == [
-        "raised by sources['a'], item 3 of its epoch 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
+        "raised by sources['a'], item 3 of its pass 0, at position 3 of epoch 0 (rank 0 of 1, worker 0 of 1)"
     ]
 
 
@@ -303,6 +314,8 @@ ONE_TWO = {"a": [1], "b": [2]}
         ([[1], [2]], [1], ValueError, "got 1 for 2 sources"),
         ([[1], [2]], [1, -1], ValueError, r"weights\[1\] must not be negative"),
         ([], [], ValueError, "weights must hold at least one above 0"),
+        ([[1], [2]], torch.tensor(1.0), TypeError, r"weights must hold numbers in one dimension, .* shape \(\)"),
+        ([[1], [2]], torch.ones(2, 1), TypeError, r"weights must hold numbers in one dimension, .* shape \(2, 1\)"),
         ([[1], 2], [1, 1], TypeError, r"sources\['1'\] must have __iter__ and yield samples, got int"),
         (["text", [1]], [1, 1], TypeError, r"sources\['0'\] must have __iter__ and yield samples, got str"),
         ("text", [1, 1, 1, 1], TypeError, "sources must be a mapping"),

@@ -81,7 +81,7 @@ def test_an_error_in_a_worker_says_where() -> None:
         InterleavedDataset({"a": Damaged([])}, {"a": 1}), batch_size=None, num_workers=1
     )
     stream = iter(loader)
-    with pytest.raises(OSError, match=r"raised by sources\['a'\], item 1 of its epoch 0"):
+    with pytest.raises(OSError, match=r"raised by sources\['a'\], item 1 of its pass 0"):
         list(stream)
     stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 

@@ -319,7 +319,11 @@ STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()
     [
         ({"version": 1}, "state has version 1, this release reads version 2"),
         ({"seed": 4}, "build it with seed=4"),
-        ({"fingerprint": STATE["fingerprint"][:16]}, "other weights or another stopping rule"),
+        ({"fingerprint": STATE["fingerprint"][:16] + 16 * "0"}, "other weights or another stopping rule"),
+        (
+            {"fingerprint": STATE["fingerprint"][:16]},
+            r"state\['fingerprint'\] must be 32 hex digits, got '[0-9a-f]{16}'",
+        ),
         ({"sources": {"s0": None, "x": None}}, r"sources \['s0', 'x'\], this dataset draws from \['s0', 's1'\]"),
         ({"sources": {"s0": {}, "s1": {}}}, r"state\['sources'\]\['s0'\] lacks"),
         ({"stream": {"rank": 0}}, r"state\['stream'\] lacks \['num_replicas', 'num_workers', 'worker'\]"),

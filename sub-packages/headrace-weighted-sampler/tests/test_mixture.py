@@ -110,7 +110,7 @@ def test_draws_run_on_from_epoch_to_epoch_and_stage_to_stage(mixture: Mixture) -
     length = mixture.epoch_length
     epochs = min(5, 1 + 12_000 // length)
     found = np.concatenate([assigned(mixture, epoch, np.arange(length)) for epoch in range(epochs)])
-    for source in range(mixture.sources):
+    for source in range(mixture.num_sources):
         draws = np.sort(found[found[:, 0] == source, 1])
         assert np.array_equal(draws, np.arange(len(draws)))
         assert len(draws) == mixture.draws_before(epochs * length)[source]
@@ -135,9 +135,9 @@ def test_the_weights_of_the_stage_hold_at_every_windows_end(mixture: Mixture, ep
         stage = max(number for number, start in enumerate(starts) if start <= low)
         tree = build_tree(mixture.stages[stage].weights)
         for end in {*range(low + WINDOW, high, WINDOW), high}:
-            counts = np.bincount(found[low - begin : end - begin, 0], minlength=mixture.sources)
+            counts = np.bincount(found[low - begin : end - begin, 0], minlength=mixture.num_sources)
             bounds = np.array([low - starts[stage], end - starts[stage]])
-            before, after = draws_before(tree, bounds, mixture.sources)
+            before, after = draws_before(tree, bounds, mixture.num_sources)
             assert counts.tolist() == (after - before).tolist()
 
 

@@ -72,9 +72,9 @@ def test_shares_by_tokens_are_reported_as_such() -> None:
     sizes = np.repeat([10, 90], [100, 50])
     options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 1000}
     report = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options).report()
-    assert [line.asked_tokens for line in report.sources] == [0.75, 0.25]
+    assert [line.asked_token_share for line in report.sources] == [0.75, 0.25]
     assert [line.token_share for line in report.sources] == pytest.approx([0.75, 0.25], abs=0.002)
-    assert str(report).splitlines()[1].split()[-3:] == ["tokens", "asked", "tokens"]
+    assert str(report).splitlines()[1].split()[-5:] == ["asked", "token", "share", "token", "share"]
     assert str(report).splitlines()[2].split()[-2] == "0.7500"
 
 
@@ -97,10 +97,14 @@ def test_the_table_shows_the_numbers(drop_last: bool, extra: str) -> None:
     sampler = samplers(3, drop_last)[0]
     lines = str(sampler.report()).splitlines()
     assert lines[0] == f"epoch 0: {48 if not drop_last else 45} samples over 3 ranks, {extra}"
-    assert lines[1].split() == ["source", "size", "weight", "asked", "share", "delivered", "seen", "repeats"]
+    assert lines[1].split() == ["source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats"]
     assert lines[2].split()[:4] == ["0-100", "100", "0.255", "0.5604"]
     assert lines[-1] == "never drawn: 10 samples in no source or of weight 0"
     assert len({len(line) for line in lines[1:-1]}) == 1
+
+
+def test_one_rank_is_not_called_ranks() -> None:
+    assert str(samplers(1, False)[0].report()).startswith("epoch 0: 46 samples over 1 rank, 0 padded")
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from headrace.weighted_sampler import NamedConcatDataset, Ratio, WeightedDistributedSampler
+from headrace.weighted_sampler import NamedConcatDataset, Weight, WeightedDistributedSampler
 from headrace.weighted_sampler._mixture import integer_weights
 from headrace.weighted_sampler._permutation import WINDOW
 
 
-def draws(ratio: Ratio, epochs: int = 1) -> Counter[int]:
+def draws(ratio: Weight, epochs: int = 1) -> Counter[int]:
     """Count the draws of a thousand samples over some epochs."""
     sampler = WeightedDistributedSampler(range(1000), {(0, 1000): ratio})
     counts: Counter[int] = Counter()

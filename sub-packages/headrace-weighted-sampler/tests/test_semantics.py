@@ -66,7 +66,7 @@ def test_roots_are_exact_where_they_can_be() -> None:
 
 
 def test_by_tokens_a_source_of_long_samples_is_drawn_less() -> None:
-    amounts = Amounts((100, 100), (Fraction(1000), Fraction(9000)))  # 10 and 90 tokens a sample
+    amounts = Amounts((100, 100), (Fraction(1000), Fraction(9000)))  # 10 and 90 tokens per sample
     assert proportion([Fraction(1), Fraction(1)], amounts).weights == (9, 1)
     assert count([Fraction(1000), Fraction(1000)], amounts).weights == (100, 12)
     # Square roots of 1000 and 9000 tokens: 1 to 3 in tokens, 3 to 1 in samples.
@@ -74,7 +74,7 @@ def test_by_tokens_a_source_of_long_samples_is_drawn_less() -> None:
     assert float(warm[0] / warm[1]) == pytest.approx(3, rel=1e-12)
 
 
-def test_one_weight_a_sample_rounds_the_epoch_once() -> None:
+def test_one_weight_per_sample_rounds_the_epoch_once() -> None:
     shares = per_sample([Fraction("0.1"), Fraction("0.3")], Amounts((7, 1)))
     assert (shares.weights, shares.epoch_length) == ((7, 3), 1)
 
@@ -149,7 +149,7 @@ def test_a_schedule_changes_the_weights_at_its_positions() -> None:
     assert len(set(order[250:][kinds[250:] == 0])) == 50
 
 
-def test_one_weight_a_sample() -> None:
+def test_one_weight_per_sample() -> None:
     weights = np.where(np.arange(407) < 7, 10.0, 0.5)
     sampler = WeightedDistributedSampler(range(407), weights, semantics="ratio")
     counts = np.bincount(sampler.take(0, len(sampler)), minlength=407)
@@ -205,7 +205,11 @@ def test_more_than_two_to_the_24_samples() -> None:
         ({"schedule": [(5, [1, 1])]}, r"schedule\[0\] weights must hold one for each of the 3 datasets"),
         ({"schedule": [(5, [0, 0, 0])]}, r"schedule\[0\] weights must hold at least one weight above 0"),
         ({"schedule": [(5, {(0, 50): 1})]}, r"schedule\[0\] must weigh the same ranges"),
-        ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: one weight a sample"),
+        ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: schedule is not supported with one weight per sample"),
+        (
+            {"schedule": [(5, {"all": (1, {"long": 1, "short": 1}), "off": 0})], "semantics": "count"},
+            r"nested schedule\[0\] weights need semantics='proportion', got 'count'",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], fault: str) -> None:
@@ -213,14 +217,22 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], fault: str)
         WeightedDistributedSampler(DATA, [1, 1, 1], **options)
 
 
+def test_a_source_without_tokens_is_refused_in_every_stage() -> None:
+    sizes = np.repeat([90, 10, 0], [100, 300, 7])
+    options: dict[str, Any] = {"per": "token", "sizes": sizes}
+    assert drawn([1, 9, 0], schedule=[(90, [1, 0, 0])], epoch_length=100, **options) == [11, 89, 0]
+    with pytest.raises(ValueError, match=r"sizes of 'off' are all 0, .* in schedule\[0\]"):
+        WeightedDistributedSampler(DATA, [1, 1, 0], schedule=[(90, [1, 0, 1])], **options)
+
+
 @pytest.mark.parametrize("semantics", ["count", "temperature"])
-def test_one_weight_a_sample_has_two_meanings_only(semantics: str) -> None:
+def test_one_weight_per_sample_has_two_meanings_only(semantics: str) -> None:
     temperature = 2 if semantics == "temperature" else None
     with pytest.raises(ValueError, match="needs semantics 'ratio' or 'proportion', got"):
         WeightedDistributedSampler(range(9), [1.0] * 9, semantics=semantics, temperature=temperature)
 
 
-def test_one_weight_a_sample_cannot_be_by_tokens() -> None:
+def test_one_weight_per_sample_cannot_be_by_tokens() -> None:
     with pytest.raises(ValueError, match="per='token' needs weights of datasets or ranges"):
         WeightedDistributedSampler(range(9), [1.0] * 9, semantics="proportion", per="token", sizes=range(9))
 
@@ -230,6 +242,7 @@ def test_one_weight_a_sample_cannot_be_by_tokens() -> None:
     [
         ({}, "weights must be given unless semantics='temperature', got None"),
         ({"weights": [1, 1, 1], "weight_dict": {(0, 9): 1}}, "weights and weight_dict were both given"),
+        ({"weight_dict": 3}, r"weight_dict must be a mapping {\(begin, end\): ratio}, got 3"),
         ({"weights": [1, 1, 1], "schedule": {5: [1, 1, 1]}}, r"schedule must be a list of tuples"),
         ({"weights": [1, 1, 1], "schedule": [5]}, r"schedule must be a list of tuples"),
         ({"weights": [1, 1, 1], "schedule": [(5.0, [1, 1, 1])]}, r"schedule\[0\] position must be an int from 1"),

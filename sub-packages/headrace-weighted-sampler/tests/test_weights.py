@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset
 
 from headrace.weighted_sampler import NamedConcatDataset
-from headrace.weighted_sampler.weights import MAX_GROUPS, Source, group_by_weight, parse_sources
+from headrace.weighted_sampler.weights import MAX_DISTINCT_WEIGHTS, Source, group_by_weight, parse_sources
 
 NAMED = NamedConcatDataset({"a": range(10), "b": range(5), "none": []})
 JOINED: ConcatDataset[int] = ConcatDataset([range(10), range(5)])  # type: ignore[list-item]  # a range is a dataset
@@ -36,7 +36,7 @@ def test_names_are_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_one_weight_a_sample(kind: Any) -> None:
+def test_one_weight_per_sample(kind: Any) -> None:
     sources = parse_sources("weights", kind([1.0, 0.0, 3.0, 1.0]), range(4))
     assert sources.parts == (Source("weight 1", 0, 2, Fraction(1)), Source("weight 3", 2, 3, Fraction(3)))
     assert sources.members is not None
@@ -148,7 +148,7 @@ def test_too_many_weights_are_rounded_a_little(spread: float) -> None:
     weights = np.exp(np.random.default_rng(0).uniform(0, spread, 50_000))
     sources = group_by_weight("weights", weights)
     assert sources.members is not None
-    assert 1 < len(sources.parts) <= MAX_GROUPS
+    assert 1 < len(sources.parts) <= MAX_DISTINCT_WEIGHTS
     assert 0 < sources.rounding <= 0.004
     rounded = np.repeat(list(map(float, sources.weights)), [part.size for part in sources.parts])
     assert np.abs(rounded / weights[sources.members] - 1).max() == pytest.approx(sources.rounding)

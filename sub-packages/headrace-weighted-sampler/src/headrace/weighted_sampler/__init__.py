@@ -1,6 +1,6 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
-from headrace.weighted_sampler._validation import Ratio
+from headrace.weighted_sampler._validation import Weight
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 from headrace.weighted_sampler.plotting import plot_mixture
 from headrace.weighted_sampler.report import MixtureReport, SourceReport
@@ -11,8 +11,8 @@ __all__ = [
     "InterleavedDataset",
     "MixtureReport",
     "NamedConcatDataset",
-    "Ratio",
     "SourceReport",
+    "Weight",
     "WeightedDistributedSampler",
     "plot_mixture",
 ]

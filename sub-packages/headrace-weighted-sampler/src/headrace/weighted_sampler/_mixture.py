@@ -9,7 +9,7 @@ are segments of the one sequence; nothing is carried from position to position.
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headrace.weighted_sampler._permutation import (
     WINDOW,
     Indices,
-    SourceEpochs,
+    SourcePasses,
     WindowPositions,
     derive,
     shuffle_in_windows,
@@ -161,14 +161,14 @@ class Segment:
     first: int  # where the segment begins in the stage
     key: int
     bases: Indices  # each source's draws before the stage, shape [s]
-    sizes: Indices | None = None  # samples of each source, shape [s]; None when sources have no epochs of their own
+    sizes: Indices | None = None  # samples of each source, shape [s]; None when sources are not drawn in passes
 
     def assign(self, offsets: Indices) -> Iterator[Assignment]:
         """Assign ascending positions within the segment to sources.
 
         Each window holds as many draws of a source as the tree says: first those of source 0, then those of source 1
-        and so on, before they are shuffled. Where an epoch of a source ends inside a window, its draws there are
-        numbered in the order of their positions, so that the source's next epoch begins after this one has ended.
+        and so on, before they are shuffled. Where a pass over a source ends inside a window, its draws there are
+        numbered in the order of their positions, so that the next pass over the source begins after this one has ended.
 
         >>> segment = Segment(build_tree([2, 1]), length=6, first=0, key=7, bases=np.array([0, 5]))
         >>> {source: sorted(draws.tolist()) for source, where, draws in segment.assign(np.arange(6))}
@@ -197,7 +197,7 @@ class Segment:
         owners: Indices,
         draws: Indices,
     ) -> None:
-        """Number draws by position, in place, in the windows where an epoch of a source ends."""
+        """Number draws by position, in place, in the windows where a pass over a source ends."""
         last = before + np.maximum(shares, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
@@ -267,8 +267,8 @@ class Mixture:
         stages: By rising ``start``; the first begins at 0.
         epoch_length: Positions in an epoch.
         seed: A 64-bit word.
-        sizes: Samples of each source: an epoch of a source ends before its next one begins. None when sources have
-            no epochs of their own.
+        sizes: Samples of each source: a pass over a source ends before its next one begins. None when sources are
+            not drawn in passes.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
     >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.assign(1, np.arange(6))}
@@ -281,10 +281,10 @@ class Mixture:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
         self.seed = seed
-        self.sources = len(stages[0].weights)
+        self.num_sources = len(stages[0].weights)
         self._sizes = None if sizes is None else np.maximum(sizes, 1)
         self._trees = [build_tree(stage.weights) for stage in stages]
-        self._bases = [[0] * self.sources]  # each source's draws before each stage
+        self._bases = [[0] * self.num_sources]  # each source's draws before each stage
         for number, (stage, after) in enumerate(pairwise(self.stages)):
             self._bases.append(self._counts(number, after.start - stage.start))
 
@@ -294,13 +294,12 @@ class Mixture:
         Yields, for each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
         those the number of its draw, counted from the beginning of the sequence.
         """
-        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
-        cuts = [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
-        for start, stop in pairwise(cuts):
+        begin = epoch * self.epoch_length
+        for start, stop in pairwise(self._cuts(epoch)):
             low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
             if low == high:
                 continue
-            stage = self._stage_at(start)
+            stage = self.stage_at(start)
             segment = Segment(
                 root=self._trees[stage],
                 length=stop - start,
@@ -314,14 +313,27 @@ class Mixture:
 
     def draws_before(self, position: int) -> list[int]:
         """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
-        stage = self._stage_at(position)
+        stage = self.stage_at(position)
         return self._counts(stage, position - self.stages[stage].start)
 
-    def _stage_at(self, position: int) -> int:
+    def stage_at(self, position: int) -> int:
+        """Return the number of the stage that a position is in."""
         return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
 
+    def stages_before(self, epoch: int, position: int) -> int:
+        """Count the stages that an epoch's order before a position depends on, to the end of the position's window."""
+        here = epoch * self.epoch_length + position
+        segment = next(start for start, stop in pairwise(self._cuts(epoch)) if here <= stop)
+        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, (epoch + 1) * self.epoch_length)
+        return max(1, bisect_left(self.stages, end, key=lambda stage: stage.start))
+
+    def _cuts(self, epoch: int) -> list[int]:
+        """Where an epoch's segments begin, and its end."""
+        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
+        return [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
+
     def _counts(self, stage: int, offset: int) -> list[int]:
-        own = draws_before(self._trees[stage], np.array([offset]), self.sources)[0]
+        own = draws_before(self._trees[stage], np.array([offset]), self.num_sources)[0]
         return [base + int(count) for base, count in zip(self._bases[stage], own, strict=True)]
 
 
@@ -349,14 +361,14 @@ class SampleOrder:
         self.mixture = mixture
         self._ranges = tuple(ranges)
         self._members = members
-        self._epochs = self._source_epochs()
-        self._block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.sources)
+        self._passes = self._source_passes()
+        self._block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.num_sources)
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Return the dataset indices at ascending positions of an epoch, shape ``[m]``."""
         found = np.empty(len(positions), np.int64)
         for source, where, draws in self.mixture.assign(epoch, positions):
-            found[where] = self._epochs[source](draws) + self._ranges[source][0]
+            found[where] = self._passes[source](draws) + self._ranges[source][0]
         return found if self._members is None else self._members[found]
 
     def between(self, epoch: int, start: int, stop: int) -> Indices:
@@ -370,16 +382,16 @@ class SampleOrder:
 
     def block(self, num_replicas: int) -> int:
         """Positions of one rank that are best computed at a time."""
-        windows = max(1, _MAX_COUNTS // self.mixture.sources)
+        windows = max(1, _MAX_COUNTS // self.mixture.num_sources)
         return max(1, min(self._block, _MAX_SPAN // num_replicas, windows * max(1, WINDOW // num_replicas)))
 
-    def _source_epochs(self) -> list[SourceEpochs]:
+    def _source_passes(self) -> list[SourcePasses]:
         begins, ends = np.array(self._ranges, np.uint64).T
         keys = derive(self.mixture.seed, DRAWS, begins, ends).tolist()
-        return [SourceEpochs(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
+        return [SourcePasses(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_epochs": self._source_epochs()}  # without the tables
+        return {**self.__dict__, "_passes": self._source_passes()}  # without the tables
 
 
 class StreamOrder:

@@ -7,7 +7,7 @@ Everything is 64-bit integer arithmetic on keys, the same on every platform and 
 - ``permute``: a generalised Feistel network for any length (Black and Rogaway, "Ciphers with arbitrary finite
   domains", CT-RSA 2002);
 - ``shuffle_in_windows``: positions shuffled inside windows of 1,024;
-- ``SourceEpochs``: the endless sequence of epochs over one source, each in an order of its own.
+- ``SourcePasses``: the endless sequence of passes over one source, each in an order of its own.
 """
 
 import math
@@ -189,9 +189,12 @@ def _all_rounds(shape: Rectangle, elements: Indices, at: Indices, number: Round)
 
 # -- Shuffles inside windows ---------------------------------------------------------------------------------------
 
-WINDOW = 1024  # positions in a window
-_SIDE = np.int64(32)  # a window is a square of 32 x 32
-_NUMBERS = ROUNDS * 32  # of one window, one byte each
+# Positions in a window: an even power of two, because a window is a square. Another size makes other orders, so both
+# VERSIONs, of the sampler's states and of the streams', rise with it.
+WINDOW = 1024
+_SIDE_BITS = WINDOW.bit_length() // 2
+_SIDE = np.int64(1 << _SIDE_BITS)
+_NUMBERS = ROUNDS << _SIDE_BITS  # of one window, one byte each
 
 
 @dataclass(frozen=True)
@@ -244,29 +247,29 @@ def _unique_windows(numbers: Indices) -> tuple[Indices, Indices]:
 def _full_windows(places: Indices, rows: Indices, windows: Indices, key: int) -> Indices:
     words = derive(key, windows.astype(np.uint64))[:, None] ^ np.arange(_NUMBERS // 8, dtype=np.uint64)
     numbers = splitmix64(words).astype("<u8", copy=False).view(np.uint8).ravel()
-    left, right, at = places >> 5, places & (_SIDE - 1), rows * _NUMBERS
+    left, right, at = places >> _SIDE_BITS, places & (_SIDE - 1), rows * _NUMBERS
     for _ in range(0, ROUNDS, 2):
         left = (left + np.take(numbers, at + right, mode="clip")) & (_SIDE - 1)
         at += _SIDE
         right = (right + np.take(numbers, at + left, mode="clip")) & (_SIDE - 1)
         at += _SIDE
-    shuffled: Indices = (left << 5) | right
+    shuffled: Indices = (left << _SIDE_BITS) | right
     return shuffled
 
 
-# -- Epochs over one source ----------------------------------------------------------------------------------------
+# -- Passes over one source ----------------------------------------------------------------------------------------
 
-MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memory when many short epochs are drawn
+MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memory when many short passes are drawn
 
 
-class SourceEpochs:
-    """The endless sequence of draws from one source, epoch after epoch, each in an order of its own.
+class SourcePasses:
+    """The endless sequence of draws from one source, pass after pass, each in an order of its own.
 
-    Draw ``k`` is element ``k % size`` of the source's epoch ``k // size``, so an element comes again only after all
-    the others. A pure function of (size, key, draw). The tables of the latest epoch are kept for speed: at most
+    Draw ``k`` is element ``k % size`` of pass ``k // size``, so an element comes again only after all
+    the others. A pure function of (size, key, draw). The tables of the latest pass are kept for speed: at most
     0.5 MB for a short source, 0.8 MB for a long one.
 
-    >>> drawn = SourceEpochs(4, key=0)(np.arange(2, 10))
+    >>> drawn = SourcePasses(4, key=0)(np.arange(2, 10))
     >>> sorted(drawn[2:6].tolist())
     [0, 1, 2, 3]
     """
@@ -275,24 +278,24 @@ class SourceEpochs:
         self.size = size
         self._key = np.uint64(key)
         self._shape = Rectangle.of(max(1, size))
-        self._cache: tuple[int, list[Indices]] = (-1, [])  # (epoch, its tables)
+        self._cache: tuple[int, list[Indices]] = (-1, [])  # (number, its tables)
 
     def __call__(self, draws: Indices) -> Indices:
         """Return the elements, ``0 .. size - 1``, of some draws, shape ``[m]``."""
         if self.size == 1 or not draws.size:
             return np.zeros_like(draws)
-        epochs = draws // self.size
-        elements = draws - epochs * self.size
-        first, last = int(epochs.min()), int(epochs.max())
+        passes = draws // self.size
+        elements = draws - passes * self.size
+        first, last = int(passes.min()), int(passes.max())
         if self.size <= MAX_SORTED:
-            return self._short_epoch(first)[elements] if first == last else self._short(epochs, elements)
-        return self._long_epoch(first, elements) if first == last else self._long(epochs, elements)
+            return self._short_pass(first)[elements] if first == last else self._short(passes, elements)
+        return self._long_pass(first, elements) if first == last else self._long(passes, elements)
 
-    def _keys(self, epochs: Indices) -> Words:
-        return derive(np.atleast_1d(self._key), epochs.astype(np.uint64))
+    def _keys(self, passes: Indices) -> Words:
+        return derive(np.atleast_1d(self._key), passes.astype(np.uint64))
 
-    def _short(self, epochs: Indices, elements: Indices) -> Indices:
-        wanted, row = np.unique(epochs, return_inverse=True)
+    def _short(self, passes: Indices, elements: Indices) -> Indices:
+        wanted, row = np.unique(passes, return_inverse=True)
         found = np.empty_like(elements)
         step = max(1, MAX_SHUFFLED // self.size)
         for first in range(0, len(wanted), step):
@@ -302,24 +305,24 @@ class SourceEpochs:
         self._cache = (int(wanted[-1]), [orders[-1].copy()])
         return found
 
-    def _short_epoch(self, epoch: int) -> Indices:
-        if self._cache[0] != epoch:
-            self._cache = (epoch, [sort_shuffles(self.size, self._keys(np.array([epoch])))[0]])
+    def _short_pass(self, number: int) -> Indices:
+        if self._cache[0] != number:
+            self._cache = (number, [sort_shuffles(self.size, self._keys(np.array([number])))[0]])
         return self._cache[1][0]
 
-    def _long(self, epochs: Indices, elements: Indices) -> Indices:
-        if len(epochs) < self._shape.rows:
-            return permute(self._shape, elements, self._keys(epochs))
+    def _long(self, passes: Indices, elements: Indices) -> Indices:
+        if len(passes) < self._shape.rows:
+            return permute(self._shape, elements, self._keys(passes))
         found = np.empty_like(elements)
-        for epoch in np.unique(epochs):
-            here = np.flatnonzero(epochs == epoch)
-            found[here] = self._long_epoch(int(epoch), elements[here])
+        for number in np.unique(passes):
+            here = np.flatnonzero(passes == number)
+            found[here] = self._long_pass(int(number), elements[here])
         return found
 
-    def _long_epoch(self, epoch: int, elements: Indices) -> Indices:
-        if self._cache[0] != epoch:
-            key = self._keys(np.array([epoch]))
+    def _long_pass(self, number: int, elements: Indices) -> Indices:
+        if self._cache[0] != number:
+            key = self._keys(np.array([number]))
             if self._shape.rows > MAX_TABLE_ROWS or len(elements) * 4 < self._shape.rows:
                 return permute(self._shape, elements, key)  # tables would cost more than they save
-            self._cache = (epoch, round_tables(self._shape, key))
+            self._cache = (number, round_tables(self._shape, key))
         return permute_by_tables(self._shape, self._cache[1], elements)

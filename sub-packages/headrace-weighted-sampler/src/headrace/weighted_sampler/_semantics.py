@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, integer_weights
-from headrace.weighted_sampler._validation import MAX_POSITION, Ratio, as_choice, as_fraction, as_int
+from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int
 from headrace.weighted_sampler.weights import Sources, Weights, parse_sources
 
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
@@ -128,7 +128,7 @@ _MEANINGS: dict[str, Callable[[Sequence[Fraction], Amounts], NormalizedWeights]]
 SEMANTICS = (*_MEANINGS, "temperature")
 
 
-def parse_temperature(semantics: str | None, temperature: Ratio | None) -> Fraction | None:
+def parse_temperature(semantics: str | None, temperature: Weight | None) -> Fraction | None:
     """Check the temperature, which belongs to ``semantics="temperature"``."""
     if (semantics == "temperature") != (temperature is not None):
         raise ValueError(
@@ -163,7 +163,7 @@ class MixtureOptions:
 
     semantics: str | None = None
     epoch_length: int | None = None
-    temperature: Ratio | None = None
+    temperature: Weight | None = None
     per: str = "sample"
     sizes: ArrayLike | None = None
     schedule: Schedule = ()
@@ -210,13 +210,14 @@ def parse_mixture(argument: str, dataset: Sized, weights: Weights | None, option
     if len(sources.parts) > MAX_SOURCES:
         raise ValueError(
             f"{argument} names {len(sources.parts)} sources, at most {MAX_SOURCES} are allowed; "
-            "merge the smallest, or give one weight a sample"
+            "merge the smallest, or give one weight per sample"
         )
-    semantics = options.semantics or ("ratio" if sources.ranges else "proportion")
-    if semantics != "proportion" and any(part.groups for part in sources.parts):
-        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+    semantics = options.semantics or ("ratio" if sources.by_range else "proportion")
     amounts = _amounts(sources, options, semantics, len(dataset))
     starts, stages = _parse_stages(options.schedule, sources, dataset)
+    _check_stage(argument, sources, amounts, semantics)
+    for place, stage in enumerate(stages[1:]):
+        _check_stage(f"schedule[{place}] weights", stage, amounts, semantics)
     normalized = [_normalize_sources(stage, amounts, semantics, temperature) for stage in stages]
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
@@ -266,11 +267,24 @@ def _parse_stages(schedule: object, first: Sources, dataset: Sized) -> tuple[lis
         starts.append(as_int(f"{name} position", start, starts[-1] + 1, MAX_POSITION))
         later = parse_sources(f"{name} weights", weights, dataset)
         if first.members is not None or later.members is not None:
-            raise ValueError(f"{name}: one weight a sample cannot change; give weights of datasets or ranges")
+            raise ValueError(
+                f"{name}: schedule is not supported with one weight per sample; give weights of datasets or ranges"
+            )
         if [(part.begin, part.end) for part in later.parts] != [(part.begin, part.end) for part in first.parts]:
             raise ValueError(f"{name} must weigh the same ranges as the first weights; 0 leaves a range out")
         stages.append(later)
     return starts, stages
+
+
+def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: str) -> None:
+    if semantics != "proportion" and any(part.groups for part in sources.parts):
+        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+    for part, tokens in zip(sources.parts, amounts.tokens or (), strict=amounts.tokens is not None):
+        if part.weight and not tokens:
+            raise ValueError(
+                f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it; "
+                f"give it weight 0 in {argument}"
+            )
 
 
 def _normalize_sources(
@@ -281,7 +295,7 @@ def _normalize_sources(
     if semantics == "ratio":
         return per_sample(sources.weights, amounts)
     if semantics != "proportion":
-        raise ValueError(f"one weight a sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
+        raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
     # Each sample has its weight, so that a group has its weight times its size.
     masses = [weight * size for weight, size in zip(sources.weights, amounts.samples, strict=True)]
     return proportion(masses, amounts)
@@ -303,12 +317,9 @@ def _amounts(sources: Sources, options: MixtureOptions, semantics: str, length: 
             "samples alike; use 'proportion', 'count' or 'temperature'"
         )
     if sources.members is not None:
-        raise ValueError("per='token' needs weights of datasets or ranges, got one weight a sample")
+        raise ValueError("per='token' needs weights of datasets or ranges, got one weight per sample")
     sizes = _parse_sizes(options.sizes, length)
     tokens = tuple(_total(sizes[part.begin : part.end]) for part in sources.parts)
-    for part, total in zip(sources.parts, tokens, strict=True):
-        if part.weight and not total:
-            raise ValueError(f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it")
     return Amounts(samples, tokens)
 
 

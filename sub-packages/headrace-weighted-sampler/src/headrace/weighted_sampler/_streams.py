@@ -4,32 +4,47 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, get_args, runtime_checkable
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.weighted_sampler._mixture import MAX_SOURCES
 from headrace.weighted_sampler._semantics import Amounts, normalize, parse_temperature
 from headrace.weighted_sampler._validation import (
-    WORD,
-    Ratio,
+    DIGEST_DIGITS,
+    SEED_BOUND,
+    Weight,
     as_choice,
     as_fraction,
     as_int,
     data_identity,
     digest,
 )
-from headrace.weighted_sampler.weights import NamedWeights, flatten
+from headrace.weighted_sampler.weights import NamedWeights, flatten, tensor_as_array
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
-StreamWeights: TypeAlias = NamedWeights | Sequence[Ratio] | NDArray[Any]
+StreamWeights: TypeAlias = NamedWeights | Sequence[Weight] | NDArray[Any] | torch.Tensor
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
 BEGINS_AGAIN = ("all_exhausted", "endless")  # rules by which a source that has run out begins again
-SEMANTICS = ("proportion", "ratio", "temperature")
+STREAM_SEMANTICS = ("proportion", "ratio", "temperature")
+FINGERPRINT = {"data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 END: Final = object()  # in place of an item: the source has no more
 
 _Found: TypeAlias = list[tuple[str, Iterable[T], Fraction]]
@@ -53,6 +68,16 @@ class StreamMixture(Generic[T]):
             self.weights, self.seed, self.stopping
         )
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether a source that has run out begins again."""
+        return self.stopping in BEGINS_AGAIN
+
+    @property
+    def drops(self) -> bool:
+        """Whether a source that has run out is dropped, and the others go on."""
+        return self.stopping == "drop_exhausted"
+
     def over(self, exhausted: Iterable[int]) -> bool:
         """Whether the stream ends, after each source has run out so many times."""
         if self.stopping == "endless":
@@ -66,7 +91,7 @@ def parse_streams(
     seed: int,
     stopping: str,
     semantics: str = "proportion",
-    temperature: Ratio | None = None,
+    temperature: Weight | None = None,
 ) -> StreamMixture[T]:
     """Check the arguments of ``InterleavedDataset`` and leave out the sources of weight 0.
 
@@ -82,7 +107,7 @@ def parse_streams(
         raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(found)}; concatenate some of them")
     as_choice("stopping", stopping, STOPPINGS)
     rule: Stopping = next(rule for rule in STOPPINGS if rule == stopping)
-    as_choice("semantics", semantics, SEMANTICS)
+    as_choice("semantics", semantics, STREAM_SEMANTICS)
     exact_temperature = parse_temperature(semantics, temperature)
     drawn = [(name, source, weight) for name, source, weight in found if weight]
     if not drawn:
@@ -92,7 +117,7 @@ def parse_streams(
     names, iterables, parts = zip(*drawn, strict=True)
     lengths = tuple(1 if semantics == "proportion" else _length(*named) for named in zip(names, iterables, strict=True))
     normalized = normalize(parts, Amounts(lengths), semantics, exact_temperature)
-    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, WORD - 1), rule)
+    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
 
 
 def is_one_shot(source: object) -> bool:
@@ -130,10 +155,11 @@ def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Fou
 
 def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Found[T]:
     _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
-    _check_list("weights", weights, "a list, as sources is one,")
-    numbers = list(weights)
+    given = tensor_as_array("weights", weights)
+    _check_list("weights", given, "a list, as sources is one,")
+    numbers: list[Any] = list(cast("Sequence[Any]", given))
     if len(numbers) != len(sources):
-        raise ValueError(f"weights must hold one number a source: got {len(numbers)} for {len(sources)} sources")
+        raise ValueError(f"weights must hold one number per source: got {len(numbers)} for {len(sources)} sources")
     return [
         (str(place), source, as_fraction(f"weights[{place}]", weight))
         for place, (source, weight) in enumerate(zip(sources, numbers, strict=True))
@@ -160,7 +186,7 @@ def _length(name: str, source: object) -> int:
     if not isinstance(source, Sized):
         raise TypeError(
             f"sources[{name!r}] must have a length unless semantics='proportion', got {type(source).__name__}; "
-            "multiply its weight by its number of samples and use semantics='proportion'"
+            "give it a __len__, or give the shares themselves with semantics='proportion'"
         )
     return as_int(f"len(sources[{name!r}])", len(source), 1)
 
@@ -183,8 +209,8 @@ class SourceState(TypedDict):
     """The position in one source.
 
     Attributes:
-        drawn: Items of its present epoch that were yielded.
-        exhausted: How often it has run out; the number of its present epoch.
+        drawn: Items of its present pass that were yielded.
+        exhausted: How often it has run out; the number of its present pass.
         source: The source's own state, None where it has none.
         iterator: The same of its iterator.
     """
@@ -203,8 +229,8 @@ def fresh_state() -> SourceState:
 class SourceReader(Generic[T]):
     """Draw items from a source, and begin it again.
 
-    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th epoch begins
-    with ``set_epoch(e + k)``, where the source has that method, so that its epochs may differ.
+    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th pass begins
+    with ``set_epoch(e + k)``, where the source has that method, so that its passes may differ.
 
     ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
 
@@ -234,7 +260,7 @@ class SourceReader(Generic[T]):
         self.drawn += item is not END
         return item
 
-    def end_epoch(self) -> None:
+    def end_pass(self) -> None:
         """Count that the source has run out; the next draw begins it again."""
         self.exhausted += 1
         self.drawn = 0

@@ -2,17 +2,20 @@
 
 import hashlib
 import operator
+import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 
-WORD = 2**64  # seeds and keys are 64-bit words
+SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
+DIGEST_DIGITS = 16
 MAX_POSITION = 2**62  # positions are 64-bit integers, with room for sums of two
 
-Ratio: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
+Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
 
 
 def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
@@ -47,7 +50,7 @@ def as_choice(name: str, value: object, choices: Collection[str]) -> str:
     return value
 
 
-def as_fraction(name: str, value: Ratio) -> Fraction:
+def as_fraction(name: str, value: Weight) -> Fraction:
     """Return a weight as an exact fraction.
 
     A float stands for the shortest decimal that reads back as the same float: 1.1 is 11/10, not the binary number
@@ -72,8 +75,21 @@ def as_fraction(name: str, value: Ratio) -> Fraction:
 
 
 def digest(*parts: object) -> str:
-    """Hash the ``repr`` of some plain values to 16 hex digits."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Hash the ``repr`` of some plain values to ``DIGEST_DIGITS`` hex digits."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def split_fingerprint(fingerprint: object, widths: Mapping[str, int]) -> dict[str, str]:
+    """Cut the fingerprint of a state into its named parts of so many hex digits; ValueError if it is none.
+
+    >>> split_fingerprint("0a1b", {"data": 2, "options": 2})
+    {'data': '0a', 'options': '1b'}
+    """
+    digits = sum(widths.values())
+    if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
+        raise ValueError(f"state['fingerprint'] must be {digits} hex digits, got {fingerprint!r}")
+    ends = accumulate(widths.values())
+    return {name: fingerprint[end - width : end] for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
 def data_identity(dataset: object) -> object:
@@ -93,7 +109,7 @@ def check_state(state: Mapping[str, Any], keys: Collection[str], version: int, s
             f"state has version {state['version']!r}, this release reads version {version}; "
             "load it with the release that wrote it"
         )
-    if as_int("state['seed']", state["seed"], 0, WORD - 1) != seed:
+    if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
         raise ValueError(
             f"state was saved with seed={state['seed']}, this one has seed={seed}: their orders differ; "
             f"build it with seed={state['seed']}"

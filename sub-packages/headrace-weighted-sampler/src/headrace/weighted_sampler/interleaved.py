@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._streams import (
-    BEGINS_AGAIN,
     END,
+    FINGERPRINT,
     SourceReader,
     SourceState,
     Stopping,
@@ -24,11 +24,18 @@ from headrace.weighted_sampler._streams import (
     parse_streams,
     set_source_epoch,
 )
-from headrace.weighted_sampler._validation import MAX_POSITION, WORD, Ratio, as_int, check_keys, check_state
+from headrace.weighted_sampler._validation import (
+    MAX_POSITION,
+    Weight,
+    as_int,
+    check_keys,
+    check_state,
+    split_fingerprint,
+)
 
 T = TypeVar("T")
 VERSION = 2  # of the state
-_MAX_EPOCH = WORD // 2 - 1
+_MAX_EPOCH = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class StreamState(TypedDict):
     sources: dict[str, SourceState]
 
 
-class _Epoch:
+class _ChosenEpoch:
     """The epoch of the next iteration, and whether ``set_epoch`` chose it after the last one began.
 
     In shared memory, so that workers that live for several epochs learn of a new one. A worker's own ``set_epoch``,
@@ -155,8 +162,8 @@ class InterleavedDataset(IterableDataset[T]):
 
     Args:
         sources: ``{name: iterable}``, or a list of iterables.
-        weights: ``{name: weight}``, or a list of weights: proportions that need not add up to 1, which stand for the
-            decimals that were written. 0 leaves a source out.
+        weights: ``{name: weight}``, or a list, array or tensor of weights: proportions that need not add up to 1,
+            which stand for the decimals that were written. 0 leaves a source out.
         seed: From 0 to 2**64 - 1.
         stopping: ``"first_exhausted"``, ``"all_exhausted"``, ``"drop_exhausted"`` or ``"endless"``.
         semantics: The meaning of a weight. ``"proportion"``: the source's share of the items. ``"ratio"``: multiplies
@@ -193,7 +200,7 @@ class InterleavedDataset(IterableDataset[T]):
         seed: int = 0,
         stopping: Stopping = "first_exhausted",
         semantics: str = "proportion",
-        temperature: Ratio | None = None,
+        temperature: Weight | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
@@ -201,7 +208,7 @@ class InterleavedDataset(IterableDataset[T]):
         self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
-        self._epoch = _Epoch()
+        self._chosen = _ChosenEpoch()
         self._begun: set[str] = set()
         self._resume: tuple[int, StreamState] | None = None  # (process, state) of load_state_dict
         self._latest: InterleavedIterator[T] | None = None
@@ -209,7 +216,7 @@ class InterleavedDataset(IterableDataset[T]):
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._epoch.value
+        return self._chosen.value
 
     @property
     def fingerprint(self) -> str:
@@ -230,7 +237,7 @@ class InterleavedDataset(IterableDataset[T]):
         number = as_int("epoch", epoch, 0, _MAX_EPOCH)
         if number != self.epoch:
             self._resume = self._latest = None
-        self._epoch.choose(number)
+        self._chosen.choose(number)
         for name, source in zip(self._mixture.names, self._mixture.sources, strict=True):
             try:
                 set_source_epoch(source, number)
@@ -263,14 +270,14 @@ class InterleavedDataset(IterableDataset[T]):
         """
         checked = check_stream_state(state, self._mixture)
         self._latest = None
-        if self._epoch.pending and checked["epoch"] < self.epoch:
+        if self._chosen.pending and checked["epoch"] < self.epoch:
             self._resume = None
             return
         self._resume = os.getpid(), checked
-        self._epoch.resume(checked["epoch"])
+        self._chosen.resume(checked["epoch"])
 
     def _iterator(self) -> "InterleavedIterator[T]":
-        iterator = InterleavedIterator(self._mixture, self._epoch, self._stream(), self._begun)
+        iterator = InterleavedIterator(self._mixture, self._chosen, self._stream(), self._begun)
         if self._resume is not None:
             process, state = self._resume
             if process != os.getpid():
@@ -307,14 +314,14 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         position: Items yielded.
     """
 
-    def __init__(self, mixture: StreamMixture[T], epoch: _Epoch, stream: Stream, begun: set[str]) -> None:
+    def __init__(self, mixture: StreamMixture[T], chosen: _ChosenEpoch, stream: Stream, begun: set[str]) -> None:
         self._mixture = mixture
-        self._chosen = epoch
+        self._chosen = chosen
         self._stream = stream
         self._begun = begun
         self._failed: Exception | None = None
         self._started = False
-        self._go_to(epoch.value, 0)
+        self._go_to(chosen.value, 0)
 
     def __next__(self) -> T:
         """Draw from the source that is due.
@@ -338,7 +345,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             except Exception as error:
                 self._failed = error
                 error.add_note(
-                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its epoch {reader.exhausted}, at "
+                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its pass {reader.exhausted}, at "
                     f"position {self.position} of epoch {self._epoch} ({self._stream})"
                 )
                 raise
@@ -398,7 +405,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         """Order the sources that have not been dropped, from a position on."""
         mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
         self._dropped_at, self._over = dropped_at, mixture.over(exhausted)
-        if mixture.stopping != "drop_exhausted":
+        if not mixture.drops:
             exhausted = [0] * len(exhausted)
         if not self._over:
             weights = [0 if ended else weight for weight, ended in zip(mixture.weights, exhausted, strict=True)]
@@ -410,26 +417,26 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         item = reader.draw()
         if item is not END:
             return item
-        if not reader.drawn and self._mixture.stopping in BEGINS_AGAIN:
-            raise _empty(reader, self._stream)
-        reader.end_epoch()
-        if self._mixture.stopping not in BEGINS_AGAIN:
-            self._set_order(self.position if self._mixture.stopping == "drop_exhausted" else 0)
+        if not reader.drawn and self._mixture.begins_again:
+            raise self._empty(reader)
+        reader.end_pass()
+        if not self._mixture.begins_again:
+            self._set_order(self.position if self._mixture.drops else 0)
             return END
         self._over = self._mixture.over(other.exhausted for other in self._readers)
         if self._over:
             return END
         item = reader.draw()
         if item is END:
-            raise _empty(reader, self._stream)
+            raise self._empty(reader)
         return item
 
-
-def _empty(reader: SourceReader[Any], stream: Stream) -> RuntimeError:
-    return RuntimeError(
-        f"sources[{reader.name!r}] yields nothing when begun ({stream}): it can never be exhausted or repeated. Give "
-        "every worker of every rank some of it (at least one shard each), or give it weight 0"
-    )
+    def _empty(self, reader: SourceReader[T]) -> RuntimeError:
+        return RuntimeError(
+            f"sources[{reader.name!r}] is empty on this stream ({self._stream}), so "
+            f"stopping={self._mixture.stopping!r} would restart it forever; give every worker of every rank some of "
+            "it (at least one shard each), or give it weight 0"
+        )
 
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
@@ -443,9 +450,9 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
             f"state was saved with the sources {names}, this dataset draws from {own}; resume with the sources it was "
             "saved with"
         )
-    saved, fingerprint = str(state["fingerprint"]), mixture.fingerprint
+    saved, fingerprint = state["fingerprint"], mixture.fingerprint
     if saved != fingerprint:
-        data = saved[:16] != fingerprint[:16]
+        data = split_fingerprint(saved, FINGERPRINT)["data"] != split_fingerprint(fingerprint, FINGERPRINT)["data"]
         raise ValueError(
             f"state was saved with {'other data in the sources' if data else 'other weights or another stopping rule'} "
             f"(fingerprint {saved}, this dataset's is {fingerprint}); resume with those it was saved with"

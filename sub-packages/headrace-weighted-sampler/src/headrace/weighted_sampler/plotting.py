@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.weighted_sampler.report import MixtureReport, SourceReport
+from headrace.weighted_sampler.report import MAX_SHOWN, MixtureReport, SourceReport, ranks_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
-MOST = 40  # sources in one picture
 
 
 def plot_mixture(report: MixtureReport) -> "Figure":
@@ -41,15 +40,15 @@ def plot_mixture(report: MixtureReport) -> "Figure":
     _seen(right, shown)
     left.set_yticks(range(len(shown)), [line.name for line in shown])
     left.set_ylim(len(shown) - 0.4, -0.6)
-    more = f" ({MOST} most drawn of {len(report.sources)} sources)" if len(report.sources) > MOST else ""
+    more = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
     total = sum(line.delivered for line in report.sources)
-    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {report.num_replicas} ranks{more}")
+    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{more}")
     return figure
 
 
 def _most_drawn(sources: Sequence[SourceReport]) -> Sequence[SourceReport]:
-    least = sorted(line.delivered for line in sources)[-MOST:][0]
-    return [line for line in sources if line.delivered >= least][:MOST]
+    least = sorted(line.delivered for line in sources)[-MAX_SHOWN:][0]
+    return [line for line in sources if line.delivered >= least][:MAX_SHOWN]
 
 
 def _percent(share: float) -> str:

@@ -1,6 +1,5 @@
 """What an epoch was asked for and what it delivers, source by source."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,9 +9,9 @@ from headrace.weighted_sampler._mixture import SampleOrder, Stage
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._semantics import MixtureSpec
 
-HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "seen", "repeats")
-TOKENS = ("tokens asked", "tokens")
-SHOWN = 40  # lines of a table
+HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
+TOKEN_HEADINGS = ("asked token share", "token share")
+MAX_SHOWN = 40  # lines of a table, sources in a picture
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class SourceReport:
         share: ``delivered`` as a share of all deliveries, 0 to 1.
         seen: Distinct samples drawn from epoch 0 to the end of this one.
         repeats: Draws in that time beyond each sample's first.
-        asked_tokens: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
+        asked_token_share: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
         token_share: The share of the delivered tokens, by the source's mean size; None likewise.
         groups: Names of the groups of nested weights that it is in, from the outermost on.
     """
@@ -43,7 +42,7 @@ class SourceReport:
     share: float
     seen: int
     repeats: int
-    asked_tokens: float | None = None
+    asked_token_share: float | None = None
     token_share: float | None = None
     groups: tuple[str, ...] = ()
 
@@ -60,7 +59,7 @@ class MixtureReport:
     Attributes:
         epoch: Its number.
         num_replicas: Number of ranks.
-        sources: One entry a source, those of weight 0 included.
+        sources: One entry per source, those of weight 0 included.
         padded: Dataset indices that are delivered once more so that the ranks get equal numbers.
         dropped: Dataset indices that are left out for the same reason.
         not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
@@ -86,12 +85,12 @@ class MixtureReport:
         total = sum(line.delivered for line in self.sources)
         by_tokens = any(line.token_share is not None for line in self.sources)
         lines = self.tree
-        rows = [HEADINGS + TOKENS * by_tokens, *map(_cells, lines[:SHOWN])]
+        rows = [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, lines[:MAX_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        more = len(lines) - SHOWN
+        more = len(lines) - MAX_SHOWN
         return "\n".join(
             [
-                f"epoch {self.epoch}: {total} samples over {self.num_replicas} ranks, "
+                f"epoch {self.epoch}: {total} samples over {ranks_text(self.num_replicas)}, "
                 f"{len(self.padded)} padded, {len(self.dropped)} dropped",
                 *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
                 *([f"and {more} more sources"] if more > 0 else []),
@@ -104,6 +103,15 @@ class MixtureReport:
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
             ]
         )
+
+
+def ranks_text(num_replicas: int) -> str:
+    """Write a number of ranks.
+
+    >>> ranks_text(1), ranks_text(8)
+    ('1 rank', '8 ranks')
+    """
+    return f"{num_replicas} rank{'s' * (num_replicas > 1)}"
 
 
 def _listed(positions: tuple[int, ...]) -> str:
@@ -134,14 +142,14 @@ def _sum(name: str, groups: tuple[str, ...], members: Sequence[SourceReport]) ->
         share=sum(member.share for member in members),
         seen=sum(member.seen for member in members),
         repeats=sum(member.repeats for member in members),
-        asked_tokens=sum(member.asked_tokens or 0.0 for member in members) if tokens else None,
+        asked_token_share=sum(member.asked_token_share or 0.0 for member in members) if tokens else None,
         token_share=sum(member.token_share or 0.0 for member in members) if tokens else None,
         groups=groups,
     )
 
 
 def _cells(line: SourceReport) -> tuple[str, ...]:
-    tokens = () if line.token_share is None else (f"{line.asked_tokens:.4f}", f"{line.token_share:.4f}")
+    tokens = () if line.token_share is None else (f"{line.asked_token_share:.4f}", f"{line.token_share:.4f}")
     return (
         "  " * len(line.groups) + line.name,
         f"{line.size}",
@@ -166,8 +174,8 @@ def mixture_report(
         new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
     ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
-    asked_tokens, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
-    weights = spec.weights[bisect_right(spec.stages, begin, key=lambda stage: stage.start) - 1]
+    asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
+    weights = spec.weights[order.mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -179,7 +187,7 @@ def mixture_report(
             share=delivered[place] / sum(delivered),
             seen=min(part.size, after[place]),
             repeats=max(0, after[place] - part.size),
-            asked_tokens=asked_tokens[place],
+            asked_token_share=asked_token_shares[place],
             token_share=token_shares[place],
             groups=part.groups,
         )
@@ -200,7 +208,7 @@ def mixture_report(
 
 def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int]:
     """How many of some ascending positions belong to each source."""
-    counts = [0] * order.mixture.sources
+    counts = [0] * order.mixture.num_sources
     for source, where, _ in order.mixture.assign(epoch, positions):
         counts[source] += len(where)
     return counts

@@ -1,7 +1,6 @@
 """The sampler: options and state around pure functions of the seed, the weights and the position."""
 
 import operator
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, TypedDict, cast
 
@@ -9,23 +8,27 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from headrace.weighted_sampler._permutation import WINDOW, Indices
+from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, sharded_end
 from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
 from headrace.weighted_sampler._validation import (
+    DIGEST_DIGITS,
     MAX_POSITION,
-    WORD,
-    Ratio,
+    SEED_BOUND,
+    Weight,
     as_bool,
     as_int,
     check_state,
     data_identity,
     digest,
+    split_fingerprint,
 )
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.weights import Weights
 
 VERSION = 2  # of the state
+_LENGTH_DIGITS = 12
+_FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}
 
 
 class State(TypedDict):
@@ -49,7 +52,7 @@ class State(TypedDict):
 class _Iteration:
     """Where one iteration over the sampler stands.
 
-    List iterators yield the blocks and know how many of their items are left, so the position is true after every
+    List iterators yield the blocks and know how many of their items are left, so the position is exact after every
     sample, at no cost for each.
     """
 
@@ -78,7 +81,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     dropped: ``padded()`` and ``dropped()`` name those samples.
 
     Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
-    also after a ``break``. ``state_dict()`` is true at any moment of an iteration. ``len()`` is the length of the
+    also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
 
     It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of.
@@ -88,10 +91,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             ``fingerprint``, if it has one, becomes part of the sampler's.
         weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
             ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
-            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that
-            do not overlap, where samples in no range are never drawn; or an array of one weight a sample. A weight may
-            be an int, float, ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves
-            a source out. The order of a mapping does not matter. None, with a temperature, weighs all parts alike.
+            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in
+            no range are never drawn; or an array of one weight per sample. A weight may be an int, float,
+            ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves a source out. The
+            order of a mapping does not matter. None, with a temperature, weighs all parts alike.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised. It is looked up when an epoch begins or ``len()`` is asked, so the sampler may be made
             before the process group.
@@ -109,8 +112,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             or as many as there are in the sources that are drawn from.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
         schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence on,
-            samples of all ranks and epochs counted together, other weights hold. Epochs keep their length. A resumed
-            run may change the schedule beyond the window of 1,024 positions it has reached.
+            samples of all ranks and epochs counted together, other weights hold. Epochs keep the length that
+            ``weights`` or ``epoch_length`` gave them, so counts and ratios of a later stage set its proportions only.
+            A resumed run may change the schedule beyond the window of 1,024 positions it has reached.
         per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
             source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
@@ -140,10 +144,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         drop_last: bool = False,
         *,
         mesh: Mesh | None = None,
-        weight_dict: Mapping[tuple[int, int], Ratio] | None = None,
+        weight_dict: Mapping[tuple[int, int], Weight] | None = None,
         semantics: str | None = None,
         epoch_length: int | None = None,
-        temperature: Ratio | None = None,
+        temperature: Weight | None = None,
         schedule: Schedule = (),
         per: str = "sample",
         sizes: ArrayLike | None = None,
@@ -151,13 +155,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
-        if weight_dict is not None and any(not isinstance(key, tuple) for key in weight_dict):
-            raise TypeError(
-                f"weight_dict must be a mapping {{(begin, end): ratio}}, got {weight_dict!r}; "
-                "give weights by name, by position or by sample as weights="
-            )
+        _check_weight_dict(weight_dict)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
-        self.seed = as_int("seed", seed, 0, WORD - 1)
+        self.seed = as_int("seed", seed, 0, SEED_BOUND - 1)
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
@@ -241,7 +241,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         iteration.start = iteration.block_end = start
         iteration.num_replicas, iteration.started = num_replicas, True
         for positions in rank_positions(start, end, num_replicas, rank, self._order.block(num_replicas)):
-            iteration.block = iter(self._padded_at(epoch, positions).tolist())
+            iteration.block = iter(self._indices_at(epoch, positions).tolist())
             iteration.block_end = int(positions[-1]) - rank + num_replicas
             yield from iteration.block
 
@@ -362,15 +362,15 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             seed=self.seed,
             epoch=self.epoch,
             position=position,
-            fingerprint=self._fingerprint_of(self._past_stages(self.epoch, position)),
+            fingerprint=self._fingerprint_of(self._order.mixture.stages_before(self.epoch, position)),
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. The
-        state of the end of an epoch leaves nothing of it. A state of an older epoch than one chosen by ``set_epoch``
-        and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
+        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. A
+        state saved at the end of an epoch makes the next iteration empty. A state of an older epoch than one chosen by
+        ``set_epoch`` and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
 
         Args:
             state_dict: What ``state_dict`` returned.
@@ -382,7 +382,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         check_state(state_dict, State.__required_keys__, VERSION, self.seed)
         epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
         position = as_int("state['position']", state_dict["position"], 0)
-        own = self._fingerprint_of(self._past_stages(epoch, min(position, self.epoch_length)))
+        own = self._fingerprint_of(self._order.mixture.stages_before(epoch, min(position, self.epoch_length)))
         _check_fingerprint(state_dict["fingerprint"], own)
         as_int("state['position']", position, 0, self.epoch_length)
         if self._epoch_pending and epoch < self.epoch:
@@ -408,13 +408,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         """Positions that an iteration from ``start`` on delivers once more."""
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
-    def _padded_at(self, epoch: int, positions: Indices) -> Indices:
+    def _indices_at(self, epoch: int, positions: Indices) -> Indices:
         """The samples at one rank's positions; those beyond the epoch stand for its first ones."""
         inside = int(np.searchsorted(positions, self.epoch_length))
         own = self._order.at(epoch, positions[:inside])
         if inside == len(positions):
             return own
-        beyond = np.sort(positions[inside:] % self.epoch_length)  # a rank has at most one of these
+        beyond = positions[inside:] % self.epoch_length  # a rank has at most one of these
         return np.concatenate([own, self._order.at(epoch, beyond)])
 
     def _next_start(self) -> int:
@@ -439,7 +439,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return min(count * size * self.num_replicas, self.epoch_length)
 
     def _forget_iteration(self) -> None:
-        """Report no more of the latest iteration; one that has not begun will begin where it should now."""
+        """Stop reporting the position of the latest iteration, unless it has not begun yet."""
         if self._iteration is not None and self._iteration.started:
             self._iteration = None
 
@@ -447,24 +447,16 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if self.drop_last and self.epoch_length < num_replicas:
             raise ValueError(
                 f"drop_last=True leaves nothing: an epoch has {self.epoch_length} draws for {num_replicas} ranks. "
-                "Use drop_last=False, greater weights or fewer ranks"
+                "Use drop_last=False, a larger epoch_length or fewer ranks"
             )
         return sharded_end(self.epoch_length, start, num_replicas, self.drop_last)
-
-    def _past_stages(self, epoch: int, position: int) -> int:
-        """How many stages of the schedule the order before a position depends on, its window included."""
-        begin = epoch * self.epoch_length
-        here, starts = begin + position, [stage.start for stage in self._spec.stages]
-        segment = max([begin, *(start for start in starts if begin < start < here)])
-        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, begin + self.epoch_length)
-        return max(1, bisect_left(starts, end))
 
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:
             length, sources = self._spec.length, self._spec.sources.identity()
             weights = [(stage.start, stage.weights) for stage in self._spec.stages[:stages]]
             self._fingerprints[stages] = (
-                f"{length:012x}"
+                f"{length:0{_LENGTH_DIGITS}x}"
                 + digest(data_identity(self.dataset), sources)
                 + digest(weights, self.epoch_length, self.seed, self.drop_last)
             )
@@ -474,18 +466,26 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
 
 
+def _check_weight_dict(given: object) -> None:
+    if given is None or (isinstance(given, Mapping) and all(isinstance(key, tuple) for key in given)):
+        return
+    raise TypeError(
+        f"weight_dict must be a mapping {{(begin, end): ratio}}, got {given!r}; "
+        "give weights by name, by position or by sample as weights="
+    )
+
+
 def _check_fingerprint(saved: object, own: str) -> None:
     """Refuse a state of other data or options; the fingerprint's parts say which (see ``_fingerprint_of``)."""
     if saved == own:
         return
-    if not isinstance(saved, str) or len(saved) != len(own):
-        raise ValueError(f"state['fingerprint'] must be {len(own)} hex digits, got {saved!r}")
-    if saved[:12] != own[:12]:
+    theirs, ours = split_fingerprint(saved, _FINGERPRINT), split_fingerprint(own, _FINGERPRINT)
+    if theirs["length"] != ours["length"]:
         raise ValueError(
-            f"state was saved with a dataset of {int(saved[:12], 16)} samples, this one has {int(own[:12], 16)}; "
-            "resume with the dataset it was saved with"
+            f"state was saved with a dataset of {int(theirs['length'], 16)} samples, this one has "
+            f"{int(ours['length'], 16)}; resume with the dataset it was saved with"
         )
-    if saved[12:28] != own[12:28]:
+    if theirs["data"] != ours["data"]:
         raise ValueError(
             "state was saved with other data: the dataset's fingerprint or the sources' ranges differ; "
             "resume with the dataset it was saved with"

@@ -1,4 +1,4 @@
-"""Weights as a user writes them: by dataset name, by position, by index range, or one a sample."""
+"""Weights as a user writes them: by dataset name, by position, by index range, or one per sample."""
 
 import hashlib
 from collections.abc import Mapping, Sequence, Sized
@@ -13,16 +13,21 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._validation import Ratio, as_fraction, as_int
+from headrace.weighted_sampler._validation import Weight, as_fraction, as_int
 
 T_co = TypeVar("T_co", covariant=True)
-NamedWeights: TypeAlias = Mapping[str, "Ratio | tuple[Ratio, NamedWeights]"]
+NamedWeights: TypeAlias = Mapping[str, "Weight | tuple[Weight, NamedWeights]"]
 Weights: TypeAlias = (
-    NamedWeights | Mapping[int, Ratio] | Mapping[tuple[int, int], Ratio] | Sequence[Ratio] | NDArray[Any] | torch.Tensor
+    NamedWeights
+    | Mapping[int, Weight]
+    | Mapping[tuple[int, int], Weight]
+    | Sequence[Weight]
+    | NDArray[Any]
+    | torch.Tensor
 )
 
-MAX_GROUPS = 4096  # sources made of one weight a sample; more distinct weights than that are rounded
-_SHOWN = 10  # names in a message
+MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more distinct weights than that are rounded
+_MAX_NAMES = 10  # names in a message
 
 
 class NamedConcatDataset(ConcatDataset[T_co]):
@@ -90,14 +95,14 @@ class Sources:
     Attributes:
         parts: The sources.
         members: Dataset indices at the sources' places; None when the places are the indices.
-        rounding: Largest relative change of a weight, from rounding one weight a sample into groups.
-        ranges: Whether the weights were given by index range.
+        rounding: Largest relative change of a weight, from rounding one weight per sample into groups.
+        by_range: Whether the weights were given by index range.
     """
 
     parts: tuple[Source, ...]
     members: Indices | None = field(default=None, repr=False, compare=False)
     rounding: float = 0.0
-    ranges: bool = False
+    by_range: bool = False
 
     @property
     def weights(self) -> list[Fraction]:
@@ -116,10 +121,7 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
     >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
     ['0-10', '10-30']
     """
-    if isinstance(weights, torch.Tensor):
-        dense = weights.to_dense()
-        # numpy has no bfloat16; other types keep their own decimals.
-        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    weights = tensor_as_array(argument, weights)
     if isinstance(weights, Mapping):
         sources = _from_mapping(argument, weights, dataset)
     elif isinstance(weights, (Sequence, np.ndarray)) and not isinstance(weights, (str, bytes)):
@@ -135,7 +137,18 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
     return sources
 
 
-def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -> Sources:
+def tensor_as_array(argument: str, weights: object) -> object:
+    """Make an array of a tensor; TypeError for an array that is not 1-D. Other weights stay as they are."""
+    if isinstance(weights, torch.Tensor):
+        dense = weights.to_dense()
+        # numpy has no bfloat16; other types keep their own decimals.
+        weights = (dense.double() if dense.dtype == torch.bfloat16 else dense).numpy(force=True)
+    if isinstance(weights, np.ndarray) and weights.ndim != 1:
+        raise _not_numbers(argument, weights)
+    return weights
+
+
+def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) -> Sources:
     kinds = {_key_kind(argument, key) for key in weights}
     if len(kinds) > 1:
         raise TypeError(f"{argument} must have keys of one kind, got {sorted(kinds)}")
@@ -152,7 +165,7 @@ def _from_mapping(argument: str, weights: Mapping[Any, Ratio], dataset: Sized) -
                 f"{argument} ranges ({before.begin}, {before.end}) and ({after.begin}, {after.end}) overlap: "
                 "every sample may be in one range only"
             )
-    return Sources(tuple(ranges), ranges=True)
+    return Sources(tuple(ranges), by_range=True)
 
 
 def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
@@ -193,7 +206,7 @@ def _key_kind(argument: str, key: object) -> str:
     )
 
 
-def _from_parts(argument: str, weights: Mapping[Any, Ratio], dataset: Sized, *, named: bool) -> tuple[Source, ...]:
+def _from_parts(argument: str, weights: Mapping[Any, Weight], dataset: Sized, *, named: bool) -> tuple[Source, ...]:
     ends, names = _concatenated(argument, dataset, named)
     allowed: Sequence[Any] = names if named else range(len(ends))
     known = set(allowed)
@@ -232,7 +245,7 @@ def _concatenated(argument: str, dataset: Sized, named: bool) -> tuple[list[int]
     return ends, names
 
 
-def _range(argument: str, key: tuple[int, int], weight: Ratio, length: int) -> Source:
+def _range(argument: str, key: tuple[int, int], weight: Weight, length: int) -> Source:
     begin = as_int(f"begin of the {argument} range {key}", key[0], 0)
     end = as_int(f"end of the {argument} range {key}", key[1], 0)
     if end <= begin:
@@ -247,8 +260,6 @@ def _range(argument: str, key: tuple[int, int], weight: Ratio, length: int) -> S
 
 
 def _from_sequence(argument: str, weights: Sequence[Any] | NDArray[Any], dataset: Sized) -> Sources:
-    if isinstance(weights, np.ndarray) and weights.ndim != 1:
-        raise _not_numbers(argument, weights)
     parts = len(getattr(dataset, "cumulative_sizes", ()))
     if parts and len(weights) == parts:
         return Sources(_from_parts(argument, dict(enumerate(weights)), dataset, named=False))
@@ -309,7 +320,7 @@ def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
 def _rounded(values: NDArray[Any]) -> NDArray[Any]:
     """Round to the most binary digits that leave few enough values, by integer arithmetic on their bits."""
     rounded, digits = values, 14
-    while len(np.unique(rounded)) > MAX_GROUPS:
+    while len(np.unique(rounded)) > MAX_DISTINCT_WEIGHTS:
         digits -= 1
         drop = np.int64(52 - digits)  # of the 52 bits of a float64's fraction
         plain = values.astype(np.float64)
@@ -324,5 +335,5 @@ def _rounded(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _list(keys: Sequence[Any]) -> str:
-    shown = ", ".join(map(repr, keys[:_SHOWN]))
-    return shown if len(keys) <= _SHOWN else f"{shown} and {len(keys) - _SHOWN} more"
+    shown = ", ".join(map(repr, keys[:_MAX_NAMES]))
+    return shown if len(keys) <= _MAX_NAMES else f"{shown} and {len(keys) - _MAX_NAMES} more"
