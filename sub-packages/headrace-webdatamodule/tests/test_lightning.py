@@ -391,8 +391,9 @@ def test_a_prediction_writer_gets_the_indices(folders: tuple[Path, Path], worker
             module.predictions([[]])
 
 
-def test_the_batch_size_finder_sets_the_batch_size(folders: tuple[Path, Path]) -> None:
-    module, running = data(folders, batch_size={"train": 2, "val": 3, "test": 3}), trainer(max_epochs=1)
+def test_the_batch_size_finder_sets_the_batch_size(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    module = data(folders, batch_size={"train": 2, "val": 3, "test": 3})
+    running = trainer(default_root_dir=tmp_path, max_epochs=1)
     found = Tuner(running).scale_batch_size(Model(), datamodule=module, steps_per_trial=1, max_trials=2)
     assert found is not None
     assert module.batch_size == found > 2
