@@ -196,7 +196,10 @@ def find_shards(source: Source) -> ShardSet:
         return _listed(_matches(path))
     if path.is_dir() or path.name == NAME:
         folder = path if path.is_dir() else path.parent
-        return of_manifest(str(folder), Manifest.load(folder))
+        manifest = Manifest.load(folder)
+        made = of_manifest(str(folder), manifest)
+        vars(made)["manifest"] = manifest  # workers read it again if they need it
+        return made
     return _listed([path])
 
 

@@ -96,9 +96,10 @@ class ShardTask:
         samples = load(self.samples)
         reported, now = self.start, time.monotonic()
         with ShardFile(self.path, self.run) as shard:
+            add, sample, builder = shard.add, self.sample, shard.builder
             for position in range(self.start, self.stop):
-                shard.add(*self.sample(samples, position))
-                if shard.pending >= _CHUNK or time.monotonic() > now + _SECONDS:
+                add(*sample(samples, position))
+                if builder.pending >= _CHUNK or time.monotonic() > now + _SECONDS:
                     shard.flush()
                     progress(position + 1 - reported)
                     reported, now = position + 1, time.monotonic()
@@ -121,10 +122,15 @@ class ShardFile:
     Args:
         path: The final name of the tar file; its directory exists.
         run: Hexadecimal digits that tell this run's files from others.
+
+    Attributes:
+        builder: Makes the bytes.
+        add: Takes one sample; see `ShardBuilder.add`.
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        self.path, self._run, self._builder = path, run, ShardBuilder(str(path))
+        self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
+        self.add = self.builder.add
         with _named(path):
             self._part = Part(path, run)
         # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
@@ -141,31 +147,22 @@ class ShardFile:
         self._part.__exit__()
 
     def __len__(self) -> int:
-        return len(self._builder.samples.keys)
+        return len(self.builder.samples.keys)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the samples so far."""
-        return self._builder.samples.end
-
-    @property
-    def pending(self) -> int:
-        """Bytes that wait to be written."""
-        return self._builder.pending
-
-    def add(self, key: Any, sample: Any) -> None:
-        """Take one sample; a ShardError when no reader could find it again, or a tar file cannot hold it."""
-        self._builder.add(key, sample)
+        return self.builder.samples.end
 
     def flush(self) -> None:
         """Write what waits; a StoppedError when the file is not wanted any more."""
         with _named(self.path):
-            self._part.write(self._builder.take())
+            self._part.write(self.builder.take())
 
     def finish(self) -> Written:
         """Write the end and the index, bring both to the disk and give them their names."""
         with _named(self.path):
-            part, builder = self._part, self._builder
+            part, builder = self._part, self.builder
             part.write(builder.finish())
             part.stream.flush()
             data = builder.index(part.stream.tell(), part.read)

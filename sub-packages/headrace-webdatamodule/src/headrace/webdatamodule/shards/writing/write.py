@@ -208,7 +208,7 @@ def _write_stream(
                     plan.grown(len(written) + 2).save(folder)
                     shard = ShardFile(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
                 shard.add(key, sample)
-                if shard.pending >= 1 << 20:
+                if shard.builder.pending >= 1 << 20:
                     shard.flush()
                 count += 1
                 bar.update()
