@@ -146,6 +146,17 @@ def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None
     assert Counter(index for batch in sampler for index in batch) == Counter(order.positions.tolist())
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_batch_by_its_number_plans_nothing_again(strategy: Strategy) -> None:
+    order = Taken([(7 * position) % len(SIZES) for position in range(50_000)])
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
+    expected = sampler.plan()
+    sampler.batch(0)
+    order.asked.clear()
+    assert [sampler.batch(number) for number in range(20)] == [batch.tolist() for batch in expected[:20]]
+    assert sum(stop - start for start, stop in order.asked) < 20_000
+
+
 def test_an_order_dealt_to_other_ranks_is_refused() -> None:
     order: Any = Taken(list(range(len(SIZES))))
     order.num_replicas = 4

@@ -53,6 +53,21 @@ def test_reports_count_every_budget() -> None:
     assert over.plan().report().over_budget == 1
 
 
+def test_imbalance_is_measured_by_the_work_that_steps_are_balanced_by() -> None:
+    def imbalance(work: list[float]) -> float:
+        steps = np.array(work[: len(work) // 4 * 4]).reshape(-1, 4)
+        return float((steps.max(axis=1) / steps.mean(axis=1)).mean())
+
+    work = SIZES + 8 * SIZES**2.0 / 500
+    plan = DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=4, rank=0).plan()
+    assert plan.report().imbalance == pytest.approx(imbalance([work[batch].sum() for batch in plan]))
+    padded = DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed", cost="padded").plan()
+    by_longest = imbalance([len(batch) * work[batch].max() for batch in padded])
+    assert padded.report(4).imbalance == pytest.approx(by_longest)
+    pairs = DistributedSizeAwareBatchSampler(np.stack([SIZES, SIZES], axis=1), (500, 900)).plan()
+    assert pairs.report(4).imbalance == pytest.approx(imbalance([SIZES[batch].sum() for batch in pairs]), rel=1e-5)
+
+
 def test_a_cost_function_has_a_fill_too() -> None:
     sampler = DistributedSizeAwareBatchSampler(
         SIZES, 60_000, strategy="bucketed", cost=lambda n, longest: 1000 + 8 * n * longest

@@ -266,6 +266,7 @@ class SliceOrder:
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
+    epoch: Any = None  # of a sampler that is asked; another one makes this another order
 
     def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
@@ -412,7 +413,10 @@ class SamplerOrder:
     def order(self) -> SliceOrder:
         """Return the order of the current epoch; the same object until the sampler is read again."""
         if self.kept is None and hasattr(self.sampler, "take"):
-            return SliceOrder(self._length(), self._take)
+            length, epoch = self._length(), getattr(self.sampler, "epoch", None)
+            if self._order is None or (self._order.n_samples, self._order.epoch) != (length, epoch):
+                self._order = SliceOrder(length, self._take, epoch)
+            return self._order
         if self._order is None:
             positions = self._positions = self._read() if self._positions is None else self._positions
             self._order = SliceOrder(len(positions), lambda start, stop: positions[start:stop])

@@ -12,7 +12,7 @@ from headrace.size_aware_batching._budget import Limits, PreparedSizes
 from headrace.size_aware_batching._options import Options
 from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, kd_order, sorted_by_size
 from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
+from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks, work_function
 from headrace.size_aware_batching._windowplan import (
     PACKED,
     STRATIFIED,
@@ -370,7 +370,7 @@ def in_strata(
     if strata.n_full < strata.n_windows and strata.depth > 1:
         short = full.without_last() or window_plans(largest[:-1], sized.limits, options, density, key)
     own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
-    work = batch_work(descending, sized.limits, None if own is None else own[order])
+    work = work_function(descending, sized.limits, None if own is None else own[order])
     return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, (full, short), work)
 
 
@@ -436,36 +436,3 @@ def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
         if least <= PACKED_WASTE or middle == 1:
             break
     return best
-
-
-def batch_work(
-    sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None
-) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
-    """Return a function that gives the work of batches, to compare them by.
-
-    Args:
-        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
-        limits: The budgets.
-        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
-    """
-    if own is not None:
-        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
-    if sizes.ndim > 1 and limits.capacity is not None:
-        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
-
-        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
-
-        return padded_columns
-    if sizes.ndim > 1:
-        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
-        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
-    if limits.capacity is None:
-        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
-
-    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-        return np.diff(offsets) * limits.work(longest)
-
-    return padded

@@ -1,7 +1,7 @@
 """From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
@@ -56,6 +57,39 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     places[ranked[head : head + tail]] = np.arange(count - tail, count)
     places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
     return places
+
+
+def work_function(
+    sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None
+) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
+    """Return a function that gives the work of batches, to compare them by.
+
+    Args:
+        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
+        limits: The budgets.
+        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
+    """
+    if own is not None:
+        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
+    if sizes.ndim > 1 and limits.capacity is not None:
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
+
+        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
+
+        return padded_columns
+    if sizes.ndim > 1:
+        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
+        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
+    if limits.capacity is None:
+        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
+
+    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+        return np.diff(offsets) * limits.work(longest)
+
+    return padded
 
 
 Tail = Literal["split", "pad", "drop"]

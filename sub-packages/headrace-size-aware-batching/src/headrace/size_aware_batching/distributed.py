@@ -61,7 +61,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         max_items: Largest number of samples in a batch.
         batch_size_multiple: Batches that hold more samples than this hold a multiple of it (``"bucketed"`` and
             ``"sequential"``; the last batch of a window may not).
-        length_multiple: For padded cost: the length of a batch is rounded up to a multiple of this.
+        length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it). These samples are in ``oversize_indices`` and in the report.

@@ -10,12 +10,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import round_up
-from headrace.size_aware_batching._options import CostFunction
-from headrace.size_aware_batching._sharding import n_steps
+from headrace.size_aware_batching._budget import prepare, round_up
+from headrace.size_aware_batching._options import CostFunction, Options
+from headrace.size_aware_batching._sharding import n_steps, work_function
 from headrace.size_aware_batching._validation import UNLIMITED
 
-QUADRATIC = 0.0005  # weight of the square of a size in the work of a sample: attention at usual widths
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
 
@@ -106,9 +105,10 @@ class PlanReport:
         num_replicas: World size that the following figures are for.
         steps: Steps of the epoch.
         imbalance: Mean over whole steps of the largest rank's work over the mean rank's; 1 is perfect. The work of a
-            batch is the sum of ``work=`` where that is given. Else it is the sum of ``size + 0.0005 size**2`` over its
-            samples, padded if the cost is; with several budgets the sum of its shares of them; with a cost function
-            the cost.
+            batch is what the planner balances by: the sum of ``work=`` where that is given. Else it is the sum of
+            ``size + 8 size**2 / budget`` over its samples, each counted as the largest if the cost is padded; with a
+            cost function ``size + size**2 / (largest of all)`` likewise; with several budgets the sum of its shares
+            of them.
         oversize: Samples that exceed a budget by themselves.
         skipped: Number of these that are left out.
         repeated_mates: How many times as often as by chance two samples that share a batch share one in another
@@ -201,19 +201,18 @@ def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
 
 
 def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
-    """Return the work of each batch, by which ranks are compared, shape ``[batches]``."""
+    """Return the work of each batch, by which the planner balances the ranks, shape ``[batches]``."""
+    if not len(plan):
+        return np.zeros(0)
     if plan.work is not None:
         return _reduced(np.add, plan.work[plan.indices], plan)
-    if callable(plan.cost):
-        return batch_costs(plan)[:, 0]
-    if plan.sizes.ndim == 2:
-        shares: NDArray[np.float64] = (batch_costs(plan) / np.array(plan.budget)).sum(axis=1)
-        return shares
-    sizes = samples_of_plan(plan)[:, 0]
-    if plan.cost == "sum":
-        return _reduced(np.add, sizes + QUADRATIC * sizes**2, plan)
-    longest = _reduced(np.maximum, sizes, plan)
-    return np.diff(plan.offsets) * (longest + QUADRATIC * longest**2)
+    cost: Any = plan.cost
+    multiple = 1 if not callable(cost) and cost == "sum" else plan.length_multiple
+    options = Options("sequential", cost, length_multiple=multiple, oversize="own_batch")
+    sized = prepare(plan.sizes, [*plan.budget], options)
+    work = work_function(sized.sizes[plan.indices], sized.limits, None)
+    each: NDArray[np.float64] = work(np.arange(len(plan.indices))[None], plan.offsets)[0]
+    return each
 
 
 def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
