@@ -51,6 +51,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed} (again with --seed {config.option.seed})"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "nightly" in item.keywords and not config.option.nightly:

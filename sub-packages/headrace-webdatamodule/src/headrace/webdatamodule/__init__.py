@@ -34,13 +34,10 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
     from headrace.webdatamodule.indexed_datamodule import IndexedWebDataModule, SharedShardsWarning
     from headrace.webdatamodule.loader import ResumableLoader
-    from headrace.webdatamodule.loading.batch_sampler import (
-        BatchSamplerFactory,
-        DistributedBatchSampler,
-        SamplerFactory,
-    )
+    from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
     from headrace.webdatamodule.loading.dataset import DamagedSampleWarning
     from headrace.webdatamodule.loading.distributed import RankMismatchError
+    from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stats import LoaderReport
     from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
@@ -92,7 +89,7 @@ __all__ = [
 _HOME = "headrace.webdatamodule"
 # Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
 _LATER = {
-    "BatchSamplerFactory": "loading.batch_sampler",
+    "BatchSamplerFactory": "loading.factories",
     "DamagedSampleWarning": "loading.dataset",
     "DistributedBatchSampler": "loading.batch_sampler",
     "InProcessWarning": "shards",
@@ -103,7 +100,7 @@ _LATER = {
     "Remote": "shards",
     "RetryPolicy": "shards",
     "ResumableLoader": "loader",
-    "SamplerFactory": "loading.batch_sampler",
+    "SamplerFactory": "loading.factories",
     "SharedShardsWarning": "indexed_datamodule",
     "SizesInMemoryWarning": "loading.sizes",
     "Split": "datamodule",

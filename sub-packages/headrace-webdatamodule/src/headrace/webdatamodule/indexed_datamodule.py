@@ -9,7 +9,6 @@ from types import MethodType
 from typing import Any, TypeAlias, TypeVar
 
 import lightning
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
@@ -17,17 +16,18 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule._lightning import FitLoop, LastIndices
 from headrace.webdatamodule.loader import ResumableLoader
-from headrace.webdatamodule.loading.batch_sampler import (
+from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
+from headrace.webdatamodule.loading.distributed import Mesh, TrainerMesh, check_given_ranks
+from headrace.webdatamodule.loading.factories import (
+    BATCH_SAMPLER,
     RANKS,
     BatchSamplerFactory,
-    DistributedBatchSampler,
     SamplerFactory,
-    call_factory,
+    check_callable,
+    check_factories,
     keywords_of,
-    named_by,
+    make_batches,
 )
-from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
-from headrace.webdatamodule.loading.distributed import Mesh, TrainerMesh, check_given_ranks, on_one_rank
 from headrace.webdatamodule.loading.options import (
     PerSplit,
     as_int,
@@ -39,18 +39,15 @@ from headrace.webdatamodule.loading.options import (
 )
 from headrace.webdatamodule.loading.position import has_state
 from headrace.webdatamodule.loading.predictions import in_order
-from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
+from headrace.webdatamodule.loading.sizes import SizeOf, Sizes
+from headrace.webdatamodule.loading.split_data import SplitData
 from headrace.webdatamodule.loading.stats import Reports
-from headrace.webdatamodule.shards import IndexedShards, decode_member
+from headrace.webdatamodule.shards import decode_member
 from headrace.webdatamodule.splits import Split, needed_by, stage_name
 
 VERSION = 1
 _T = TypeVar("_T")
 Splits: TypeAlias = Mapping[Split | str, _T]
-BATCH_SAMPLER = (
-    "a function that makes batches, such as functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)"
-)
-_SAMPLER = "a function that makes the order, such as functools.partial(WeightedDistributedSampler, weights={'web': 3})"
 
 
 class SharedShardsWarning(UserWarning):
@@ -156,7 +153,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._transform, self._collate_fn = PerSplit("transform", transform), PerSplit("collate_fn", collate_fn)
         self._num_workers = PerSplit("num_workers", num_workers, 0)
         self._on_error, self._keys = PerSplit("on_error", on_error, "raise"), PerSplit("keys", keys)
-        self._verify, self._max_bytes, self._allowed = verify, max_bytes, tuple(allowed_classes)
+        self._verify = verify
         self._seed, self._log_stats = seed_int(seed), log_stats
         self._loading = {
             "prefetch_factor": prefetch_factor,
@@ -168,8 +165,18 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._ranks = (num_replicas, rank, mesh)
         self._check()
         self._hide_val()
-        self._data: dict[Split, ConcatShards] = {}
-        self._found_sizes: dict[Split, Sizes] = {}
+        self._data = SplitData(
+            self._shards,
+            self._sizes,
+            decode=self._decode,
+            transform=self._transform,
+            keys=self._keys,
+            num_workers=self._num_workers,
+            on_error=self._on_error,
+            verify=verify,
+            max_bytes=max_bytes,
+            allowed_classes=allowed_classes,
+        )
         self._loaders: dict[Split, ResumableLoader] = {}
         self._fit_loop: FitLoop | None = None
         self._reports = Reports()
@@ -197,39 +204,18 @@ class IndexedWebDataModule(lightning.LightningDataModule):
                     self._on_error[split],
                     where,
                 )
-                self._check_batches(split)
+                for argument in (self._transform, self._collate_fn):
+                    check_callable(argument.name, argument[split], split)
+                check_factories(
+                    split,
+                    self._batch_size[split],
+                    self._batch_sampler[split],
+                    self._sizes[split],
+                    self._sampler[split],
+                    ranks_given=any(value is not None for value in self._ranks),
+                )
         if not any(self._batch_sampler[split] for split in Split) and any(self._sizes[split] for split in Split):
             raise ValueError(f"sizes is for batch_sampler, and there is none: give {BATCH_SAMPLER}")
-
-    def _check_batches(self, split: Split) -> None:
-        size, factory = self._batch_size[split], self._batch_sampler[split]
-        if size is None and factory is None:
-            raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
-        if size is not None and factory is not None:
-            raise ValueError(f"{split} has both batch_size={size!r} and batch_sampler: give one of them")
-        if size is not None:
-            as_int("batch_size", size, 1, "samples of a batch on each rank; for batches by size give batch_sampler")
-        if factory is not None and not callable(factory):
-            raise TypeError(f"batch_sampler must be {BATCH_SAMPLER}; got {factory!r} for {split}")
-        if factory is not None and self._sizes[split] is None:
-            raise ValueError(
-                f"batch_sampler makes batches by size, and {split} has no sizes: give sizes= a column, a member key, "
-                "or a function of the sample"
-            )
-        for argument, hint in ((self._transform, ""), (self._collate_fn, ""), (self._sampler, f"; give {_SAMPLER}")):
-            function = argument[split]
-            if function is not None and not callable(function):
-                raise TypeError(f"{argument.name} must be a function, got {function!r} for {split}{hint}")
-        for name in named_by(self._sampler[split]) & {"num_replicas", "rank", "mesh"}:
-            raise ValueError(
-                f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
-                f"afterwards; leave {name} out"
-            )
-        given = named_by(factory) & {"num_replicas", "rank", "mesh"}
-        if given and any(value is not None for value in self._ranks):
-            raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
-        if self._sampler[split] is not None and "sampler" in named_by(factory):
-            raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "val_dataloader"}
@@ -268,7 +254,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         """Evaluate sizes that a function gives, and keep them beside the shards. One process per node does it."""
         for split in Split:
             if split in self._shards and callable(self._sizes[split]) and self._batch_sampler[split] is not None:
-                self._evaluate_sizes(split)
+                self._data.evaluate_sizes(split)
 
     def setup(self, stage: str) -> None:
         """Open the shards that a stage needs. Runs in every process.
@@ -294,7 +280,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
             if split in self._shards:
-                self._open_again(split)
+                self._data.reopen(split)
 
     def train_dataloader(self) -> ResumableLoader:
         """The loader of the train split. It resumes where the checkpoint of the run stood."""
@@ -344,7 +330,7 @@ class IndexedWebDataModule(lightning.LightningDataModule):
             parts: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(parts, found)
             found = sorted({index: row for part in parts[::-1] for index, row in part}.items())
-        data = self._opened(self._needed_by("predict"))
+        data = self._data.opened(self._needed_by("predict"))
         return [(data.key(index), row) for index, row in found]
 
     def report(self) -> Reports:
@@ -444,7 +430,9 @@ class IndexedWebDataModule(lightning.LightningDataModule):
         }
 
     def _make_loader(self, split: Split) -> ResumableLoader:
-        data, sizes = self._opened(split), self._sizes_of(split)
+        data, sizes = self._data.opened(split), None
+        if self._batch_sampler[split] is not None:
+            sizes = self._data.sizes(split)
         training = split is Split.train
         ranks = self._ranks
         if self.trainer is not None and ranks == (None, None, None):
@@ -473,85 +461,23 @@ class IndexedWebDataModule(lightning.LightningDataModule):
 
     def _make_batches(self, split: Split, data: ConcatShards, sizes: Sizes | None, num_replicas: int, rank: int) -> Any:
         """The batch sampler of a rank."""
-        order, seed = None, self._seed
-        if (make_order := self._sampler[split]) is not None:
-            # The order is that of all ranks; the batches are dealt to them.
-            order = call_factory(make_order, data, num_replicas=1, rank=0, seed=seed)
-        factory: Any = self._batch_sampler[split]
-        subject: Any = sizes
-        if factory is None:
-            training, subject = split is Split.train, len(data)
-            factory = partial(
-                DistributedBatchSampler,
-                batch_size=self._batch_size[split],
-                shuffle=training and self._shuffle,
-                drop_last=training and self._drop_last,
-            )
-        try:
-            batches = call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
-        except TypeError as error:
-            error.add_note(
-                f"batch_sampler(sizes, sampler=..., num_replicas=..., rank=..., seed=...) was called: {BATCH_SAMPLER}"
-            )
-            raise
-        if split is Split.train:
+        training = split is Split.train
+        order, batches = make_batches(
+            data,
+            sizes,
+            self._batch_size[split],
+            self._batch_sampler[split],
+            self._sampler[split],
+            shuffle=training and self._shuffle,
+            drop_last=training and self._drop_last,
+            num_replicas=num_replicas,
+            rank=rank,
+            seed=self._seed,
+        )
+        if training:
             unnamed = order is not None and getattr(order, "fingerprint", None) is None
             self._unnamed = unnamed or not has_state(batches)
         return batches
-
-    def _open_again(self, split: Split) -> None:
-        """Open a split as it is now; the shards may have been replaced since a former stage."""
-        before = self._data.pop(split, None)
-        if before is not None and before.fingerprint != self._opened(split).fingerprint:
-            self._found_sizes.pop(split, None)
-        self._opened(split)
-
-    def _opened(self, split: Split) -> ConcatShards:
-        if split not in self._data:
-            places = named_sources(f"shards[{split}]", self._shards[split], split.name)
-            self._data[split] = ConcatShards(
-                {name: self._open(split, place, self._transform[split]) for name, place in places.items()}
-            )
-        return self._data[split]
-
-    def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        options: dict[str, Any] = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
-        return IndexedShards(
-            place,
-            self._keys[split],
-            self._decode[split],
-            transform,
-            verify=self._verify,
-            allowed_classes=self._allowed,
-            **options,
-        )
-
-    def _sizes_of(self, split: Split) -> Sizes | None:
-        if self._sizes[split] is None or self._batch_sampler[split] is None:
-            return None
-        if callable(self._sizes[split]):  # evaluated by one rank; the others wait
-            return on_one_rank(partial(self._evaluate_sizes, split))
-        return self._evaluate_sizes(split)
-
-    def _evaluate_sizes(self, split: Split) -> Sizes:
-        if split in self._found_sizes:
-            return self._found_sizes[split]
-        decode, keys, workers = self._decode[split], self._keys[split], self._num_workers[split]
-        reading = () if decode is decode_member and keys is None else (decode, keys)
-        parts = [
-            sizes_of(
-                self._open(split, place, None),
-                place,
-                self._sizes[split],
-                num_workers=workers,
-                name=name,
-                reading=reading,
-                on_error=self._on_error[split],
-            )
-            for name, place in named_sources(f"shards[{split}]", self._shards[split], split.name).items()
-        ]
-        found = self._found_sizes[split] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return found
 
     def _validates(self) -> bool:
         model = None if self.trainer is None else self.trainer.lightning_module

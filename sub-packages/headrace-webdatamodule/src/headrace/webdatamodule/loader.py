@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,64 +12,39 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.dataset import (
     BatchDataset,
-    DamagedSampleWarning,
     OnError,
     Skipped,
-    describe_sample,
+    explain_worker,
     fingerprint_of,
+    warn_of_skipped,
 )
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
-from headrace.webdatamodule.loading.options import check_loading, seed_int
+from headrace.webdatamodule.loading.epochs import EpochSetter
+from headrace.webdatamodule.loading.options import as_int, check_loading, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.position import (
-    OTHER_ORDER,
     VERSION,
+    Iteration,
     Position,
     Requests,
     check_samples,
     check_state,
     checked,
     has_state,
+    length_of,
     load_state,
+    resume,
+    rewind,
     set_epoch,
 )
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.worker import WorkerTimeout, end_workers, start_workers
 
-_WARNED = 10  # skipped samples that get a warning each
-
 State = dict[str, Any]
-
-
-class _Iteration:
-    """One iteration; alive as long as its generator is.
-
-    Attributes:
-        position: Behind the batch that was delivered last.
-        in_flight: Batches that were requested and not yet delivered: their indices, and the position behind each.
-    """
-
-    def __init__(self, position: Position) -> None:
-        self.position = position
-        self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
-
-
-class _EpochSetter(SequentialSampler):
-    """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace."""
-
-    def __init__(self, loader: ResumableLoader) -> None:
-        super().__init__(loader.dataset)
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the loader delivers next."""
-        self._loader.set_epoch(epoch)
-        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
-            fit_loop.settle()
 
 
 class ResumableLoader:
@@ -81,10 +55,8 @@ class ResumableLoader:
     sampler can (those of headrace can), of ranks. No batch is read twice for that.
 
     After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
-    another. After a `break`, it begins that epoch anew. The state of an epoch's end leaves nothing of it: after loading
-    that, the first iteration is empty and the second delivers the next epoch, so that
-    `for epoch in range(loader.epoch, epochs): for batch in loader: ...` is right wherever a run was stopped. Two
-    iterations of one loader are independent; the state is that of the one that began last, or of the trainer's.
+    another. After a `break`, it begins that epoch anew. Two iterations of one loader are independent; the state is that
+    of the one that began last, or of the trainer's.
 
     It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
 
@@ -201,7 +173,7 @@ class ResumableLoader:
             generator=torch.Generator(),  # else torch would draw from the process's own
             **self._options,
         )
-        self._current: weakref.ref[_Iteration] | None = None
+        self._current: weakref.ref[Iteration] | None = None
         self._positions: deque[Position] = deque([Position(0, None)])
         self._before = 0
         self._length: int | None = None
@@ -211,12 +183,7 @@ class ResumableLoader:
         """Batches of the whole epoch on this rank, those before a resumed position included."""
         batches = self._sampler()
         if self._length is None:
-            left = len(batches)
-            if self._before and hasattr(batches, "remaining"):
-                left = int(batches.remaining)
-            elif self._before and not has_state(batches):
-                left -= self._before
-            self._length = self._before + left
+            self._length = length_of(batches, self._before)
         return self._length
 
     @property
@@ -235,9 +202,9 @@ class ResumableLoader:
         return self._dataset
 
     @property
-    def sampler(self) -> _EpochSetter:
+    def sampler(self) -> EpochSetter:
         """Trainers call `loader.sampler.set_epoch`."""
-        return _EpochSetter(self)
+        return EpochSetter(self)
 
     @property
     def num_workers(self) -> int:
@@ -274,9 +241,7 @@ class ResumableLoader:
             TypeError: No int.
             ValueError: Below 0.
         """
-        epoch = operator.index(epoch)
-        if epoch < 0:
-            raise ValueError(f"epoch must be an int >= 0, got {epoch}")
+        epoch = as_int("epoch", epoch, 0)
         if self._fixed:
             return
         if self.fit_loop is not None and self.fit_loop.trainer is not None:
@@ -297,8 +262,7 @@ class ResumableLoader:
 
     def rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
-        set_epoch(self._sampler(), self._epoch + 1)  # a batch sampler forgets its position with its epoch
-        set_epoch(self._sampler(), self._epoch)
+        rewind(self._sampler(), self._epoch)
         self._restart(0)
 
     def state_dict(self) -> State:
@@ -351,37 +315,9 @@ class ResumableLoader:
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
         steps, epoch = check_state(state, self._fingerprint, self._seed, self._name)
-        own = state["batch_sampler"]
-        if not isinstance(own, Mapping):
-            raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
-        if own.get("epoch", epoch) != epoch:
-            raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {own['epoch']!r}: it was changed")
-        position = own.get("position", steps)
-        if type(position) is int and (position > 0) != (steps > 0):
-            raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return
-        batches, before = self._sampler(), None
-        if has_state(batches):
-            load_state(batches, own, epoch)
-            if 0 < steps < len(batches) and state.get("order", "") != getattr(batches, "order_digest", ""):
-                self.rewind()
-                raise ValueError(OTHER_ORDER.format(kind=type(getattr(batches, "sampler", batches)).__name__))
-        else:
-            ranks = self.ranks[0]
-            if own.get("num_replicas") != ranks:
-                raise ValueError(
-                    f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={ranks}, and "
-                    f"{type(batches).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
-                    "give a batch sampler that has one"
-                )
-            set_epoch(batches, epoch)
-            if steps > len(batches):
-                length = len(batches)
-                set_epoch(batches, self._epoch)
-                raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
-            if "delivered" in own and own.get("rank") == self.ranks[1]:
-                before = {"delivered": own["delivered"]}
+        before = resume(self._sampler(), state, self._epoch, self.ranks)
         self._epoch = epoch
         self._restart(steps, before)
         self._resumed, self._chosen = True, False
@@ -486,7 +422,7 @@ class ResumableLoader:
                 self._iterator = None  # left to the garbage collection, it takes 5 seconds a worker
             raise
 
-    def _begin(self) -> tuple[_Iteration, Iterator[Any], dict[str, Any]]:
+    def _begin(self) -> tuple[Iteration, Iterator[Any], dict[str, Any]]:
         """Start an iteration, its workers included."""
         self._sampler()
         if self._begun:
@@ -496,18 +432,17 @@ class ResumableLoader:
                 self._restart(0)
         batches, (world, rank) = self._sampler(), self.ranks
         length, start = len(self), self._positions[-1]
-        own = start.state or {}
         plan = {
             "epoch": self._epoch,
             "steps done": start.steps,
             "steps": length,
-            "order and batches": own.get("fingerprint"),
+            "order and batches": (start.state or {}).get("fingerprint"),
             "order": getattr(batches, "order_digest", ""),
             "shards": self._fingerprint,
             "position": repr(start.state if has_state(batches) else None),
         }
         name = int.from_bytes(self._name.encode()[:7], "big")
-        iteration = _Iteration(start)
+        iteration = Iteration(start)
         self._requests.begin(
             batches,
             iteration.in_flight,
@@ -525,7 +460,7 @@ class ResumableLoader:
         """The iteration that is going on, if any, has been abandoned."""
         self._current = None
 
-    def _latest(self) -> _Iteration | None:
+    def _latest(self) -> Iteration | None:
         return None if self._current is None else self._current()
 
     def _beside(self, position: Position) -> Iterator[Any]:
@@ -544,8 +479,7 @@ class ResumableLoader:
             other._batches = copy.deepcopy(self._batches, {id(self._dataset): self._dataset})
         else:
             other._batches = checked(self._make_batches(*(self._made_for or self.ranks)))
-        set_epoch(other._batches, self._epoch + 1)
-        set_epoch(other._batches, self._epoch)
+        rewind(other._batches, self._epoch)
         if has_state(other._batches) and position.steps and position.state is not None:
             load_state(other._batches, position.state, self._epoch)
         other._restart(position.steps)
@@ -564,16 +498,10 @@ class ResumableLoader:
         if self.on_batch is not None:
             self.on_batch(indices)
         for sample in skipped:
-            if self._stats.skip(Skipped(*sample)) and (count := len(self._stats.skipped)) <= _WARNED:
-                more = "; further ones are counted in report()" if count == _WARNED else ""
-                warnings.warn(f"skipped a sample: {sample[1]}{more}", DamagedSampleWarning, stacklevel=3)
+            if self._stats.skip(Skipped(*sample)):
+                warn_of_skipped(sample, len(self._stats.skipped))
 
-    def _explain(self, error: Exception, iteration: _Iteration) -> None:
-        message = str(error) if isinstance(error, RuntimeError) else ""
-        if "DataLoader worker" not in message and "DataLoader timed out" not in message:
-            return
+    def _explain(self, error: Exception, iteration: Iteration) -> None:
         for indices, position in itertools.islice(iteration.in_flight, 1):
-            shown = ", ".join(describe_sample(self._dataset, int(index)) for index in indices[:3])
-            more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
-            batch = f"batch {position.steps - 1} of epoch {self._epoch}"
-            error.add_note(f"the {self._name} loader waited for {batch}: {shown}{more}")
+            batch = f"the {self._name} loader waited for batch {position.steps - 1} of epoch {self._epoch}"
+            explain_worker(error, batch, self._dataset, indices)

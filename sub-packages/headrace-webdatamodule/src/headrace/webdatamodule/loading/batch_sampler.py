@@ -1,13 +1,12 @@
-"""Batches of equal size for every rank, and the factories that make batches and orders."""
+"""Batches of equal size for every rank."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,54 +24,6 @@ _CURES = {
     "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
     "the checkpoint",
 }
-
-
-class BatchSamplerFactory(Protocol):
-    """Makes a rank's batches; `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)` is one.
-
-    It returns an iterable of lists of indices with a length and, on its own or on its `sampler`, `set_epoch(epoch)`.
-    With `state_dict()`, `load_state_dict(state)` and `remaining`, the batches left of the epoch, it is resumed at any
-    number of ranks. Its state is that behind the last batch that was taken; where it has an "epoch" and a "position",
-    the position is 0 at the beginning of an epoch, and more behind each batch.
-
-    A `functools.partial` that names `num_replicas`, `rank`, `mesh`, `seed` or `sampler` keeps them.
-    """
-
-    def __call__(
-        self,
-        sizes: npt.NDArray[Any],
-        /,
-        *,
-        sampler: Iterable[int] | None,
-        num_replicas: int,
-        rank: int,
-        seed: int,
-    ) -> Iterable[Sequence[int]]:
-        """Make the batches.
-
-        Args:
-            sizes: Of all samples, shape [n_samples] or [n_samples, k].
-            sampler: The order of all ranks' samples; None leaves it to the batch sampler.
-            num_replicas: Number of data-parallel ranks.
-            rank: This one.
-            seed: Of all randomness.
-        """
-        ...
-
-
-class SamplerFactory(Protocol):
-    """Makes an order of samples; `functools.partial(WeightedDistributedSampler, weights={...})` is one."""
-
-    def __call__(self, dataset: Any, /, *, num_replicas: int, rank: int, seed: int) -> Iterable[int]:
-        """Make the order.
-
-        Args:
-            dataset: A concatenation of the sources, which knows their `names` and `cumulative_sizes`.
-            num_replicas: 1: the order is that of all ranks together; batches are dealt to them afterwards.
-            rank: 0.
-            seed: Of all randomness.
-        """
-        ...
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
@@ -325,24 +276,3 @@ def _check_state(state: Any, own: Mapping[str, Any]) -> None:
     for name, value in own.items():
         if state[name] != value:
             raise ValueError(f"checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
-
-
-RANKS = ("num_replicas", "rank", "mesh")
-
-
-def keywords_of(factory: Any) -> dict[str, Any]:
-    """The keyword arguments of a `functools.partial`; none of anything else."""
-    return dict(factory.keywords) if isinstance(factory, partial) else {}
-
-
-def named_by(factory: Any) -> set[str]:
-    """Their names."""
-    return set(keywords_of(factory))
-
-
-def call_factory(factory: Any, subject: Any, **options: Any) -> Any:
-    """Call a factory with the options that its partial does not name."""
-    own = named_by(factory)
-    if own & set(RANKS):
-        options = {name: value for name, value in options.items() if name not in RANKS}
-    return factory(subject, **{name: value for name, value in options.items() if name not in own})

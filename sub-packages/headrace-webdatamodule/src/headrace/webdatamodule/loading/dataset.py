@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -16,6 +17,7 @@ from headrace.webdatamodule.loading.worker import check_picklable, seed_worker_s
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
 
 OnError: TypeAlias = Literal["raise", "skip"]
+_WARNED = 10  # skipped samples that get a warning each
 _DAMAGED = (DamagedShardError, DecodeError)
 
 
@@ -118,6 +120,22 @@ def describe_sample(dataset: Any, index: int, source: str | None = None) -> str:
         return f"sample {index}"
     named = f" of source {source!r}" if source else ""
     return f"sample {dataset.key(index)!r}{named} in shard {dataset.shard_of(index)!r}"
+
+
+def warn_of_skipped(sample: Skipped, count: int) -> None:
+    """Warn of a skipped sample, the `count`-th one, unless there were enough warnings."""
+    if count <= _WARNED:
+        more = "; further ones are counted in report()" if count == _WARNED else ""
+        warnings.warn(f"skipped a sample: {sample[1]}{more}", DamagedSampleWarning, stacklevel=4)
+
+
+def explain_worker(error: Exception, waited_for: str, dataset: Any, indices: Sequence[int]) -> None:
+    """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
+    message = str(error) if isinstance(error, RuntimeError) else ""
+    if "DataLoader worker" in message or "DataLoader timed out" in message:
+        shown = ", ".join(describe_sample(dataset, int(index)) for index in indices[:3])
+        more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+        error.add_note(f"{waited_for}: {shown}{more}")
 
 
 def fingerprint_of(dataset: Any) -> str:

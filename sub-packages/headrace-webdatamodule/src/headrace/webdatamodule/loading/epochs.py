@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
+
+from torch.utils.data import SequentialSampler
 
 
 class EpochLoader(Protocol):
@@ -92,3 +94,21 @@ def _most(loader: EpochLoader, limit: float) -> float:
     except TypeError:  # an endless one
         length = math.inf
     return min(length, limit if isinstance(limit, int) else length * limit)
+
+
+class EpochSetter(SequentialSampler):
+    """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace.
+
+    Args:
+        loader: Has a `dataset`, a `set_epoch` and a `fit_loop`.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader.dataset)
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the loader delivers next."""
+        self._loader.set_epoch(epoch)
+        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
+            fit_loop.settle()

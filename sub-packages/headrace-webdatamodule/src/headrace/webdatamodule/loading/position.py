@@ -26,6 +26,19 @@ class Position(NamedTuple):
     state: dict[str, Any] | None
 
 
+class Iteration:
+    """One iteration; alive as long as its generator is.
+
+    Attributes:
+        position: Behind the batch that was delivered last.
+        in_flight: Batches that were requested and not yet delivered: their indices, and the position behind each.
+    """
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
+
+
 class Requests(Sampler[Request]):
     """The batch sampler of the inner `DataLoader`: notes each batch that it requests."""
 
@@ -124,6 +137,12 @@ def set_epoch(batch_sampler: Any, epoch: int) -> None:
         setter(epoch)
 
 
+def rewind(batch_sampler: Any, epoch: int) -> None:
+    """Put a batch sampler at the beginning of an epoch: it forgets its position with its epoch."""
+    set_epoch(batch_sampler, epoch + 1)
+    set_epoch(batch_sampler, epoch)
+
+
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
     """Resume a batch sampler, whichever epoch it was told before."""
     batch_sampler.load_state_dict(state)
@@ -153,4 +172,56 @@ def check_state(state: Any, fingerprint: str, seed: int, name: str) -> tuple[int
     for key, number in numbers.items():
         if type(number) is not int or not 0 <= number < 2**62:
             raise ValueError(f"state[{key!r}] must be an int from 0 to 2**62, got {number!r}")
-    return numbers["steps"], numbers["epoch"]
+    own, steps, epoch = state["batch_sampler"], numbers["steps"], numbers["epoch"]
+    if not isinstance(own, Mapping):
+        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
+    if own.get("epoch", epoch) != epoch:
+        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {own['epoch']!r}: it was changed")
+    position = own.get("position", steps)
+    if type(position) is int and (position > 0) != (steps > 0):
+        raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
+    return steps, epoch
+
+
+def length_of(batch_sampler: Any, before: int) -> int:
+    """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at."""
+    if before and hasattr(batch_sampler, "remaining"):
+        return before + int(batch_sampler.remaining)
+    return len(batch_sampler) + (before if has_state(batch_sampler) else 0)
+
+
+def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
+    """Resume a batch sampler from a loader's state that was checked.
+
+    Args:
+        batch_sampler: With a state of its own or without.
+        state: Of the loader.
+        present: The epoch it goes back to when the state is refused.
+        ranks: Number of ranks, and this one.
+
+    Returns:
+        The hash of the batches before, of a batch sampler without a state, if this rank saved it.
+
+    Raises:
+        ValueError: It has no state, and the number of ranks or the length differs; or its order does.
+    """
+    own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
+    if has_state(batch_sampler):
+        load_state(batch_sampler, own, epoch)
+        if 0 < steps < len(batch_sampler) and state.get("order", "") != getattr(batch_sampler, "order_digest", ""):
+            set_epoch(batch_sampler, epoch + 1)  # it forgets its position with its epoch
+            set_epoch(batch_sampler, present)
+            raise ValueError(OTHER_ORDER.format(kind=type(getattr(batch_sampler, "sampler", batch_sampler)).__name__))
+        return None
+    num_replicas, rank = ranks
+    if own.get("num_replicas") != num_replicas:
+        raise ValueError(
+            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, and "
+            f"{type(batch_sampler).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
+            "give a batch sampler that has one"
+        )
+    set_epoch(batch_sampler, epoch)
+    if steps > (length := len(batch_sampler)):
+        set_epoch(batch_sampler, present)
+        raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
+    return {"delivered": own["delivered"]} if "delivered" in own and own.get("rank") == rank else None

@@ -1,0 +1,173 @@
+"""Factories of batches and orders: what a user may give, whether it can be called, and what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
+from headrace.webdatamodule.loading.options import as_int
+from headrace.webdatamodule.splits import Split
+
+BATCH_SAMPLER = (
+    "a function that makes batches, such as functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)"
+)
+_SAMPLER = "a function that makes the order, such as functools.partial(WeightedDistributedSampler, weights={'web': 3})"
+RANKS = ("num_replicas", "rank", "mesh")
+
+
+class BatchSamplerFactory(Protocol):
+    """Makes a rank's batches; `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)` is one.
+
+    It returns an iterable of lists of indices with a length and, on its own or on its `sampler`, `set_epoch(epoch)`.
+    With `state_dict()`, `load_state_dict(state)` and `remaining`, the batches left of the epoch, it is resumed at any
+    number of ranks. Its state is that behind the last batch that was taken; where it has an "epoch" and a "position",
+    the position is 0 at the beginning of an epoch, and more behind each batch.
+
+    A `functools.partial` that names `num_replicas`, `rank`, `mesh`, `seed` or `sampler` keeps them.
+    """
+
+    def __call__(
+        self,
+        sizes: npt.NDArray[Any],
+        /,
+        *,
+        sampler: Iterable[int] | None,
+        num_replicas: int,
+        rank: int,
+        seed: int,
+    ) -> Iterable[Sequence[int]]:
+        """Make the batches.
+
+        Args:
+            sizes: Of all samples, shape [n_samples] or [n_samples, k].
+            sampler: The order of all ranks' samples; None leaves it to the batch sampler.
+            num_replicas: Number of data-parallel ranks.
+            rank: This one.
+            seed: Of all randomness.
+        """
+        ...
+
+
+class SamplerFactory(Protocol):
+    """Makes an order of samples; `functools.partial(WeightedDistributedSampler, weights={...})` is one."""
+
+    def __call__(self, dataset: Any, /, *, num_replicas: int, rank: int, seed: int) -> Iterable[int]:
+        """Make the order.
+
+        Args:
+            dataset: A concatenation of the sources, which knows their `names` and `cumulative_sizes`.
+            num_replicas: 1: the order is that of all ranks together; batches are dealt to them afterwards.
+            rank: 0.
+            seed: Of all randomness.
+        """
+        ...
+
+
+def check_callable(name: str, function: Any, split: Split, hint: str = "") -> None:
+    """Refuse an argument that is neither None nor a function."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be a function, got {function!r} for {split}{hint}")
+
+
+def check_factories(
+    split: Split, batch_size: Any, batch_sampler: Any, sizes: Any, sampler: Any, *, ranks_given: bool
+) -> None:
+    """Refuse options that leave open how a split is batched, or that say it twice.
+
+    Args:
+        split: For messages.
+        batch_size: Samples of a batch, or None.
+        batch_sampler: A `BatchSamplerFactory` instead, or None.
+        sizes: What tells the sizes, or None.
+        sampler: A `SamplerFactory`, or None.
+        ranks_given: Whether the data module has ranks of its own.
+    """
+    size, factory = batch_size, batch_sampler
+    if size is None and factory is None:
+        raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
+    if size is not None and factory is not None:
+        raise ValueError(f"{split} has both batch_size={size!r} and batch_sampler: give one of them")
+    if size is not None:
+        as_int("batch_size", size, 1, "samples of a batch on each rank; for batches by size give batch_sampler")
+    if factory is not None and not callable(factory):
+        raise TypeError(f"batch_sampler must be {BATCH_SAMPLER}; got {factory!r} for {split}")
+    if factory is not None and sizes is None:
+        raise ValueError(
+            f"batch_sampler makes batches by size, and {split} has no sizes: give sizes= a column, a member key, "
+            "or a function of the sample"
+        )
+    check_callable("sampler", sampler, split, f"; give {_SAMPLER}")
+    for name in named_by(sampler) & set(RANKS):
+        raise ValueError(
+            f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
+            f"afterwards; leave {name} out"
+        )
+    given = named_by(factory) & set(RANKS)
+    if given and ranks_given:
+        raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
+    if sampler is not None and "sampler" in named_by(factory):
+        raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
+
+
+def make_batches(
+    data: Any,
+    sizes: npt.NDArray[Any] | None,
+    batch_size: Any,
+    batch_sampler: BatchSamplerFactory | None,
+    sampler: SamplerFactory | None,
+    *,
+    shuffle: bool,
+    drop_last: bool,
+    num_replicas: int,
+    rank: int,
+    seed: int,
+) -> tuple[Any, Any]:
+    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank.
+
+    Args:
+        data: The samples.
+        sizes: Of each sample, for `batch_sampler`.
+        batch_size: Samples of a batch, where there is no `batch_sampler`.
+        batch_sampler: Makes the batches.
+        sampler: Makes the order; the batches are dealt to the ranks.
+        shuffle: Of batches of `batch_size`.
+        drop_last: Of batches of `batch_size`.
+        num_replicas: Number of ranks.
+        rank: This one.
+        seed: Of all randomness.
+    """
+    order = None if sampler is None else call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
+    factory: Any = batch_sampler
+    subject: Any = sizes
+    if factory is None:
+        subject = len(data)
+        factory = partial(DistributedBatchSampler, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+    try:
+        return order, call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
+    except TypeError as error:
+        error.add_note(
+            f"batch_sampler(sizes, sampler=..., num_replicas=..., rank=..., seed=...) was called: {BATCH_SAMPLER}"
+        )
+        raise
+
+
+def keywords_of(factory: Any) -> dict[str, Any]:
+    """The keyword arguments of a `functools.partial`; none of anything else."""
+    return dict(factory.keywords) if isinstance(factory, partial) else {}
+
+
+def named_by(factory: Any) -> set[str]:
+    """Their names."""
+    return set(keywords_of(factory))
+
+
+def call_factory(factory: Any, subject: Any, **options: Any) -> Any:
+    """Call a factory with the options that its partial does not name."""
+    own = named_by(factory)
+    if own & set(RANKS):
+        options = {name: value for name, value in options.items() if name not in RANKS}
+    return factory(subject, **{name: value for name, value in options.items() if name not in own})
