@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import Manifest, ShardError, add_column, index_shards, verify_shards, write_tars
-from headrace.webdatamodule.shards.errors import DamagedIndexError, StaleIndexError
+from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.set_index import (
     SET_INDEX_NAME,
@@ -132,7 +132,7 @@ def test_each_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, at
     manifest = Manifest.load(folder)
     data = bytearray((folder / SET_INDEX_NAME).read_bytes())
     data[at % len(data)] ^= change
-    with pytest.raises((DamagedIndexError, StaleIndexError)):
+    with pytest.raises((DamagedIndexError, IndexVersionError, StaleIndexError)):
         check_all(bytes(data), manifest)
 
 

@@ -82,6 +82,7 @@ def index_shards(
 
     Raises:
         FileNotFoundError: There is no such directory, or there are no tar files in it.
+        IndexVersionError: There is an index of another release, without `force`.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
         ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
             before all shards that it had planned were there.
@@ -127,7 +128,11 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
 
 
 def fitting_index(path: Path) -> ShardIndex | None:
-    """The index of a shard; None when there is none, or it is damaged or older than the shard, or of another one."""
+    """The index of a shard; None when there is none, or it is damaged, older than the shard or of another shard.
+
+    Raises:
+        IndexVersionError: It has the format of another release; never taken for damage, which would be overwritten.
+    """
     try:
         if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
             return None

@@ -15,6 +15,7 @@ import numpy as np
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
+    IndexVersionError,
     ManifestError,
     ShardError,
     StaleIndexError,
@@ -139,6 +140,9 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         index.check_self()
     except FileNotFoundError:
         yield DamagedIndexError("the index is missing: index the shard", shard=str(path))
+    except IndexVersionError as error:
+        yield error
+        entry = None  # the manifest names the checksum of that index
     except ShardError as error:
         yield error
     else:

@@ -15,7 +15,13 @@ from zlib import crc32
 import xxhash
 from filelock import FileLock, Timeout
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    DamagedShardError,
+    IndexVersionError,
+    ShardError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.format.files import publish
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
@@ -309,7 +315,7 @@ def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[B
             try:
                 with closing(found):
                     return use(found)
-            except (DamagedIndexError, StaleIndexError):  # damaged on this disk
+            except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
                 cache.drop(name)
         try:
             file = put()
