@@ -32,7 +32,7 @@ from headrace.webdatamodule.shards import (
 )
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
+    from headrace.webdatamodule.datamodule import PickledDataWDS, WebDataModule
     from headrace.webdatamodule.indexed_datamodule import IndexedWebDataModule, SharedShardsWarning
     from headrace.webdatamodule.loader import ResumableLoader
     from headrace.webdatamodule.loading.batch_sampler import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stats import LoaderReport
     from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
+    from headrace.webdatamodule.splits import Split
 
 __all__ = [
     "BatchSamplerFactory",
@@ -108,7 +109,7 @@ _LATER = {
     "SamplerFactory": "loading.batch_sampler",
     "SharedShardsWarning": "indexed_datamodule",
     "SizesInMemoryWarning": "loading.sizes",
-    "Split": "datamodule",
+    "Split": "splits",
     "WebDataModule": "datamodule",
     "write_shards": "shards",
 }
