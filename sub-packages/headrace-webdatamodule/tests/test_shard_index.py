@@ -34,7 +34,7 @@ from headrace.webdatamodule.shards.index.container import (
     unpack,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)

@@ -17,8 +17,9 @@ from headrace.webdatamodule.shards.format.files import FileBytes
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index, map_file
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.local.shard_set import is_url, open_index
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.reading.sources import find_shards, is_url, open_index
+from headrace.webdatamodule.shards.reading.sources import find_shards
 
 Pieces = Iterable[str] | Iterable[bytes]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

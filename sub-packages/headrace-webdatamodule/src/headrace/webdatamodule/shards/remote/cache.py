@@ -26,7 +26,7 @@ from headrace.webdatamodule.shards.format.files import publish
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader, map_file
+from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader, map_file
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.

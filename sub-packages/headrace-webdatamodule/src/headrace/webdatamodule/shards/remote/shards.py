@@ -22,8 +22,8 @@ from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES,
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
-from headrace.webdatamodule.shards.reading.sources import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardReader
+from headrace.webdatamodule.shards.local.shard_set import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
 from headrace.webdatamodule.shards.remote.cache import Cache, beside, cached_index, cached_set_index, cached_shard
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
 
