@@ -14,7 +14,7 @@ the indexes           the bytes of the shards' `.hri` files, in the order of the
 ====================  ============================================================================
 
 The first index begins behind the head. Each has checksums of its own, and the manifest names the checksum of each: an
-index that is another one is never read for that of the shard.
+index that does not match it is never read for that of the shard.
 """
 
 from __future__ import annotations
@@ -115,12 +115,13 @@ class SetIndex:
 
         Raises:
             DamagedIndexError: It was cut or changed.
-            StaleIndexError: It is another one than the manifest's.
+            StaleIndexError: It does not match the manifest.
         """
         begin, end = self._bounds[number : number + 2]
         index = ShardIndex(self._data[begin:end], shard=path, end=end)
         if f"{index.checksum:016x}" != self._manifest.shards[number].index:
-            raise StaleIndexError("the index of the set has another index of this shard than the manifest", shard=path)
+            message = "the shard's index in that of the set does not match the manifest: index the directory again"
+            raise StaleIndexError(message, shard=path)
         return index
 
 
@@ -171,7 +172,7 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = 
         for entry in manifest.shards:
             index = ShardIndex.open(folder / entry.name, mapped=False)
             if f"{index.checksum:016x}" != entry.index:
-                raise StaleIndexError("the index is another one than the manifest's", shard=index.shard)
+                raise StaleIndexError("the index does not match the manifest", shard=index.shard)
             stream.write(index.data)
             ends.append(stream.tell())
         stream.seek(0)

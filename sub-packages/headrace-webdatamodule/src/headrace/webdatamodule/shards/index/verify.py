@@ -147,7 +147,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         yield error
     else:
         if entry is not None and not _is_of(index, entry):
-            message = "the index is another one than the manifest's: index the directory again"
+            message = "the index does not match the manifest: index the directory again"
             yield StaleIndexError(message, shard=str(path))
         if not _is_intact(view, index):
             yield from _differences(view, index)
@@ -164,7 +164,7 @@ def _without_index(view: FileBytes, path: Path, entry: ShardEntry | None) -> Ite
         yield error
         return
     if entry is not None and not _is_of(again, entry):
-        yield DamagedShardError("the shard is another one than the manifest's", shard=str(path))
+        yield DamagedShardError("the shard does not match the manifest", shard=str(path))
     yield again
 
 
@@ -194,7 +194,7 @@ def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
 
 
 def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
-    """The first fault of the tar file's structure, or the first member that is another one than in the index."""
+    """The first fault of the tar file's structure, or the first member that does not match the index."""
     try:
         samples = group(walk(view, shard=index.shard), shard=index.shard)
     except ShardError as error:

@@ -71,7 +71,7 @@ class ShardSet:
             check: Whether to read all of it and check it against its checksum.
 
         Raises:
-            ShardError: It is missing, damaged, or another one than expected.
+            ShardError: It is missing, damaged, or does not match the manifest.
         """
         if self.set_index is not None:
             with contextlib.suppress(ShardError):  # damaged
@@ -81,8 +81,9 @@ class ShardSet:
                 return index
         index = self.read_index(number)
         if (index.checksum, index.n_samples) != (self.checksums[number], self.samples[number]):
-            message = "the index is another one than when this dataset was made, or than the manifest names"
-            raise StaleIndexError(f"{message}: call index_shards, and make the dataset again", shard=self.path(number))
+            message = "the index does not match the manifest, or was replaced since these shards were opened"
+            cure = "call index_shards, and open them again (a new IndexedShards)"
+            raise StaleIndexError(f"{message}: {cure}", shard=self.path(number))
         if check:
             index.check_self()
         return index
@@ -130,12 +131,12 @@ class ShardSet:
         return open_column(self.folder, self.check_manifest(name, lambda: Manifest.load(self.folder)), name)
 
     def check_manifest(self, column: str, load: Callable[[], Manifest]) -> Manifest:
-        """The manifest that a column is in, as it is now; refused when it is another one than before."""
+        """The manifest that a column is in, as it is now; refused when it was replaced."""
         if not self.folder:
             raise ManifestError(f"there is no column {column!r}: a list of shards has none; give their directory")
         manifest = load()
         if manifest.fingerprint != self.fingerprint:
-            raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: make the dataset again")
+            raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: open it again (a new IndexedShards)")
         return manifest
 
     @staticmethod

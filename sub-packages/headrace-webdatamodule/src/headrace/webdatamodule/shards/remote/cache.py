@@ -188,7 +188,7 @@ class CachedShard(MappedShard):
 
 
 def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """The name under which a file is kept. Other content has another name, so that nothing in a cache grows old.
+    """The name under which a file is kept. Other content has another name, so that an entry is never stale.
 
     Args:
         url: Of the shard.
@@ -215,7 +215,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         ranges, the whole file comes in one request.
 
     Raises:
-        ShardError: It cannot be read, is another one than was indexed, or does not fit.
+        ShardError: It cannot be read, is not the shard that was indexed, or does not fit.
     """
     name = cached_name(index.shard, index.checksum, ".tar")
 
@@ -224,7 +224,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             for spans in _requests(index.shard_bytes):
                 file.writelines(files.ranges(index.shard, spans))
         except ShardError as error:
-            _only_without_ranges(error)
+            _raise_unless_no_ranges(error)
             files.download(index.shard, index.shard_bytes, file)
         file.flush()
         ShardReader(index, MappedShard(index, file), None, verify=True).check_all()
@@ -233,7 +233,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         try:
             files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
-            _only_without_ranges(error)
+            _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
     def again() -> BinaryIO:
@@ -255,7 +255,7 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
         most: Bytes that it may have.
 
     Returns:
-        The index, all of whose bytes were checked; of another checksum if there is another one.
+        The index, all of whose bytes were checked; of another checksum if it was replaced there.
 
     Raises:
         ShardError: It cannot be read, or does not fit.
@@ -304,8 +304,13 @@ def beside(url: str, suffix: str) -> str:
     >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
     ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
     """
-    path, mark, query = url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
+    path, mark, query = split_query(url)
     return f"{path}{suffix}{mark}{query}"
+
+
+def split_query(url: str) -> tuple[str, str, str]:
+    """The parts of a URL: its path, "?" and the query; elsewhere than on the web "?" is a part of the path."""
+    return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
 
 
 def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[BinaryIO], _Thing], url: str) -> _Thing:
@@ -334,7 +339,7 @@ def _named(cache: Cache, url: str) -> Iterator[None]:
         raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
 
 
-def _only_without_ranges(error: ShardError) -> None:
+def _raise_unless_no_ranges(error: ShardError) -> None:
     if not isinstance(error.__cause__, UnboundedBodyError):
         raise error
 
