@@ -28,7 +28,12 @@ from headrace.webdatamodule.shards.errors import (
     IndexVersionError,
     ManifestError,
 )
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.build import (
+    SkippedMembersWarning,
+    build_index,
+    fitting_index,
+    open_shard_bytes,
+)
 from headrace.webdatamodule.shards.index.container import VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
@@ -261,7 +266,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_shard_that_is_cut_while_it_is_indexed_is_an_error(large: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(large.read_bytes())
-    data = map_file(path)
+    data = open_shard_bytes(path)
     assert data[0:512] == large.read_bytes()[:512]
     os.truncate(path, 600_000)
     with pytest.raises(DamagedShardError, match="was cut while it was read") as caught:

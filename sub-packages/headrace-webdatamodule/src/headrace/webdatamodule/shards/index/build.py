@@ -120,7 +120,7 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
     """Write the index of one shard, unless there is one that fits."""
     index = None if force else fitting_index(path)
     if index is None:
-        data = build_index(map_file(path), shard=str(path))
+        data = build_index(open_shard_bytes(path), shard=str(path))
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             atomic_write(index_path(path), data)
         index = ShardIndex(data, shard=str(path))
@@ -224,7 +224,7 @@ def _narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
     return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
 
 
-def map_file(path: Path) -> FileBytes:
+def open_shard_bytes(path: Path) -> FileBytes:
     """The bytes of a shard, read when they are asked for, so that the file may be cut meanwhile; it is not empty."""
     file = FileBytes(path)
     if not len(file):

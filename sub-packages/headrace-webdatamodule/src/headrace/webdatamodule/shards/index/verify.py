@@ -22,7 +22,7 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
-from headrace.webdatamodule.shards.index.build import build_index, map_file, spread
+from headrace.webdatamodule.shards.index.build import build_index, open_shard_bytes, spread
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
     checksum_between,
@@ -128,7 +128,7 @@ def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Veri
 
 def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
     try:
-        view = map_file(path)
+        view = open_shard_bytes(path)
     except FileNotFoundError:
         yield DamagedShardError("the shard is missing: restore it, or index the directory again", shard=str(path))
         return
