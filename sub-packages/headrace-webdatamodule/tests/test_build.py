@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,20 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.errors import (
     DamagedShardError,
+    IndexVersionError,
     ManifestError,
 )
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.build import (
+    SkippedMembersWarning,
+    build_index,
+    fitting_index,
+    open_shard_bytes,
+)
+from headrace.webdatamodule.shards.index.container import VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
 
 
 @pytest.fixture
@@ -88,6 +96,37 @@ def test_indexes_that_do_not_fit_are_made_anew(folder: Path) -> None:
     assert [fitting_index(path) for path in (a, b, c)] == [None] * 3
     assert index_shards(folder) == first
     assert all(fitting_index(path) for path in (a, b, c))
+
+
+def test_an_index_of_another_release_is_never_rewritten_in_silence(folder: Path) -> None:
+    manifest = index_shards(folder)
+    path = index_path(sorted(folder.glob("*.tar"))[0])
+    data = path.read_bytes()
+    later = data[:8] + (VERSION + 1).to_bytes(4, "little") + data[12:]
+    path.write_bytes(later)
+    shard = path.with_suffix("")
+    for read in (partial(fitting_index, shard), partial(index_shards, folder), partial(IndexedShards, [shard])):
+        with pytest.raises(IndexVersionError, match=r"upgrade headrace, or .*index_shards\(force=True\)"):
+            read()
+    [fault] = [fault for fault in verify_shards(folder) if fault.shard]
+    assert "another release of headrace" in fault.message
+    assert path.read_bytes() == later
+    assert index_shards(folder, force=True) == manifest
+    assert verify_shards(folder) == []
+
+
+def test_an_index_of_a_set_of_another_release_is_never_rewritten_in_silence(folder: Path) -> None:
+    index_shards(folder)
+    path = folder / SET_INDEX_NAME
+    data = path.read_bytes()
+    later = data[:8] + (9).to_bytes(4, "little") + data[12:]
+    path.write_bytes(later)
+    with pytest.raises(IndexVersionError, match=r"manifest.hrs: .*version 9"):
+        index_shards(folder)
+    assert path.read_bytes() == later
+    assert [sample["__key__"] for sample in IndexedShards(folder, decode=None)]  # from the shards' own indexes
+    index_shards(folder, force=True)
+    assert path.read_bytes() == data
 
 
 def test_a_shard_that_is_younger_than_its_index_is_read_again(folder: Path) -> None:
@@ -227,7 +266,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_shard_that_is_cut_while_it_is_indexed_is_an_error(large: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(large.read_bytes())
-    data = map_file(path)
+    data = open_shard_bytes(path)
     assert data[0:512] == large.read_bytes()[:512]
     os.truncate(path, 600_000)
     with pytest.raises(DamagedShardError, match="was cut while it was read") as caught:

@@ -27,7 +27,7 @@ from headrace.webdatamodule.shards.format.files import (
     read_plain,
     staged_file,
 )
-from headrace.webdatamodule.shards.index.build import map_file
+from headrace.webdatamodule.shards.index.build import open_shard_bytes
 
 HOLD = """
 import logging, sys
@@ -142,7 +142,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 900_000)), max_size=30))
 def test_an_open_file_gives_the_bytes_of_any_place(large: Path, spans: list[tuple[int, int]]) -> None:
-    data, whole = map_file(large), large.read_bytes()
+    data, whole = open_shard_bytes(large), large.read_bytes()
     for begin, size in spans:
         assert data[begin : begin + size] == whole[begin : begin + size]
         assert data[begin + size : begin + size + 512] == whole[begin + size : begin + size + 512]

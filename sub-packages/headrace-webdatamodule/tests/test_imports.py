@@ -28,6 +28,18 @@ print(sorted(tops & {forbidden!r}))
     assert done.stdout == "[]\n"
 
 
+def test_split_needs_neither_lightning_nor_webdataset_nor_torch() -> None:
+    script = """
+import sys
+for name in ("lightning", "pytorch_lightning", "torch", "webdataset"):
+    sys.modules[name] = None  # as if it were not installed
+from headrace.webdatamodule import Split
+assert Split.train.value == "train"
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_is_there() -> None:
     script = """
 import headrace.webdatamodule as package

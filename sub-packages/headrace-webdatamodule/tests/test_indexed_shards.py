@@ -222,7 +222,7 @@ def test_columns_are_arrays(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="give their directory"):
         IndexedShards([folder / "wdshards-000000.tar"]).column("tokens")
     add_column(folder, "tokens", np.arange(50) + 1)
-    with pytest.raises(StaleIndexError, match="make the dataset again"):
+    with pytest.raises(StaleIndexError, match="open it again"):
         dataset.column("tokens")
 
 

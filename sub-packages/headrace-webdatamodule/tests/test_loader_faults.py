@@ -102,7 +102,7 @@ def test_a_worker_that_dies_at_the_first_of_its_batches_is_named(folder: Path, t
 def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_path: Path) -> None:
     told = run(folder, tmp_path / "pids", what="stuck", timeout=4)
     assert told["kind"] == "RuntimeError"
-    assert "timed out after 4 seconds" in told["said"]
+    assert "timed out after 4 seconds: raise timeout, " in told["said"]
     assert told["came"] == [[f"s{i:02d}", f"s{i + 1:02d}"] for i in range(0, 8, 2)]
     note = told["notes"][-1]
     assert "waited for batch 4 of epoch 0: sample 's08' in shard" in note

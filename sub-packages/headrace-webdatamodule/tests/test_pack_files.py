@@ -154,7 +154,7 @@ def test_names_that_get_the_same_key_are_named(source: Path) -> None:
 
 
 def test_no_names(source: Path) -> None:
-    with pytest.raises(ValueError, match="without names"):
+    with pytest.raises(ValueError, match="there are no names"):
         pack(source, [])
 
 

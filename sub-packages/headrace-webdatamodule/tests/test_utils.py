@@ -34,6 +34,20 @@ def test_the_bytes_of_files_become_samples(source: Path, tmp_path: Path) -> None
     assert {path: path.stat().st_ino for path in out.glob("*.tar")} == before
 
 
+def test_errors_name_no_arguments_of_other_callers(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pickles_to_tars(source, NAMES[:1], "my.pt", out, "p")
+    errors = []
+    for names, suffix in ([], "my.pt"), (NAMES, "npy"), (NAMES[1:2], "my.pt"):
+        with pytest.raises((FileExistsError, FileNotFoundError, ValueError)) as caught:
+            pickles_to_tars(source, names, suffix, out, "p")
+        errors.append(str(caught.value))
+    assert "there are no names" in errors[0]
+    assert "correct the directory, the names or the suffixes" in errors[1]
+    assert "another directory or prefix" in errors[2]
+    assert not [word for word in ("_subset", "_wds", "dir_pickles") if word in "".join(errors)]
+
+
 def test_several_suffixes_and_a_function_that_makes_the_sample(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -54,7 +68,7 @@ def test_what_is_not_allowed_is_refused_before_anything_is_written(source: Path,
     wrong: list[tuple[Any, Any, str]] = [
         ("sample", None, "input_prefix_subset must be a list of names, got the text 'sample'"),
         (NAMES, 0, "min_num_shards must be None or an int >= 1, got 0"),
-        ([], None, "without names"),
+        ([], None, "there are no names"),
     ]
     for names, count, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from headrace.webdatamodule.shards import (
     Fault,
     GroupingError,
     IndexedShards,
+    IndexVersionError,
     Manifest,
     ManifestError,
     RefusedMemberError,
@@ -31,7 +32,7 @@ from headrace.webdatamodule.shards import (
 )
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.datamodule import PickledDataWDS, Split, WebDataModule
+    from headrace.webdatamodule.datamodule import PickledDataWDS, WebDataModule
     from headrace.webdatamodule.indexed_datamodule import IndexedWebDataModule, SharedShardsWarning
     from headrace.webdatamodule.loader import ResumableLoader
     from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stats import LoaderReport
     from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
+    from headrace.webdatamodule.splits import Split
 
 __all__ = [
     "BatchSamplerFactory",
@@ -52,6 +54,7 @@ __all__ = [
     "Fault",
     "GroupingError",
     "InProcessWarning",
+    "IndexVersionError",
     "IndexedShards",
     "IndexedWebDataModule",
     "LoaderReport",
@@ -103,7 +106,7 @@ _LATER = {
     "SamplerFactory": "loading.factories",
     "SharedShardsWarning": "indexed_datamodule",
     "SizesInMemoryWarning": "loading.sizes",
-    "Split": "datamodule",
+    "Split": "splits",
     "WebDataModule": "datamodule",
     "write_shards": "shards",
 }

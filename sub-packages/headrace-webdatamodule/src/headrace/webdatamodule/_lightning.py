@@ -1,4 +1,4 @@
-"""The only module that knows a trainer's inside, as it is in Lightning 2.5 and 2.6, the range of pyproject.
+"""The only module that uses private names of a trainer, as they are in Lightning 2.5 and 2.6, the range of pyproject.
 
 - `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step too. A resumed
@@ -20,7 +20,8 @@ class FitLoop:
     """Joins a trainer's fit loop with the train `loader` of its data module, an `EpochLoader`."""
 
     def __init__(self, module: Any) -> None:
-        self._module, self.loader, self.epochs = module, module, EpochOffset()
+        self._module, self.epochs = module, EpochOffset()
+        self.loader: Any = None  # until the data module has made it
         self._max_epochs = module.trainer.max_epochs
         module.trainer.reload_dataloaders_every_n_epochs = 1  # so that it asks for the length of each epoch
 
@@ -62,6 +63,7 @@ class FitLoop:
         loop, steps = self._module.trainer.fit_loop, self.loader.steps
         if (inner := loop.epoch_loop).restarting or self.loader.resumed:
             ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
+            # A state of on_train_batch_end lacks that batch's `completed`: reset(), which comes next, adds it.
             inner.batch_progress.current.completed = steps - ended
             total.ready = total.started = total.processed = total.completed + ended
             inner.restarting = steps > 0

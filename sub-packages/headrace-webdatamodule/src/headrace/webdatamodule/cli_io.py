@@ -14,11 +14,12 @@ from typing import Any, TextIO
 
 from headrace.webdatamodule.shards.errors import DamagedShardError
 from headrace.webdatamodule.shards.format.files import FileBytes
-from headrace.webdatamodule.shards.index.build import build_index, fitting_index, map_file
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_shard_bytes
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.local.shard_set import is_url, open_index
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
-from headrace.webdatamodule.shards.reading.sources import find_shards, is_url, open_index
+from headrace.webdatamodule.shards.reading.sources import find_shards
 
 Pieces = Iterable[str] | Iterable[bytes]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -67,7 +68,7 @@ def open_shards(where: Path) -> Iterator[ShardIndex]:
     for number in range(len(shards.names)):
         index, path = shards.open_index(number, check=True), Path(shards.path(number))
         try:
-            view = map_file(path)
+            view = open_shard_bytes(path)
         except FileNotFoundError as error:
             message = "the shard is missing: restore it, or index the directory again"
             raise DamagedShardError(message, shard=str(path)) from error
@@ -81,7 +82,7 @@ def _open_tar(path: Path) -> ShardIndex:
         return index
     if index_path(path).exists():
         say("warning", f"the index of {str(path)!r} is older, damaged or of another shard: the shard itself was read")
-    return ShardIndex(build_index(map_file(path), shard=str(path)), shard=str(path))
+    return ShardIndex(build_index(open_shard_bytes(path), shard=str(path)), shard=str(path))
 
 
 def _piece(view: FileBytes, begin: int, end: int) -> bytes:

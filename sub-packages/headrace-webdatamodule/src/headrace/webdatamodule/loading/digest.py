@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-DERIVED = "sizes-"  # columns whose names begin so are dropped when shards are indexed anew
+from headrace.webdatamodule.shards.index.manifest import DERIVED
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 

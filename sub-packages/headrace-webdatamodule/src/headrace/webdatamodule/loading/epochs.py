@@ -44,7 +44,7 @@ class EpochOffset:
     """Chooses a loader's epochs for a trainer's.
 
     Attributes:
-        cuts: How many epochs were ended early, and went on in another one of the trainer's.
+        cuts: How many epochs were split: ended early, and went on in the trainer's next one.
     """
 
     def __init__(self) -> None:
@@ -74,10 +74,11 @@ class EpochOffset:
         """
         if loader.resumed and self._saved >= 0:
             over = epoch > self._saved  # the trainer takes the saved epoch for done
-            left = loader.steps + 1 <= _most(loader, limit)
-            self.cuts = self._cuts_before + (over and left)
-            self._ahead = epoch - loader.epoch - (over and not left and not overfits)
-            if over and not left:
+            has_rest = loader.steps + 1 <= _most(loader, limit)
+            self.cuts = self._cuts_before + 1 if over and has_rest else self._cuts_before
+            self._ahead = epoch - loader.epoch
+            if over and not has_rest:
+                self._ahead -= 0 if overfits else 1
                 loader.rewind()  # which forgets that it was resumed
         elif overfits and epoch != self._asked:
             self._ahead = epoch

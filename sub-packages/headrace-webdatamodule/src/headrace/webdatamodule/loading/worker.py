@@ -77,7 +77,9 @@ def end_workers(iterator: Any) -> None:
     workers = list(iterator._workers)
     _forget(id(iterator))
     iterator._worker_pids_set = False
-    timer = threading.Timer(GRACE, _kill, (workers,))  # torch would wait that long for one after another
+    # torch joins one worker after another, up to 5 seconds each, before it sends SIGTERM to any that is left; with many
+    # workers, or some that ignore the signal, this would take minutes. So all are killed once the grace is over.
+    timer = threading.Timer(GRACE, _kill, (workers,))
     timer.daemon = True
     timer.start()
     try:
@@ -143,7 +145,8 @@ class WorkerTimeout:
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
-        raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds")
+        cure = "raise timeout, or look at the dataset and its transform, which are too slow or stuck"
+        raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds: {cure}")
 
 
 class _Nowhere:

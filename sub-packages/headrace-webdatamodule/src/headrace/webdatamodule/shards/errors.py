@@ -67,6 +67,10 @@ class DamagedIndexError(ShardError):
     """An index is cut or changed, or it is no index at all."""
 
 
+class IndexVersionError(ShardError):
+    """An index has the format of another release."""
+
+
 class StaleIndexError(ShardError):
     """An index belongs to other bytes than the shard's."""
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, skip_reason, walk
-from headrace.webdatamodule.shards.index.build import index_shard, map_file
+from headrace.webdatamodule.shards.index.build import index_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.reading.sources import open_index
+from headrace.webdatamodule.shards.local.shard_set import open_index
 
 VERSION = "v1.2"
 _MOST_DALI = 1 << 28
@@ -197,7 +197,7 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
     """
     path = energon_path(shard) if listing is None else Path(listing)
     listed = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_ENERGON), name=str(path))
-    members = list(walk(map_file(Path(shard)), shard=str(shard)))
+    members = list(walk(open_shard_bytes(Path(shard)), shard=str(shard)))
     real = np.array(sample_offsets(members), np.int64)
     if not np.array_equal(listed, real):
         common = min(listed.size, real.size)

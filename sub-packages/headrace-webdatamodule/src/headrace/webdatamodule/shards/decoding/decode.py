@@ -62,7 +62,7 @@ def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
         The array, of the shape that the file says.
 
     Raises:
-        DecodeError: The array is larger, or than the file has bytes.
+        DecodeError: The array is larger than that, or claims more than the file holds.
         ValueError: The bytes are no such file.
     """
     return _npy(data, (), MemoryBudget(max_bytes))
@@ -194,7 +194,7 @@ def _mode(image: ImageFile) -> str:
 
 
 def _is_deep(codec: str, arguments: Any) -> bool:
-    # Pillow leaves half of 16 bits away without a word where the mode has no budget for them.
+    # Pillow drops the lower 8 of 16 bits without a warning where its mode has no room for them.
     parts = arguments if isinstance(arguments, tuple) else (arguments,)
     if codec.startswith("ppm"):  # the second part is the largest value
         return any(type(part) is int and part > 255 for part in parts[1:])
@@ -218,8 +218,13 @@ def _integer(data: bytes, _allowed: Collection[AllowedClass], _budget: MemoryBud
     return int(data)
 
 
-def _pickle(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
-    return _unpickled(data, allowed, budget)
+def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
+    file = io.BytesIO(data)
+    made = checked_load(TorchUnpickler(file, AllowedClasses(allowed), budget))
+    rest = len(data) - file.tell()
+    if rest:
+        raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
+    return made
 
 
 def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
@@ -240,7 +245,7 @@ def _npy(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) 
 
 
 _DECODERS: dict[str, _Decoder] = {
-    **dict.fromkeys(("pyd", "pickle", "pkl"), _pickle),
+    **dict.fromkeys(("pyd", "pickle", "pkl"), _unpickled),
     **dict.fromkeys(("pt", "pth"), _torch),
     **dict.fromkeys(("txt", "text"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
@@ -351,12 +356,3 @@ is not on the list of safe names. If you trust whoever wrote it, pass allowed_cl
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, got {type(data).__name__}")
     return _unpickled(bytes(data), allowed_classes, MemoryBudget(max_bytes))
-
-
-def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
-    file = io.BytesIO(data)
-    made = checked_load(TorchUnpickler(file, AllowedClasses(allowed), budget))
-    rest = len(data) - file.tell()
-    if rest:
-        raise DecodeError(f"{rest} bytes follow the pickle; a member holds one pickle and nothing else")
-    return made

@@ -82,6 +82,7 @@ def index_shards(
 
     Raises:
         FileNotFoundError: There is no such directory, or there are no tar files in it.
+        IndexVersionError: There is an index of another release, without `force`.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
         ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
             before all shards that it had planned were there.
@@ -119,7 +120,7 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
     """Write the index of one shard, unless there is one that fits."""
     index = None if force else fitting_index(path)
     if index is None:
-        data = build_index(map_file(path), shard=str(path))
+        data = build_index(open_shard_bytes(path), shard=str(path))
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             atomic_write(index_path(path), data)
         index = ShardIndex(data, shard=str(path))
@@ -127,7 +128,11 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
 
 
 def fitting_index(path: Path) -> ShardIndex | None:
-    """The index of a shard; None when there is none, or it is damaged or older than the shard, or of another one."""
+    """The index of a shard; None when there is none, or it is damaged, older than the shard or of another shard.
+
+    Raises:
+        IndexVersionError: It has the format of another release; never taken for damage, which would be overwritten.
+    """
     try:
         if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
             return None
@@ -219,7 +224,7 @@ def _narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
     return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
 
 
-def map_file(path: Path) -> FileBytes:
+def open_shard_bytes(path: Path) -> FileBytes:
     """The bytes of a shard, read when they are asked for, so that the file may be cut meanwhile; it is not empty."""
     file = FileBytes(path)
     if not len(file):

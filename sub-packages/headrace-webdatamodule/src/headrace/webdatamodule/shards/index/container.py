@@ -2,7 +2,7 @@
 
 ====================  ============================================================================
 8 bytes               magic: `89 48 52 49 0D 0A 1A 0A`; a transfer in text mode would change it
-4 bytes               version of the format, 1 (all numbers are little-endian)
+4 bytes               version of the format, 2 (all numbers are little-endian)
 4 bytes               length of the description
 8 bytes               XXH3 of the other head fields and the description
 8 bytes               XXH3 of all that follows the description
@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError
+from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, ShardError
 from headrace.webdatamodule.shards.format.files import PIECE, Bytes
 
 MAGIC = b"\x89HRI\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 MAX_DESCRIPTION_BYTES = 1 << 24  # a hundred thousand samples of which no two have the same members need some MiB
 GAPS_PER_CHECKSUM = 64  # so that damage between members is narrowed down
 _FINGERPRINT_PIECE = 4096
@@ -82,13 +82,13 @@ def unpack(data: memoryview) -> Unpacked:
     """Take an index file apart: head and description are checked, the arrays' bytes are not even read.
 
     Raises:
-        DamagedIndexError: The bytes are cut, changed, of another version or of something else.
+        DamagedIndexError: The bytes are cut, changed or of something else.
+        IndexVersionError: They have the format of another release.
     """
     if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
         raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}; index the shard again")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
-    if version != VERSION:
-        raise DamagedIndexError(f"the index has version {version}, this release reads version {VERSION}")
+    check_version(version, VERSION)
     if length > MAX_DESCRIPTION_BYTES:
         message = f"the index has a description of {length} bytes, more than {MAX_DESCRIPTION_BYTES}"
         raise DamagedIndexError(f"{message}: index the shard again")
@@ -100,6 +100,13 @@ def unpack(data: memoryview) -> Unpacked:
     description = json.loads(text)
     arrays = _arrays(description.pop("arrays"), body)
     return Unpacked(description, arrays, _HEAD.unpack(head)[3], body, body_checksum)
+
+
+def check_version(found: int, ours: int) -> None:
+    """Refuse the format of another release: only a person can say whether its index may be replaced."""
+    if found != ours:
+        message = f"the index was written by another release of headrace (version {found}, this one reads {ours})"
+        raise IndexVersionError(f"{message}: upgrade headrace, or index again with index_shards(force=True)")
 
 
 def _head(text: bytes, body_checksum: int) -> bytes:

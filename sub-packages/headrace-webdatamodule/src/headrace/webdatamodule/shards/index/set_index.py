@@ -14,7 +14,7 @@ the indexes           the bytes of the shards' `.hri` files, in the order of the
 ====================  ============================================================================
 
 The first index begins behind the head. Each has checksums of its own, and the manifest names the checksum of each: an
-index that is another one is never read for that of the shard.
+index that does not match it is never read for that of the shard.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain, staged_file
-from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.container import check_version, checksum64
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex
 
@@ -49,6 +49,7 @@ class SetIndex:
 
     Raises:
         DamagedIndexError: The bytes are no index of a set, or were cut or changed.
+        IndexVersionError: They have the format of another release.
         StaleIndexError: They belong to another manifest.
     """
 
@@ -59,8 +60,7 @@ class SetIndex:
         if len(self._data) < _HEAD.size or bytes(self._data[:8]) != MAGIC:
             raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self._data[:16])!r}")
         _, version, found, fingerprint = _HEAD.unpack(self._data[: _HEAD.size])
-        if version != VERSION:
-            raise DamagedIndexError(f"the index has version {version}, this release reads version {VERSION}")
+        check_version(version, VERSION)
         if (found, fingerprint) != (count, shards_fingerprint(manifest)):
             raise StaleIndexError("the index of the set belongs to another manifest: index the directory again")
         head = bytes(self._data[: begin - 8])
@@ -85,6 +85,7 @@ class SetIndex:
 
         Raises:
             DamagedIndexError: It was cut or changed.
+            IndexVersionError: It has the format of another release.
         """
         path = Path(directory) / SET_INDEX_NAME
         try:
@@ -98,7 +99,7 @@ class SetIndex:
             return cls(data, manifest)
         except StaleIndexError:
             return None
-        except DamagedIndexError as error:
+        except (DamagedIndexError, IndexVersionError) as error:
             error.message = f"{path}: {error.message}"
             raise
 
@@ -114,12 +115,13 @@ class SetIndex:
 
         Raises:
             DamagedIndexError: It was cut or changed.
-            StaleIndexError: It is another one than the manifest's.
+            StaleIndexError: It does not match the manifest.
         """
         begin, end = self._bounds[number : number + 2]
         index = ShardIndex(self._data[begin:end], shard=path, end=end)
         if f"{index.checksum:016x}" != self._manifest.shards[number].index:
-            raise StaleIndexError("the index of the set has another index of this shard than the manifest", shard=path)
+            message = "the shard's index in that of the set does not match the manifest: index the directory again"
+            raise StaleIndexError(message, shard=path)
         return index
 
 
@@ -149,7 +151,8 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = 
         Whether it was written. A set of one shard gets none, as that shard has its own.
 
     Raises:
-        ShardError: A shard's index is missing, damaged, or another one than the manifest's.
+        IndexVersionError: There is one of another release already, without `force`.
+        ShardError: A shard's index is missing, damaged, or not the one that the manifest names.
         OSError: It cannot be written.
     """
     folder = Path(directory)
@@ -159,6 +162,8 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = 
     try:
         if not force and SetIndex.open(folder, manifest) is not None:
             return False
+    except IndexVersionError:
+        raise
     except ShardError:
         pass
     with staged_file(folder / SET_INDEX_NAME) as stream:
@@ -167,7 +172,7 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = 
         for entry in manifest.shards:
             index = ShardIndex.open(folder / entry.name, mapped=False)
             if f"{index.checksum:016x}" != entry.index:
-                raise StaleIndexError("the index is another one than the manifest's", shard=index.shard)
+                raise StaleIndexError("the index does not match the manifest", shard=index.shard)
             stream.write(index.data)
             ends.append(stream.tell())
         stream.seek(0)

@@ -73,6 +73,7 @@ class ShardIndex:
 
     Raises:
         DamagedIndexError: The bytes are no index, or were cut or changed.
+        IndexVersionError: They have the format of another release.
     """
 
     def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
@@ -100,6 +101,7 @@ class ShardIndex:
         Raises:
             FileNotFoundError: There is no index.
             DamagedIndexError: It is no index, or was cut or changed.
+            IndexVersionError: It has the format of another release.
         """
         with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

@@ -15,13 +15,14 @@ import numpy as np
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
+    IndexVersionError,
     ManifestError,
     ShardError,
     StaleIndexError,
 )
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
-from headrace.webdatamodule.shards.index.build import build_index, map_file, spread
+from headrace.webdatamodule.shards.index.build import build_index, open_shard_bytes, spread
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
     checksum_between,
@@ -127,7 +128,7 @@ def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Veri
 
 def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
     try:
-        view = map_file(path)
+        view = open_shard_bytes(path)
     except FileNotFoundError:
         yield DamagedShardError("the shard is missing: restore it, or index the directory again", shard=str(path))
         return
@@ -139,11 +140,14 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         index.check_self()
     except FileNotFoundError:
         yield DamagedIndexError("the index is missing: index the shard", shard=str(path))
+    except IndexVersionError as error:
+        yield error
+        entry = None  # the manifest names the checksum of that index
     except ShardError as error:
         yield error
     else:
         if entry is not None and not _is_of(index, entry):
-            message = "the index is another one than the manifest's: index the directory again"
+            message = "the index does not match the manifest: index the directory again"
             yield StaleIndexError(message, shard=str(path))
         if not _is_intact(view, index):
             yield from _differences(view, index)
@@ -160,7 +164,7 @@ def _without_index(view: FileBytes, path: Path, entry: ShardEntry | None) -> Ite
         yield error
         return
     if entry is not None and not _is_of(again, entry):
-        yield DamagedShardError("the shard is another one than the manifest's", shard=str(path))
+        yield DamagedShardError("the shard does not match the manifest", shard=str(path))
     yield again
 
 
@@ -190,7 +194,7 @@ def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
 
 
 def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
-    """The first fault of the tar file's structure, or the first member that is another one than in the index."""
+    """The first fault of the tar file's structure, or the first member that does not match the index."""
     try:
         samples = group(walk(view, shard=index.shard), shard=index.shard)
     except ShardError as error:

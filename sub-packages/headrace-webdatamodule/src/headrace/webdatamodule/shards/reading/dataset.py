@@ -19,7 +19,7 @@ from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import (
+from headrace.webdatamodule.shards.local.shard_reader import (
     NO_DESCRIPTORS,
     LruCache,
     Read,

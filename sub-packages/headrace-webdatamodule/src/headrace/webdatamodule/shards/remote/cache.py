@@ -15,12 +15,18 @@ from zlib import crc32
 import xxhash
 from filelock import FileLock, Timeout
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    DamagedShardError,
+    IndexVersionError,
+    ShardError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.format.files import publish
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader, map_file
+from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader, map_file
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.
@@ -182,7 +188,7 @@ class CachedShard(MappedShard):
 
 
 def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """The name under which a file is kept. Other content has another name, so that nothing in a cache grows old.
+    """The name under which a file is kept. Other content has another name, so that an entry is never stale.
 
     Args:
         url: Of the shard.
@@ -209,7 +215,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         ranges, the whole file comes in one request.
 
     Raises:
-        ShardError: It cannot be read, is another one than was indexed, or does not fit.
+        ShardError: It cannot be read, is not the shard that was indexed, or does not fit.
     """
     name = cached_name(index.shard, index.checksum, ".tar")
 
@@ -218,7 +224,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             for spans in _requests(index.shard_bytes):
                 file.writelines(files.ranges(index.shard, spans))
         except ShardError as error:
-            _only_without_ranges(error)
+            _raise_unless_no_ranges(error)
             files.download(index.shard, index.shard_bytes, file)
         file.flush()
         ShardReader(index, MappedShard(index, file), None, verify=True).check_all()
@@ -227,7 +233,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         try:
             files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
-            _only_without_ranges(error)
+            _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
     def again() -> BinaryIO:
@@ -249,7 +255,7 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
         most: Bytes that it may have.
 
     Returns:
-        The index, all of whose bytes were checked; of another checksum if there is another one.
+        The index, all of whose bytes were checked; of another checksum if it was replaced there.
 
     Raises:
         ShardError: It cannot be read, or does not fit.
@@ -298,8 +304,13 @@ def beside(url: str, suffix: str) -> str:
     >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
     ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
     """
-    path, mark, query = url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
+    path, mark, query = split_query(url)
     return f"{path}{suffix}{mark}{query}"
+
+
+def split_query(url: str) -> tuple[str, str, str]:
+    """The parts of a URL: its path, "?" and the query; elsewhere than on the web "?" is a part of the path."""
+    return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
 
 
 def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[BinaryIO], _Thing], url: str) -> _Thing:
@@ -309,7 +320,7 @@ def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[B
             try:
                 with closing(found):
                     return use(found)
-            except (DamagedIndexError, StaleIndexError):  # damaged on this disk
+            except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
                 cache.drop(name)
         try:
             file = put()
@@ -328,7 +339,7 @@ def _named(cache: Cache, url: str) -> Iterator[None]:
         raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
 
 
-def _only_without_ranges(error: ShardError) -> None:
+def _raise_unless_no_ranges(error: ShardError) -> None:
     if not isinstance(error.__cause__, UnboundedBodyError):
         raise error
 

@@ -22,9 +22,16 @@ from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES,
 from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
-from headrace.webdatamodule.shards.reading.sources import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
-from headrace.webdatamodule.shards.remote.cache import Cache, beside, cached_index, cached_set_index, cached_shard
+from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardReader
+from headrace.webdatamodule.shards.local.shard_set import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.remote.cache import (
+    Cache,
+    beside,
+    cached_index,
+    cached_set_index,
+    cached_shard,
+    split_query,
+)
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
 
 _THREADS = 16
@@ -183,7 +190,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         ValueError: It is no URL, or a pattern.
     """
     remote = source if isinstance(source, Remote) else Remote(source)
-    path, mark, query = _split_query(remote.url[0])
+    path, mark, query = split_query(remote.url[0])
     if len(remote.url) == 1 and not path.lower().endswith(".tar"):
         folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
         manifest = _manifest(folder, remote.files)
@@ -206,7 +213,7 @@ class RangedShard(ShardReader):
         max_bytes: Most bytes that a member may have.
 
     Raises:
-        ShardError: Without `verify`: the shard cannot be read, or is another one than was indexed.
+        ShardError: Without `verify`: the shard cannot be read, or is not the one that was indexed.
     """
 
     def __init__(
@@ -340,12 +347,8 @@ def _head(files: RemoteFiles, url: str) -> Head:
     return index.n_samples, index.checksum, index.member_keys
 
 
-def _split_query(url: str) -> tuple[str, str, str]:
-    return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
-
-
 def _inside(folder: str, name: str) -> str:
-    path, mark, query = _split_query(folder)
+    path, mark, query = split_query(folder)
     web = folder.lower().startswith(("http://", "https://"))  # where "#" and "?" end a name
     return f"{path}/{quote(name) if web else name}{mark}{query}"
 

@@ -121,7 +121,7 @@ def list_members(path: Path) -> list[tuple[str, int]]:
 def _find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> list[tuple[str, Files]]:
     """Pairs of a sample's key and {suffix: path}, in the order of the names; all files are there."""
     if not names:
-        raise ValueError("names_subset has a split without names: name its samples, or leave the split out")
+        raise ValueError("there are no names of samples to pack: name at least one")
     keys: dict[str, str] = {}
     for name in names:
         key = name.replace(".", "-")
@@ -135,7 +135,7 @@ def _find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> 
     if missing:
         raise FileNotFoundError(
             f"{len(missing)} of {len(samples) * len(suffixes)} files are missing, first {missing[0]}:"
-            " correct dir_pickles, names_subset or suffix_keys_wds. Nothing was written"
+            " correct the directory, the names or the suffixes. Nothing was written"
         )
     return samples
 
@@ -147,7 +147,7 @@ def _refuse_others(directory: Path, prefix: str, plan: Plan) -> None:
         if there is None or [name for name, _ in there] != [name for name, _ in _planned(plan[path])]:
             raise FileExistsError(
                 f"{path} holds other samples than those to be written to it. If it is no longer needed, remove"
-                f" {prefix}-*.tar there; otherwise choose another directory or prefix_tars_wds"
+                f" {prefix}-*.tar there; otherwise choose another directory or prefix"
             )
 
 

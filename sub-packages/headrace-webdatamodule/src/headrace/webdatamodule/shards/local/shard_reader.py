@@ -86,7 +86,8 @@ class MappedShard:
         """
         if isinstance(self.data, mmap.mmap) and self.data.size() != self.index.shard_bytes:
             message = f"the shard had {self.index.shard_bytes} bytes when it was opened, and has {self.data.size()} now"
-            raise StaleIndexError(f"{message}: restore it, and make the dataset again", shard=self.index.shard)
+            cure = "restore it, and open it again (a new IndexedShards)"
+            raise StaleIndexError(f"{message}: {cure}", shard=self.index.shard)
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
         """Some bytes once more from where the shard comes from; None where there is no such place."""

@@ -1,0 +1,206 @@
+"""A set of shards: their names in order, and what a reader expects of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import numpy.typing as npt
+import xxhash
+
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
+from headrace.webdatamodule.shards.index.set_index import SetIndex
+from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
+
+Head = tuple[int, int, tuple[str, ...]]
+# A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::([a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+://)")
+_BRACES = re.compile(r"\{[^{}]*(\.\.|,)[^{}]*\}")
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """Some shards on this machine; small enough to be sent to each worker.
+
+    Args:
+        folder: Where the manifest lies; empty when there is none.
+        names: Paths of the tar files, seen from there.
+        samples: Number of samples in each.
+        checksums: Of their indexes.
+        members: The member keys that occur, sorted.
+        columns: Names of the manifest's columns.
+        fingerprint: Stands for all bytes of all shards.
+
+    Attributes:
+        concurrent: Whether several shards are read at the same time.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    samples: tuple[int, ...]
+    checksums: tuple[int, ...]
+    members: tuple[str, ...]
+    columns: tuple[str, ...]
+    fingerprint: str
+    concurrent: ClassVar[bool] = False
+
+    @property
+    def holds_descriptors(self) -> bool:
+        """Whether open shards and indexes take file descriptors."""
+        return True
+
+    def path(self, number: int) -> str:
+        """The path of a shard."""
+        return os.path.join(self.folder, self.names[number])  # noqa: PTH118 - the paths are texts
+
+    def open_index(self, number: int, *, check: bool) -> ShardIndex:
+        """The index of a shard, from that of the whole set or from its own file.
+
+        Args:
+            number: Of the shard.
+            check: Whether to read all of it and check it against its checksum.
+
+        Raises:
+            ShardError: It is missing, damaged, or does not match the manifest.
+        """
+        if self.set_index is not None:
+            with contextlib.suppress(ShardError):  # damaged
+                index = self.set_index.shard(number, self.path(number))
+                if check:
+                    index.check_self()
+                return index
+        index = self.read_index(number)
+        if (index.checksum, index.n_samples) != (self.checksums[number], self.samples[number]):
+            message = "the index does not match the manifest, or was replaced since these shards were opened"
+            cure = "call index_shards, and open them again (a new IndexedShards)"
+            raise StaleIndexError(f"{message}: {cure}", shard=self.path(number))
+        if check:
+            index.check_self()
+        return index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("manifest", "set_index")}
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest as it is now."""
+        return Manifest.load(self.folder)
+
+    @cached_property
+    def set_index(self) -> SetIndex | None:
+        """The index of the whole set, where there is one that fits."""
+        if not self.folder or len(self.names) < 2:
+            return None
+        try:
+            same = tuple(int(shard.index, 16) for shard in self.manifest.shards) == self.checksums
+            return self.open_set_index() if same else None
+        except (OSError, ShardError):  # the shards have indexes of their own
+            return None
+
+    def open_set_index(self) -> SetIndex | None:
+        """Map the index of the whole set; None when there is none."""
+        return SetIndex.open(self.folder, self.manifest)
+
+    def read_index(self, number: int) -> ShardIndex:
+        """Map the index that lies beside a shard."""
+        return open_index(self.path(number))
+
+    def open_shard(
+        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+    ) -> ShardReader:
+        """Map a shard; the arguments are those of `ShardReader`."""
+        return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Map a column of the manifest.
+
+        Raises:
+            ManifestError: There is no such column.
+            StaleIndexError: The manifest was replaced since.
+        """
+        return open_column(self.folder, self.check_manifest(name, lambda: Manifest.load(self.folder)), name)
+
+    def check_manifest(self, column: str, load: Callable[[], Manifest]) -> Manifest:
+        """The manifest that a column is in, as it is now; refused when it was replaced."""
+        if not self.folder:
+            raise ManifestError(f"there is no column {column!r}: a list of shards has none; give their directory")
+        manifest = load()
+        if manifest.fingerprint != self.fingerprint:
+            raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: open it again (a new IndexedShards)")
+        return manifest
+
+    @staticmethod
+    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+        """Call a function for some items, one after another."""
+        return map(function, items)
+
+
+def open_index(path: str) -> ShardIndex:
+    """Map the index that lies beside a tar file.
+
+    Raises:
+        ShardError: It is missing or damaged.
+    """
+    try:
+        return ShardIndex.open(path)
+    except FileNotFoundError as error:
+        message = f"there is no index {index_path(path).name!r} beside the shard: call index_shards on its directory"
+        raise ShardError(message, shard=path) from error
+
+
+def is_url(place: object) -> bool:
+    """Whether shards at a place are read through fsspec.
+
+    >>> [is_url(place) for place in ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")]
+    [True, False, False, False, False]
+    """
+    return isinstance(place, str) and bool(_URL.match(place))
+
+
+def expand_braces(place: str) -> list[str]:
+    """Expand what is in braces, as shells and webdataset do.
+
+    >>> expand_braces("a-{000..002}.tar")
+    ['a-000.tar', 'a-001.tar', 'a-002.tar']
+    """
+    if not _BRACES.search(place):
+        return [place]
+    from braceexpand import braceexpand
+
+    return list(braceexpand(place))
+
+
+def of_manifest(folder: str, manifest: Manifest) -> ShardSet:
+    """The shards that a manifest in a folder lists."""
+    return ShardSet(
+        folder,
+        tuple(shard.name for shard in manifest.shards),
+        tuple(shard.samples for shard in manifest.shards),
+        tuple(int(shard.index, 16) for shard in manifest.shards),
+        manifest.members,
+        tuple(column.name for column in manifest.columns),
+        manifest.fingerprint,
+    )
+
+
+def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:
+    """Shards without a manifest.
+
+    Args:
+        names: Their paths or URLs, at least one.
+        heads: The number of samples, the index's checksum and the member keys of each.
+    """
+    samples, checksums, members = zip(*heads, strict=True)
+    every = tuple(sorted(set().union(*members)))
+    fingerprint = xxhash.xxh3_128_hexdigest(repr((samples, checksums)).encode())
+    return ShardSet("", tuple(names), samples, checksums, every, (), fingerprint)
