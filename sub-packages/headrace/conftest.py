@@ -38,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs, in order")
     options = config.option
     if options.seed is None:
         options.seed = secrets.randbelow(2**32) if options.nightly else 0
@@ -51,13 +50,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed} (again with --seed {config.option.seed})"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "nightly" in item.keywords and not config.option.nightly:
             item.add_marker(pytest.mark.skip(reason="long; run with --nightly"))
-        if item.path.suffix == ".md":  # the examples of a document build on one another
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

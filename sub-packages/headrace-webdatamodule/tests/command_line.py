@@ -27,4 +27,4 @@ def run(*words: object) -> "subprocess.CompletedProcess[bytes]":
             stream.buffer.seek(0)
             texts.append(stream.buffer.read())
             stream.detach()
-        return subprocess.CompletedProcess(words, code, *texts)
+        return subprocess.CompletedProcess([str(word) for word in words], code, *texts)

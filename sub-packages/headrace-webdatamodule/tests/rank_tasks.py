@@ -108,7 +108,7 @@ class Looks(lightning.Callback):
         dist.all_gather_object(met, "here")  # ranks that are in different collectives do not get this far
         assert met == ["here"] * len(met)
 
-    on_train_start = on_train_epoch_start = on_train_batch_start = look
+    on_train_start = on_train_epoch_start = on_train_batch_start = look  # type: ignore[assignment]
 
 
 def looked_at(rank: int, folder: str) -> list[list[str]]:

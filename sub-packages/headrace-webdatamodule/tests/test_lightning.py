@@ -328,9 +328,9 @@ def test_a_look_in_a_resumed_fit_leaves_the_position(
         fit(data(folders, "uneven"), saving)
         nightly = any(request.node.iter_markers("nightly"))
         saved += [(path, done) for path, _, done in (saving.saved[2::6] if nightly else saving.saved[6:7])]
-    for path, done in saved:
+    for checkpoint, done in saved:
         peek = PeekAt(f"on_{hook}_start")
-        rest = fit(data(folders, "uneven", num_workers=workers), peek, path=path).seen
+        rest = fit(data(folders, "uneven", num_workers=workers), peek, path=checkpoint).seen
         assert [batch for _, batch in rest] == whole[done:], done
         assert peek.held
 

@@ -17,7 +17,7 @@ from streams import flat, loader, write
 
 from headrace.webdatamodule import index_shards
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("streaming ranks")]
+pytestmark = pytest.mark.slow
 
 # The ranks are forked from a server that has imported torch and Lightning already, which saves seconds for each.
 SERVER = multiprocessing.get_context("forkserver")

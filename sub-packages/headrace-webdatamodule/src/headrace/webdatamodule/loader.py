@@ -31,12 +31,12 @@ from headrace.webdatamodule.loading.position import (
     Iteration,
     Position,
     Requests,
-    check_samples,
     check_state,
     checked,
     has_state,
     length_of,
     load_state,
+    own_position,
     resume,
     rewind,
     set_epoch,
@@ -55,8 +55,9 @@ class ResumableLoader:
     sampler can (those of headrace can), of ranks. No batch is read twice for that.
 
     After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
-    another. After a `break`, it begins that epoch anew. Two iterations of one loader are independent; the state is that
-    of the one that began last, or of the trainer's.
+    another. After a `break`, it begins that epoch anew. The state of an epoch's end leaves nothing of it: the first
+    iteration is empty, the second the next epoch; `for epoch in range(loader.epoch, epochs)` is right for every state.
+    Two iterations of one loader are independent; the state is that of the one that began last, or of the trainer's.
 
     It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
 
@@ -128,16 +129,11 @@ class ResumableLoader:
     ) -> None:
         check_loading(num_workers, prefetch_factor, timeout, on_error)
         check_given_ranks(num_replicas, rank, mesh)
-        self._make_batches: Callable[[int, int], Any] | None = None
-        self._batches: Any = None
-        if callable(batch_sampler) and not hasattr(batch_sampler, "__iter__"):
-            self._make_batches = batch_sampler
-        else:
-            self._batches = checked(batch_sampler)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
-        if self._batches is not None:
-            check_samples(self._batches, dataset)
+        is_factory = callable(batch_sampler) and not hasattr(batch_sampler, "__iter__")
+        self._make_batches: Callable[[int, int], Any] | None = batch_sampler if is_factory else None
+        self._batches: Any = None if is_factory else checked(batch_sampler, dataset)
         self._dataset, self._name = dataset, name
         self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
         self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
@@ -280,11 +276,8 @@ class ResumableLoader:
         position = self._positions[-1]
         if done is not None and done < position.steps:
             position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
-        if has_state(batches):
-            own = position.state
-        else:  # every rank has batches of its own
-            own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (position.state or {})
-        order = getattr(batches, "order_digest", "")
+        own = position.state if has_state(batches) else own_position(position, self.ranks)
+        order = getattr(batches, "order_digest", "") if position.steps else ""
         return {
             "version": VERSION,
             "seed": self._seed,
@@ -292,7 +285,7 @@ class ResumableLoader:
             "steps": position.steps,
             "fingerprint": self._fingerprint,
             "batch_sampler": own,
-            **({"order": order} if order and position.steps else {}),
+            **({"order": order} if order else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -368,8 +361,7 @@ class ResumableLoader:
             going_on = position.steps > 0 and not self._begun
             if going_on and not has_state(self._batches):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-            self._batches, self._made_for = checked(self._make_batches(*ranks)), ranks
-            check_samples(self._batches, self._dataset)
+            self._batches, self._made_for = checked(self._make_batches(*ranks), self._dataset), ranks
             set_epoch(self._batches, self._epoch)
             self._length = None
             if going_on:
@@ -478,7 +470,7 @@ class ResumableLoader:
         if self._make_batches is None:
             other._batches = copy.deepcopy(self._batches, {id(self._dataset): self._dataset})
         else:
-            other._batches = checked(self._make_batches(*(self._made_for or self.ranks)))
+            other._batches = checked(self._make_batches(*(self._made_for or self.ranks)), self._dataset)
         rewind(other._batches, self._epoch)
         if has_state(other._batches) and position.steps and position.state is not None:
             load_state(other._batches, position.state, self._epoch)

@@ -112,21 +112,22 @@ def has_state(batch_sampler: Any) -> bool:
     return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
 
 
-def checked(batch_sampler: Any) -> Any:
-    """A batch sampler; TypeError for anything that cannot be one."""
-    if hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__"):
-        return batch_sampler
-    kind = type(batch_sampler).__name__
-    raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
+def own_position(position: Position, ranks: tuple[int, int]) -> dict[str, Any]:
+    """Describe a position of a batch sampler without a state; every rank has batches of its own."""
+    return {"num_replicas": ranks[0], "rank": ranks[1], **(position.state or {})}
 
 
-def check_samples(batch_sampler: Any, dataset: Any) -> None:
-    """Refuse a batch sampler that was made for another number of samples, as far as it says for how many."""
+def checked(batch_sampler: Any, dataset: Any) -> Any:
+    """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
+    if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
+        kind = type(batch_sampler).__name__
+        raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
     sizes = getattr(batch_sampler, "sizes", None)
     count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
     if isinstance(count, int) and count not in (0, len(dataset)):
         kind = type(batch_sampler).__name__
         raise ValueError(f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}")
+    return batch_sampler
 
 
 def set_epoch(batch_sampler: Any, epoch: int) -> None:
@@ -209,8 +210,7 @@ def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tu
     if has_state(batch_sampler):
         load_state(batch_sampler, own, epoch)
         if 0 < steps < len(batch_sampler) and state.get("order", "") != getattr(batch_sampler, "order_digest", ""):
-            set_epoch(batch_sampler, epoch + 1)  # it forgets its position with its epoch
-            set_epoch(batch_sampler, present)
+            rewind(batch_sampler, present)
             raise ValueError(OTHER_ORDER.format(kind=type(getattr(batch_sampler, "sampler", batch_sampler)).__name__))
         return None
     num_replicas, rank = ranks
