@@ -9,6 +9,9 @@ TOP = {
     ".ci", ".github", ".gitignore", "LICENSE", "README.md",
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
+MOST_MODULES = {"size_aware_batching": 22, "webdatamodule": 50, "weighted_sampler": 11}  # __init__ not counted
+LINES = range(60, 501)  # of a module
+ANY_LENGTH = {"__init__.py", "errors.py", "size_aware_batching/utils.py", "webdatamodule/utils.py"}  # exports
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
 OWN_CACHES = {
     ".git", ".venv", ".quickstart", ".hypothesis",
@@ -34,7 +37,21 @@ def package_faults(root: Path, name: str) -> list[str]:
     if name in PARTS:
         module = package / "src" / "headrace" / name.removeprefix("headrace-").replace("-", "_")
         found += [f"{f} is missing" for f in ("py.typed", "__init__.py") if not (module / f).is_file()]
+        found += module_faults(module)
     return [f"{name}: {fault}" for fault in found]
+
+
+def module_faults(folder: Path) -> list[str]:
+    """Return which modules below a package's folder are too short or too long, and whether they are too many."""
+    modules = [path for path in sorted(folder.rglob("*.py")) if path.name != "__init__.py"]
+    found = []
+    for path in modules:
+        name, lines = path.relative_to(folder.parent).as_posix(), len(path.read_text().splitlines())
+        if lines not in LINES and not {path.name, name} & ANY_LENGTH:
+            found.append(f"{name} has {lines} lines, allowed are {LINES[0]} to {LINES[-1]}")
+    if len(modules) > MOST_MODULES[folder.name]:
+        found.append(f"{folder.name} has {len(modules)} modules, allowed are {MOST_MODULES[folder.name]}")
+    return found
 
 
 def conftest_faults(root: Path) -> list[str]:
