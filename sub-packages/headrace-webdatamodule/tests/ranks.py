@@ -6,14 +6,13 @@ The processes are forked from a server that has imported torch and Lightning alr
 import json
 import multiprocessing
 import os
-import secrets
 import signal
-import socket
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from meeting import Meeting
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["rank_tasks"])
@@ -52,12 +51,8 @@ def run_ranks(task: Callable[..., Any], folder: Path, world: int, *arguments: An
 def outcomes(task: Callable[..., Any], folder: Path, world: int, *arguments: Any) -> list[dict[str, Any]]:
     """The same; {"value": ...} or {"error": ...} of each rank."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        meeting["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = Meeting(world)
+    shared = {**meeting.environment, "OMP_NUM_THREADS": "1"}
     files = [folder / f"{rank}.json" for rank in range(world)]
     ranks = [
         SERVER.Process(
@@ -65,7 +60,7 @@ def outcomes(task: Callable[..., Any], folder: Path, world: int, *arguments: Any
             args=(
                 task,
                 str(file),
-                {**meeting, "NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0"},
+                {**shared, "NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0"},
                 arguments,
             ),
         )

@@ -122,10 +122,11 @@ def several(folder: Path, rank: int) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(noted))
 
 
-def main(rank: int, port: int, folder: Path, name: str, kill_at: int = -1, ckpt: str | None = None) -> None:
+def main(
+    rank: int, meeting: dict[str, str], folder: Path, name: str, kill_at: int = -1, ckpt: str | None = None
+) -> None:
     """Run in a process of its own."""
-    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    os.environ.update({**ranks, "RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"})
+    os.environ.update({**meeting, "NODE_RANK": "0", "RANK": str(rank), "LOCAL_RANK": str(rank)})
     if name == "several":
         several(folder, rank)
     else:

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import stream_rank
+from meeting import Meeting
 from stream_rank import EPOCHS, STEPS, N
 from streams import flat, loader, write
 
@@ -37,11 +37,10 @@ def run(folder: Path, name: str, *more: Any) -> tuple[list[int | None], list[str
     """Exit codes and messages of two ranks; when one of them fails, the other is not waited for."""
     # The server does not take over this process's sys.path before Python 3.13.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    meeting = Meeting(2)
     ranks: list[BaseProcess] = [
-        SERVER.Process(target=apart, args=(folder / f"{rank}.err", rank, port, folder, name, *more)) for rank in (0, 1)
+        SERVER.Process(target=apart, args=(folder / f"{rank}.err", rank, meeting.environment, folder, name, *more))
+        for rank in (0, 1)
     ]
     try:
         for rank in ranks:

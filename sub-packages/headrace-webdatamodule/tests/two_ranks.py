@@ -1,14 +1,15 @@
 """Starts the two ranks of a test as processes that find one another over gloo."""
 
 import os
-import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from meeting import Meeting
+
 HERE = Path(__file__).parent
+_KEPT: list[Meeting] = []  # until this process ends
 
 
 def started(worker: str, words_of: Callable[[int], Sequence[str]]) -> list[subprocess.Popen[str]]:
@@ -18,15 +19,12 @@ def started(worker: str, words_of: Callable[[int], Sequence[str]]) -> list[subpr
         worker: Name of a script in this folder.
         words_of: Arguments of a rank.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    _KEPT.append(Meeting(2))
+    meeting = {**_KEPT[-1].environment, "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
             [sys.executable, str(HERE / worker), *words_of(rank)],
-            env={**os.environ, **meeting, **interface, "NODE_RANK": "0", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **meeting, "NODE_RANK": "0", "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )

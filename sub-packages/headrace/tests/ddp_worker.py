@@ -1,8 +1,7 @@
-"""One rank of a Lightning run over two processes: ``ddp_worker.py rank world port out``."""
+"""One rank of a Lightning run over two processes."""
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import lightning
@@ -59,11 +58,9 @@ def padded(samples: list[Tensor]) -> Tensor:
     return pad_sequence(samples, batch_first=True, padding_value=-1.0)
 
 
-def main(rank: int, world: int, port: int, out: str) -> None:
+def main(rank: int, meeting: dict[str, str], out: str) -> None:
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world),
+        **meeting,
         "NODE_RANK": str(rank),
         "LOCAL_RANK": "0",
     }
@@ -78,7 +75,7 @@ def main(rank: int, world: int, port: int, out: str) -> None:
         reload_dataloaders_every_n_epochs=1,
         accelerator="cpu",
         devices=1,
-        num_nodes=world,
+        num_nodes=int(meeting["WORLD_SIZE"]),
         strategy="ddp",
         use_distributed_sampler=False,
         logger=False,
@@ -91,7 +88,3 @@ def main(rank: int, world: int, port: int, out: str) -> None:
     # Lightning leaves a gloo group open; its threads then race with the end of the interpreter, which may abort.
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -43,7 +43,7 @@ class Options:
         workers: Of the loader.
         rank: This one.
         world: Number of ranks.
-        port: Where they meet.
+        meeting: Environment by which they meet.
         strategy: Lightning's; "fsdp2" for `ModelParallelStrategy`.
         accelerator: Likewise.
         resume: A checkpoint.
@@ -61,7 +61,7 @@ class Options:
     workers: int = 0
     rank: int = 0
     world: int = 1
-    port: int = 0
+    meeting: dict[str, str] = field(default_factory=dict)
     strategy: str = "auto"
     accelerator: str = "cpu"
     resume: str | None = None
@@ -142,9 +142,7 @@ def main(options: Options) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(options.rank)
     if options.world > 1:
         os.environ |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(options.port),
-            "WORLD_SIZE": str(options.world),
+            **options.meeting,
             "NODE_RANK": str(options.rank),
             "LOCAL_RANK": "0",
         }

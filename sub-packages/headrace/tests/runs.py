@@ -6,9 +6,7 @@ The ranks are forked from a server that has imported torch and Lightning already
 import json
 import multiprocessing
 import os
-import secrets
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import resume_worker
+from meeting import Meeting
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["resume_worker"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 Step = tuple[int, int, list[str]]  # epoch, step, keys
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))  # none that the system gives out
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def apart(main: Callable[..., None], errors: Path, *arguments: Any) -> None:
@@ -67,7 +59,8 @@ def started(
 ) -> Iterator[Any]:
     """Starts all ranks of `resume_worker.py`."""
     folder.mkdir(exist_ok=True)
-    meeting: dict[str, Any] = {"world": world, "port": free_port()}
+    place = Meeting(world)
+    meeting: dict[str, Any] = {"world": world, "meeting": place.environment}
     each: list[dict[str, Any]] = [
         {"log": str(folder / f"{rank}.log"), "rank": rank} | meeting | options | (per_rank or {}).get(rank, {})
         for rank in range(world)

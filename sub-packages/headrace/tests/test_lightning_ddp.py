@@ -6,7 +6,8 @@ from pathlib import Path
 
 import ddp_worker
 import pytest
-from runs import counted, errors_of, exit_code, free_port, processes, run
+from meeting import Meeting
+from runs import counted, errors_of, exit_code, processes, run
 from simulated import write_source
 
 pytestmark = pytest.mark.slow
@@ -15,9 +16,9 @@ WORLD, EPOCHS = 2, 6
 
 
 def test_two_ranks_train_on_the_exact_mixture_in_equal_steps(tmp_path: Path) -> None:
-    port, outs = free_port(), [tmp_path / f"rank{rank}.json" for rank in range(WORLD)]
+    meeting, outs = Meeting(WORLD), [tmp_path / f"rank{rank}.json" for rank in range(WORLD)]
     with processes(
-        ddp_worker.main, tmp_path, [(rank, WORLD, port, str(out)) for rank, out in enumerate(outs)]
+        ddp_worker.main, tmp_path, [(rank, meeting.environment, str(out)) for rank, out in enumerate(outs)]
     ) as ranks:
         assert [exit_code(process) for process in ranks] == [0] * WORLD, errors_of(tmp_path, 0)
     seen = [json.loads(out.read_text()) for out in outs]
