@@ -21,8 +21,8 @@ TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuf
 CONFIRMING = list(range(6))  # keys that all have to fit where packing is hard, so that nearly every epoch has a plan
 SURE = 2**14  # strata from which on one packing says what others will do
 CLASSES = 400  # candidate boundaries between groups of padded batches
-PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost, or A_FEW batches
-A_FEW = 5.0
+PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost
+A_FEW, FEW_SHARE = 5.0, 0.03  # where there are few batches: so many, but no more than this share
 RANDOM_ENOUGH = 20.0  # batch-mates that meet again, over chance, with one shuffle: groups are not widened beyond
 
 
@@ -284,7 +284,7 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     batches = np.where(members > 0, members / size[:, None], np.inf)
     again = np.where(members > 0, members * mates * np.minimum(mates / np.maximum(members - 1, 1), 1), 0)
     fewest = float((1 / counts).sum())
-    most = fewest + max(PADDING * fewest, A_FEW)
+    most = fewest + max(PADDING * fewest, min(A_FEW, FEW_SHARE * fewest))
     low, high = -2.0, 7.0  # decades of the weight
     cuts = np.arange(len(begins) + 1)
     for _ in range(10):
