@@ -144,7 +144,7 @@ def write_out(pieces: Pieces) -> None:
 
 
 def discard(stream: TextIO | None) -> None:
-    """Write what is left nowhere, as Python's documentation advises: at its end the interpreter would try again."""
+    """Discard unwritten output, as Python's documentation advises: at its end the interpreter would try again."""
     if stream is not None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -271,7 +271,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
     for folder, inside, names in os.walk(directory, onerror=fail):
         inside.sort()
-        # Links to directories are not followed, but named as what is left.
+        # Links to directories are not followed, but reported as left out.
         links = [name for name in inside if Path(folder, name).is_symlink()]
         yield from (Path(folder, name) for name in sorted([*names, *links]))
 
