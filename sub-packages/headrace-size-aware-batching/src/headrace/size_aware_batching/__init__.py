@@ -3,7 +3,8 @@
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.memory import collect_cuda_peak_alloc
+from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
+from headrace.size_aware_batching.memory_budget import design_batches
 from headrace.size_aware_batching.memory_model import PolynomialRegression
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
@@ -11,6 +12,7 @@ from headrace.size_aware_batching.sampler import (
     SizeAwareBatchSampler,
     size_aware_batching,
 )
+from headrace.size_aware_batching.simulated_memory import SimulatedMemory, estimate_peaks
 from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
 __all__ = [
@@ -23,11 +25,16 @@ __all__ = [
     "PackedCollate",
     "PaddedBatch",
     "PaddedCollate",
+    "Peaks",
     "PlanReport",
     "PolynomialRegression",
+    "SimulatedMemory",
     "SizeAwareBatchSampler",
     "bucketed_batching",
     "collect_cuda_peak_alloc",
     "create_buckets",
+    "design_batches",
+    "estimate_peaks",
+    "measure_peaks",
     "size_aware_batching",
 ]

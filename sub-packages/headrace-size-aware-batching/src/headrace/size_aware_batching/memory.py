@@ -1,18 +1,30 @@
 """Peak memory of a step on a CUDA device; no other module touches CUDA."""
 
 import gc
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import shortlist, warn
+from headrace.size_aware_batching._validation import bounded_int, log_info, shortlist, warn
 
 Data = TypeVar("Data")
 Feature = TypeVar("Feature")
+SizesOf: TypeAlias = Callable[[Any], Any]  # a batch -> the sizes of its samples, [n] or [n, k]
 
 _NAMED = 10  # items that the closing message names; each has had a warning of its own
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, HIP and XPU, the driver and NCCL
+    "alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUSOLVER_STATUS_
+    "cublas_status_not_initialized",  # cublasCreate found no room for its workspace
+    "cudnn_status_internal_error_host_allocation",
+    "cusparse_status_insufficient_resources",
+    "can't allocate memory",  # torch's allocator on the CPU
+)
 
 
 def collect_cuda_peak_alloc(
@@ -66,6 +78,17 @@ class Meter(Protocol):
         """Return the most bytes in use at once since ``start``."""
 
 
+@runtime_checkable
+class DeviceMemory(Meter, Protocol):
+    """The memory of one device: its peaks and its size. ``SimulatedMemory`` is one, too."""
+
+    def reserved_peak(self) -> int:
+        """Return the most bytes that the allocator held at once since ``start``, fragments included."""
+
+    def total(self) -> int:
+        """Return the bytes that this process can have."""
+
+
 class CudaMeter:
     """Reads the statistics of torch's caching allocator.
 
@@ -87,6 +110,16 @@ class CudaMeter:
         """Return the most bytes in tensors at once since ``start``."""
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_allocated(self.device)
+
+    def reserved_peak(self) -> int:
+        """Return the most bytes that the allocator held at once since ``start``."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def total(self) -> int:
+        """Return what is free on the device and what the allocator holds: what others use is not counted."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device)
 
 
 def collect_peaks(
@@ -134,3 +167,228 @@ def _cuda_device(device: torch.device | str) -> torch.device:
     if not torch.cuda.is_available():
         raise RuntimeError(f"device is {found}, but torch.cuda.is_available() is False here: use a GPU machine")
     return found
+
+
+def device_memory(device: torch.device | str | DeviceMemory) -> DeviceMemory:
+    """Return the memory of a CUDA device; a `DeviceMemory`, such as a ``SimulatedMemory``, is returned as it is."""
+    return device if isinstance(device, DeviceMemory) else CudaMeter(_cuda_device(device))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device ran out of memory: torch's own, or that of cuBLAS, cuDNN and the like.
+
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    True
+    >>> is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    False
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | MemoryError) and (
+        isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+    )
+
+
+def free_memory() -> None:
+    """Drop garbage and give the allocator's unused blocks back; does nothing on CUDA where it was not used."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Measured peaks of batches; each array has one row for each of m batches.
+
+    Args:
+        counts: Samples in the batch, int64, shape ``[m]``.
+        largest: Its largest size, in each column of sizes, float64, shape ``[m, k]``.
+        sums: The sum of its sizes, likewise.
+        allocated: Peak of bytes in tensors, int64, shape ``[m]``.
+        reserved: Peak of bytes that the allocator held, int64, shape ``[m]``.
+        fits: False where the batch ran out of memory; both peaks are then the size of the memory, a lower bound of
+            what it needs. Shape ``[m]``.
+
+    ``peaks[mask]`` takes some of the rows and ``peaks + other`` joins the rows of both.
+    """
+
+    counts: NDArray[np.int64]
+    largest: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    allocated: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+    fits: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, batches: Iterable[Any], allocated: Sequence[int], reserved: Sequence[int] | None = None, fits: Any = None
+    ) -> "Peaks":
+        """Return the peaks of batches that are given by their samples' sizes, each of shape ``[n]`` or ``[n, k]``.
+
+        >>> Peaks.of([[3, 5], [4]], [100, 70]).sums.tolist()
+        [[8.0], [4.0]]
+        """
+        features = [batch_features(sizes) for sizes in batches]
+        columns = len(features[0][1]) if features else 1
+        peaks = np.array(allocated, np.int64)
+        return cls(
+            np.array([count for count, _, _ in features], np.int64),
+            np.array([largest for _, largest, _ in features], np.float64).reshape(-1, columns),
+            np.array([total for _, _, total in features], np.float64).reshape(-1, columns),
+            peaks,
+            peaks if reserved is None else np.array(reserved, np.int64),
+            np.ones(len(peaks), np.bool_) if fits is None else np.array(fits, np.bool_),
+        )
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, rows: Any) -> "Peaks":
+        return Peaks(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def __add__(self, other: "Peaks") -> "Peaks":
+        names = [field.name for field in fields(self)]
+        return Peaks(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+
+    def scaled_to(self, measured: "Peaks") -> "Peaks":
+        """Return estimated peaks brought to the level of a few measured ones.
+
+        Args:
+            measured: Peaks of some of these batches, those of the same count, largest sizes and sums. One gives a
+                factor, two or more a factor and an offset, by relative least squares.
+
+        Raises:
+            ValueError: If none of the measured batches that fit is among these.
+        """
+        places = {self._key(row): row for row in range(len(self))}
+        pairs = [
+            (places[key], row) for row in np.flatnonzero(measured.fits) if (key := measured._key(int(row))) in places
+        ]
+        if not pairs:
+            raise ValueError("measured must hold batches that were estimated, too, got none: measure some of the same")
+        mine, theirs = (np.array(rows) for rows in zip(*pairs, strict=True))
+        scaled = {}
+        for name in ("allocated", "reserved"):
+            x, y = getattr(self, name)[mine] / 1.0, getattr(measured, name)[theirs] / 1.0
+            factor, offset = float((x / y).sum() / ((x / y) ** 2).sum()), 0.0
+            if len(np.unique(x)) > 1:
+                factor, offset = np.linalg.lstsq(np.stack([x / y, 1 / y], axis=1), np.ones(len(x)), rcond=None)[0]
+            scaled[name] = np.rint(factor * getattr(self, name) + offset).astype(np.int64)
+        return replace(self, **scaled)
+
+    def _key(self, row: int) -> tuple[float, ...]:
+        return (float(self.counts[row]), *self.largest[row].tolist(), *self.sums[row].tolist())
+
+
+def batch_features(sizes: Any) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the count, the largest sizes and the sums of the sizes of a batch, ``[n]`` or ``[n, k]``.
+
+    >>> batch_features([3, 5])
+    (2, array([5.]), array([8.]))
+    """
+    array = np.asarray(sizes, np.float64)
+    if array.ndim not in (1, 2) or not len(array):
+        raise ValueError(
+            f"the sizes of a batch must have shape [n] or [n, k] with n >= 1, got {array.shape}: give sizes_of=, a "
+            "function from a batch to the sizes of its samples"
+        )
+    array = array.reshape(len(array), -1)
+    return len(array), array.max(axis=0), array.sum(axis=0)
+
+
+def measure_peaks(
+    work: Callable[[Data], object],
+    batches: Iterable[Data],
+    device: torch.device | str | DeviceMemory,
+    *,
+    sizes_of: SizesOf | None = None,
+    warm_up: int = 2,
+    cleanup: Callable[[], None] | None = None,
+) -> Peaks:
+    """Measure the peaks of allocated and of reserved memory for each batch, also of batches that do not fit.
+
+    A batch that runs out of memory, of torch's allocator as well as of cuBLAS or cuDNN, becomes a bound: see
+    ``Peaks.fits``. A batch that is at least as large as such a one in count, largest size and sum is not tried; so
+    give the smallest first, as `design_batches` does. A progress bar appears when it takes longer than a second.
+
+    Args:
+        work: The step to measure: forward, backward and optimizer, to know what training needs.
+        batches: What ``work`` takes, one after the other.
+        device: The CUDA device that ``work`` uses, or a ``SimulatedMemory``.
+        sizes_of: Returns the sizes of the samples in a batch, shape ``[n]`` or ``[n, k]``. By default the batch is
+            these sizes.
+        warm_up: How often the first batch runs before anything is measured: libraries and optimizers allocate their
+            state in the first steps.
+        cleanup: Runs after each batch, also after one that failed.
+
+    Returns:
+        Features and peaks, in the order of the batches.
+
+    Raises:
+        ValueError: If ``device`` is not a CUDA device, or the sizes of a batch are not an array of numbers.
+
+    >>> from headrace.size_aware_batching import SimulatedMemory
+    >>> with SimulatedMemory(limit=100_000) as memory:
+    ...     peaks = measure_peaks(lambda sizes: torch.zeros(sum(sizes)), [[1000], [9000, 9000], [20_000]], memory)
+    >>> peaks.allocated.tolist(), peaks.fits.tolist()
+    ([4096, 72192, 80384], [True, True, True])
+    """
+    memory = device_memory(device)
+    warm_up = bounded_int("warm_up", warm_up, 1000, "from 0 to 999")
+    rows: list[tuple[Any, int, int, bool]] = []
+    too_large: list[NDArray[np.float64]] = []
+    for batch in _with_progress(batches):
+        sizes = batch if sizes_of is None else sizes_of(batch)
+        count, largest, total = batch_features(sizes)
+        features = np.concatenate([[count], largest, total])
+        for _ in range(warm_up):
+            _attempt(work, batch, memory, cleanup)
+        warm_up = 0
+        failed: str | None = "a smaller batch did"
+        if not any((features >= other).all() for other in too_large):
+            failed, allocated, reserved = _attempt(work, batch, memory, cleanup)
+        if failed is not None:
+            too_large.append(features)
+            allocated = reserved = memory.total()
+            log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
+        rows.append((sizes, allocated, reserved, failed is None))
+    batch_sizes, allocated_peaks, reserved_peaks, fits = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Peaks.of(batch_sizes, allocated_peaks, reserved_peaks, fits)
+
+
+def describe(sizes: Any) -> str:
+    """Return the features of a batch in words.
+
+    >>> describe([3, 5])
+    '2 samples, largest 5, sum 8'
+    """
+    count, largest, total = batch_features(sizes)
+    numbers = [" x ".join(f"{value:g}" for value in column) for column in (largest, total)]
+    return f"{count} samples, largest {numbers[0]}, sum {numbers[1]}"
+
+
+def _attempt(
+    work: Callable[[Data], object], batch: Data, memory: DeviceMemory, cleanup: Callable[[], None] | None
+) -> tuple[str | None, int, int]:
+    """Run the work once; return why it ran out of memory, or None, and both peaks."""
+    failed = None
+    try:
+        memory.start()
+        work(batch)
+        allocated, reserved = memory.peak(), memory.reserved_peak()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failed = str(error)  # the error itself holds the tensors of its frames
+        allocated = reserved = 0
+    finally:
+        if cleanup is not None:
+            cleanup()
+    if failed is not None:
+        free_memory()
+    return failed, allocated, reserved
+
+
+def _with_progress(batches: Iterable[Data]) -> Iterator[Data]:
+    return iter(tqdm(batches, desc="peak memory", delay=1, leave=False))

@@ -1,0 +1,117 @@
+"""The simulated memory runs out where a device would, and estimates need no memory at all."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.size_aware_batching import SimulatedMemory, estimate_peaks, measure_peaks
+
+
+def make_step(width: int = 64) -> Callable[[Any], object]:
+    model = torch.nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def step(sizes: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(len(sizes), int(np.max(sizes)), width)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_it_counts_what_is_alive() -> None:
+    with SimulatedMemory() as memory:
+        first = torch.zeros(1024)
+        view = first[10:]
+        assert memory.used == 4096
+        memory.start()
+        second = torch.ones(2048)
+        del second
+        assert memory.peak() == 4096 + 8192
+        memory.start()
+        assert memory.peak() == memory.used == 4096
+        del first
+        assert memory.used == 4096  # the view holds the storage
+        del view
+        assert memory.used == 0
+        assert memory.reserved_peak() == 2**21
+
+
+def test_tensors_from_outside_count_once_they_are_used() -> None:
+    weight = torch.ones(512)
+    with SimulatedMemory(limit=5000) as memory:
+        with pytest.raises(torch.OutOfMemoryError, match="tried to allocate 4096 bytes, 2048 of 5000 bytes are in use"):
+            torch.cat([weight, weight])
+        assert memory.used == 2048
+        (weight + 1).sum()
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_it_runs_out_in_every_phase(phase: str) -> None:
+    layer = torch.nn.Linear(256, 256, bias=False)  # 256 KiB, as its gradient and each state of Adam
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    kib = {"forward": 260, "backward": 400, "optimizer": 800}[phase]
+    reached = []
+
+    def step() -> None:
+        loss = layer(torch.ones(8, 256)).sum()
+        reached.append("forward")
+        loss.backward()
+        reached.append("backward")
+        optimizer.step()
+
+    with SimulatedMemory(limit=kib * 1024), pytest.raises(torch.OutOfMemoryError):
+        step()
+    assert reached == {"forward": [], "backward": ["forward"], "optimizer": ["forward", "backward"]}[phase]
+
+
+def test_everything_is_given_back_after_a_failed_step() -> None:
+    step = make_step()
+    with SimulatedMemory() as memory:
+        step([4])
+        gc.collect()
+        before = memory.used
+        memory.limit = before + 2**16
+        with pytest.raises(torch.OutOfMemoryError):
+            step([64, 64, 64])
+        memory.limit = None
+        step([4])
+        gc.collect()
+        assert memory.used == before
+
+
+def test_an_estimate_has_the_shape_of_the_real_curve() -> None:
+    shapes = [np.full(n, length) for n in (1, 2, 4) for length in (16, 64, 128)]
+    estimated = estimate_peaks(make_step, shapes)
+    with SimulatedMemory() as memory:
+        real = measure_peaks(make_step(), shapes, memory)
+    assert np.corrcoef(estimated.allocated, real.allocated)[0, 1] > 0.99
+    scaled = estimated.scaled_to(real[[0, 4, 8]])
+    assert (np.abs(scaled.allocated / real.allocated - 1) < 0.15).all()
+    assert estimated.scaled_to(real[[8]]).allocated[8] == real.allocated[8]
+
+
+def test_a_model_far_beyond_this_machine_is_estimated() -> None:
+    def make() -> Callable[[Any], object]:
+        model = torch.nn.Linear(2**20, 2**20, dtype=torch.bfloat16)  # 2 TiB
+        return lambda sizes: model(torch.ones(len(sizes), 2**20, dtype=torch.bfloat16)).sum().backward()
+
+    peaks = estimate_peaks(make, [np.array([1])], warm_up=0)
+    assert 2 * 2**41 < peaks.allocated[0] < 3 * 2**41
+
+
+def test_an_estimate_needs_a_measured_batch_to_be_scaled() -> None:
+    estimated = estimate_peaks(make_step, [np.array([4])], warm_up=0)
+    other = estimate_peaks(make_step, [np.array([8])], warm_up=0)
+    with pytest.raises(ValueError, match="measured must hold batches that were estimated, too, got none"):
+        estimated.scaled_to(other)
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, "many"])
+def test_limits_that_are_refused(limit: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="limit must be an int >= 1"):
+        SimulatedMemory(limit)
