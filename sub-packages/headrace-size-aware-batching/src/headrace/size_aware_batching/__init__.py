@@ -5,7 +5,7 @@ from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, Pad
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
 from headrace.size_aware_batching.memory_budget import design_batches
-from headrace.size_aware_batching.memory_model import PolynomialRegression
+from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
@@ -16,6 +16,7 @@ from headrace.size_aware_batching.simulated_memory import SimulatedMemory, estim
 from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
 __all__ = [
+    "BatchMemoryModel",
     "BatchPlan",
     "BucketBatchSampler",
     "BucketedBatching",

@@ -1,16 +1,32 @@
-"""A polynomial of one variable that predicts the memory of a sample from its size."""
+"""Models that predict memory: a polynomial of one variable, and one of whole batches with a stated coverage."""
 
+import json
+import math
 from collections.abc import Callable, Sequence
-from typing import Self
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._budget import largest_count
+from headrace.size_aware_batching._memory_fit import (
+    MOST_TERMS,
+    MemoryCost,
+    MemoryReport,
+    Term,
+    conformal_margin,
+    default_terms,
+    fit_floor,
+)
 from headrace.size_aware_batching._sizes import number_vector
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._validation import one_of, real_number, warn
+from headrace.size_aware_batching.memory import DeviceMemory, Peaks, device_memory
 
 Floats = NDArray[np.float64]
+_FORMAT = 1  # of a saved model
 
 
 class PolynomialRegression(torch.nn.Module):
@@ -185,3 +201,285 @@ def _points(values: object, name: str) -> Floats:
             "leave these points out"
         )
     return array
+
+
+class BatchMemoryModel:
+    """The peak memory of a step by its batch: ``max(floor, a + b*n*L + c*n*L^2)``, with a margin of stated coverage.
+
+    n is the number of samples in the batch and L its largest size; the floor is what weights and optimizer need. The
+    curve is fitted by relative least squares in float64, with slopes that are not negative, so that no batch gets
+    cheaper by a further or a larger sample. Least squares is too low for about half of all batches. The margin makes up
+    for that by split-conformal prediction (Vovk et al., 2005; Lei et al., 2018): it comes from calibration batches that
+    the curve has not seen, and holds whatever the errors look like, if these batches are like those of training.
+    Nothing beyond what was measured is predicted unless you ask for it.
+
+    Args:
+        features: Products of ``n``, ``L`` and ``S`` (the sum of the sizes), with powers: ``("S",)`` for packed batches,
+            ``("n*L", "n*L^2", "n")`` and so on, at most 6. Where a sample has several sizes, ``L0``, ``L1``, ``S0``.
+            Or a `PolynomialRegression`, whose degree says which powers of ``n*L`` to take. By default ``n*L`` and
+            ``n*L^2`` of each column.
+        coverage: Share of new batches that must not need more than ``upper`` says. 0.95 needs 19 calibration batches,
+            0.99 needs 99.
+        memory: ``"reserved"``, what the allocator takes from the device, fragments included; or ``"allocated"``.
+
+    Raises:
+        ValueError: If an argument has a value that is not allowed.
+
+    >>> batches = [[length] * n for n in (1, 2, 4, 8, 16) for length in (64, 128, 256, 512, 1024, 2048, 3072, 4096)]
+    >>> bytes_needed = [max(9e8, 5e8 + 3e4 * sum(batch) + 2 * len(batch) * max(batch) ** 2) for batch in batches]
+    >>> model = BatchMemoryModel()
+    >>> model.fit(Peaks.of(batches, bytes_needed))
+    >>> round(model.predict(8, 1000)), model.max_items(1000, budget_bytes=1e9)
+    (900000000, 15)
+    """
+
+    def __init__(
+        self,
+        features: Sequence[str] | PolynomialRegression | None = None,
+        *,
+        coverage: float = 0.95,
+        memory: Literal["reserved", "allocated"] = "reserved",
+    ) -> None:
+        if isinstance(features, PolynomialRegression):
+            features = [f"n^{power}*L^{power}" for power in range(1, features.degree + 1)]
+        if features is not None and (isinstance(features, str) or not 0 < len(features) <= MOST_TERMS):
+            raise ValueError(f"features must be 1 to {MOST_TERMS} products such as 'n*L', got {features!r}")
+        if not 0 < real_number(coverage, "coverage") < 1:
+            raise ValueError(f"coverage must be a number between 0 and 1, such as 0.95, got {coverage!r}")
+        one_of("memory", memory, ("reserved", "allocated"))
+        self.features = None if features is None else tuple(features)
+        self.coverage = float(coverage)
+        self.memory = memory
+        self.capacity: int | None = None  # bytes of the device that was measured, where fit_budget did it
+        self.reserve = 0.05
+        self.points: Peaks | None = None
+        self.calibration: Peaks | None = None
+        self._cost: MemoryCost | None = None
+
+    def fit(self, peaks: Peaks, calibration: Peaks | None = None, *, seed: int = 0) -> None:
+        """Fit the curve and the margin; replaces an earlier fit.
+
+        Args:
+            peaks: What `measure_peaks` returned. Batches that ran out of memory raise the margin until the upper
+                prediction is no lower than what they had.
+            calibration: Peaks of other batches, best drawn from those of an epoch. By default half of ``peaks``,
+                one of every two neighbours in size, drawn at random.
+            seed: Of that draw.
+
+        Raises:
+            ValueError: If there are too few calibration batches for the coverage, or too few to fit.
+        """
+        everything = peaks if calibration is None else peaks + calibration
+        if calibration is None:
+            held_out = _one_of_two(peaks, seed)
+            calibration, peaks = peaks[held_out], peaks[~held_out]
+        columns = everything.largest.shape[1]
+        terms = tuple(Term.parse(text, columns) for text in self.features or default_terms(columns))
+        points, tested, bounds = peaks[peaks.fits], calibration[calibration.fits], everything[~everything.fits]
+        if len(points) < len(terms) + 2:
+            raise ValueError(
+                f"peaks must hold at least {len(terms) + 2} batches that fit for {len(terms)} features, got "
+                f"{len(points)}: measure more batches"
+            )
+        floor, intercept, slopes = fit_floor(_values(terms, points), self._bytes(points))
+        seen = everything[everything.fits]
+        most = (
+            float(seen.counts.max()),
+            tuple(seen.largest.max(axis=0).tolist()),
+            tuple(_values(terms, seen).max(axis=0).tolist()),
+        )
+        bare = MemoryCost(terms, tuple(slopes.tolist()), intercept, floor, 1.0, most)
+        margin = conformal_margin(self._errors(bare, tested), self.coverage)
+        # The curve's own points are closer to it than others; where they are not, they count as well.
+        fitted = np.sort(self._errors(bare, points))
+        margin = max(margin, float(fitted[math.ceil(self.coverage * len(fitted)) - 1]), 0.0)
+        margin = max([margin, *self._errors(bare, bounds).tolist()])
+        self.points, self.calibration = points + bounds, tested
+        self._cost = MemoryCost(terms, bare.slopes, intercept, floor, 1 + margin, most)
+
+    @property
+    def margin(self) -> float:
+        """What ``upper`` adds to ``predict``, as a share."""
+        return self.cost().factor - 1
+
+    def predict(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
+        """Predict the bytes of a batch without the margin.
+
+        Args:
+            count: Number of samples.
+            largest: Largest size, or that of each column.
+            total: Sum of the sizes, or that of each column; by default count times largest, the most it can be.
+            extrapolate: Whether to predict beyond what was measured.
+
+        Raises:
+            ValueError: If the batch lies beyond what was measured.
+            RuntimeError: If nothing has been fitted.
+        """
+        cost = self.cost()
+        columns = np.asarray(largest, np.float64).reshape(-1)
+        totals = count * columns if total is None else np.asarray(total, np.float64).reshape(-1)
+        values = [float(term(count, columns.tolist(), totals.tolist())) for term in cost.terms]
+        if cost.most is not None and not extrapolate:
+            names = ["n", *(f"L{column}" for column in range(len(columns))), *(term.name for term in cost.terms)]
+            found = [float(count), *columns.tolist(), *values]
+            for name, value, most in zip(names, found, [cost.most[0], *cost.most[1], *cost.most[2]], strict=True):
+                if value > most:
+                    raise ValueError(
+                        f"the batch must lie within what was measured, got {name} = {value:g}, the largest measured is "
+                        f"{most:g}: measure larger batches, or give extrapolate=True"
+                    )
+        return max(cost.floor, cost.intercept + sum(map(float.__mul__, cost.slopes, values)))
+
+    def upper(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
+        """Predict bytes that a share ``coverage`` of batches do not exceed; arguments as for ``predict``."""
+        return self.cost().factor * self.predict(count, largest, total, extrapolate=extrapolate)
+
+    def cost(self, *, extrapolate: bool = False) -> MemoryCost:
+        """Return bytes by ``(n, largest)``, with the margin, for ``cost=`` of the samplers.
+
+        Args:
+            extrapolate: Whether batches beyond what was measured may be planned; else they cost infinity.
+
+        Raises:
+            RuntimeError: If nothing has been fitted.
+        """
+        if self._cost is None:
+            raise RuntimeError("the model has not been fitted yet: call fit(peaks) or load(path) first")
+        return replace(self._cost, most=None) if extrapolate else self._cost
+
+    def max_items(self, largest: Any, budget_bytes: float, *, extrapolate: bool = False) -> int:
+        """Return how many samples fit into a budget when the largest has this size; 0 if none does."""
+        return largest_count(self.cost(extrapolate=extrapolate), budget_bytes, largest, 2**40)
+
+    def max_total(self, budget_bytes: float) -> float:
+        """Return the largest sum of sizes that fits, for ``cost="sum"``: with the feature ``S`` alone.
+
+        Raises:
+            ValueError: If the model has other features.
+        """
+        cost = self.cost()
+        if [term.name for term in cost.terms] not in (["S"], ["S0"]):
+            raise ValueError(
+                f"max_total needs a model with features=('S',), got {[term.name for term in cost.terms]}: give cost() "
+                "to the sampler"
+            )
+        limit = math.inf if cost.most is None else cost.most[2][0]
+        if budget_bytes < cost.factor * max(cost.floor, cost.intercept):
+            return 0.0
+        slope = cost.factor * cost.slopes[0]
+        return limit if slope == 0 else min(limit, (budget_bytes - cost.factor * cost.intercept) / slope)
+
+    def budget(self, device: torch.device | str | DeviceMemory | None = None, reserve: float | None = None) -> float:
+        """Return the bytes that a batch may need, for ``max_total_size=``.
+
+        Args:
+            device: Whose memory; by default the one that `fit_budget` measured.
+            reserve: Share of it to leave free; by default what `fit_budget` was asked for, else 0.05.
+
+        Raises:
+            ValueError: If no device is known, or the reserve is not from 0 to less than 1.
+        """
+        if device is None and self.capacity is None:
+            raise ValueError("device must be given to budget() where the model does not come from fit_budget, got None")
+        reserve = self.reserve if reserve is None else reserve
+        if not 0 <= reserve < 1:
+            raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
+        capacity = self.capacity if device is None else device_memory(device).total()
+        return float(capacity or 0) * (1 - reserve)
+
+    def report(self) -> MemoryReport:
+        """Return figures about the fit; printed, they are a short text."""
+        cost, points, tested = self.cost(), self._measured(self.points), self._measured(self.calibration)
+        errors = self._errors(cost, tested) + 1  # measured over upper
+        return MemoryReport(
+            points=int(points.fits.sum()),
+            calibration=len(tested),
+            bounds=int((~points.fits).sum()),
+            floor=cost.floor,
+            intercept=cost.intercept,
+            slopes={term.name: slope for term, slope in zip(cost.terms, cost.slopes, strict=True)},
+            median_error=float(np.median(np.abs(errors * cost.factor - 1))),
+            coverage=self.coverage,
+            margin=cost.factor - 1,
+            headroom=float(np.median(1 - errors)),
+        )
+
+    def draw(self, path: str | Path) -> None:
+        """Draw measured against predicted peaks with the margin into a PNG, PDF or SVG file. Needs matplotlib."""
+        from headrace.size_aware_batching.plotting import draw_memory
+
+        cost = self.cost()
+        drawn = [self._measured(self.points), self._measured(self.calibration)]
+        predicted = [self._bytes(peaks) / (self._errors(cost, peaks) + 1) / cost.factor for peaks in drawn]
+        budget = None if self.capacity is None else self.budget()
+        draw_memory(path, predicted, [self._bytes(peaks) for peaks in drawn], drawn[0].fits, cost.factor, budget)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model, with its measurements, to a JSON file."""
+        measured = {
+            name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
+            for name in ("points", "calibration")
+        }
+        names = ("features", "coverage", "memory", "capacity", "reserve")
+        options = {name: getattr(self, name) for name in names}
+        text = json.dumps({"format": _FORMAT, **options, "cost": asdict(self.cost()), **measured}, indent=1)
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a model that ``save`` wrote.
+
+        Raises:
+            ValueError: If the file is not such a model.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found["format"] != _FORMAT:
+                raise ValueError(f"format {found['format']}")
+            model = cls(found["features"], coverage=found["coverage"], memory=found["memory"])
+            model.capacity, model.reserve = found["capacity"], found["reserve"]
+            cost = found["cost"]
+            most = cost["most"] and (cost["most"][0], tuple(cost["most"][1]), tuple(cost["most"][2]))
+            terms = tuple(Term.parse(term["name"], len(term["largest"])) for term in cost["terms"])
+            model._cost = MemoryCost(**{**cost, "terms": terms, "slopes": tuple(cost["slopes"]), "most": most})
+            for name in ("points", "calibration"):
+                kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
+                arrays: dict[str, Any] = {
+                    key: np.array(rows, kinds.get(key, np.int64)) for key, rows in found[name].items()
+                }
+                columns = len(model._cost.terms[0].largest)
+                arrays.update({key: arrays[key].reshape(-1, columns) for key in ("largest", "sums")})
+                setattr(model, name, Peaks(**arrays))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} must be a file that BatchMemoryModel.save wrote: {error!r}") from None
+        return model
+
+    def _bytes(self, peaks: Peaks) -> Floats:
+        found: Floats = getattr(peaks, self.memory).astype(np.float64)
+        return found
+
+    def _errors(self, cost: MemoryCost, peaks: Peaks) -> Floats:
+        """Return by which share of the prediction the peaks lie above it."""
+        predicted = cost.factor * np.maximum(cost.floor, cost.intercept + _values(cost.terms, peaks) @ cost.slopes)
+        errors: Floats = self._bytes(peaks) / predicted - 1
+        return errors
+
+    def _measured(self, peaks: Peaks | None) -> Peaks:
+        self.cost()
+        if peaks is None:
+            raise RuntimeError("the model has not been fitted yet: call fit(peaks) first")
+        return peaks
+
+
+def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
+    """Return the terms of each batch, shape ``[m, t]``."""
+    counts = peaks.counts.astype(np.float64)
+    return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
+
+
+def _one_of_two(peaks: Peaks, seed: int) -> NDArray[np.bool_]:
+    """Draw one of every two batches that are neighbours in bytes, so that both halves cover all there are."""
+    order = np.flatnonzero(peaks.fits)[np.argsort(peaks.allocated[peaks.fits], kind="stable")]
+    pairs = order[: len(order) // 2 * 2].reshape(-1, 2)
+    drawn = pairs[np.arange(len(pairs)), np.random.default_rng(seed).integers(0, 2, len(pairs))]
+    return np.isin(np.arange(len(peaks)), drawn)

@@ -1,5 +1,6 @@
-"""Pictures of plans. Needs matplotlib, and is imported only when something is drawn."""
+"""Pictures of plans and of memory. Needs matplotlib, and is imported only when something is drawn."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,42 @@ def spread(plan: BatchPlan, num_replicas: int) -> tuple[NDArray[np.float64], NDA
     mean = work.mean(axis=1, keepdims=True)
     relative = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
     return relative.max(axis=1), relative.min(axis=1)
+
+
+def draw_memory(
+    path: str | Path,
+    predicted: Sequence[NDArray[np.float64]],
+    measured: Sequence[NDArray[np.float64]],
+    fits: NDArray[np.bool_],
+    factor: float,
+    budget: float | None = None,
+) -> None:
+    """Draw measured against predicted peaks into a PNG, PDF or SVG file.
+
+    Args:
+        path: File to write.
+        predicted: Bytes without the margin: of the fitted batches and of those for calibration.
+        measured: Bytes, likewise.
+        fits: Which of the fitted batches did not run out of memory.
+        factor: One plus the margin.
+        budget: Bytes that a batch may need; None for no line.
+    """
+    gib = 2.0**30 if max(float(each.max(initial=0)) for each in measured) > 2**30 else 2.0**20
+    unit = "GiB" if gib > 2**20 else "MiB"
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+        axes = figure.subplots()
+        most = max(float(each.max(initial=0)) for each in predicted) / gib * 1.05
+        axes.plot([0, most], [0, most], color=GREY, linewidth=1, label="predicted")
+        axes.plot([0, most], [0, factor * most], color=BLUE, linewidth=1, label=f"upper, margin {factor - 1:.1%}")
+        axes.fill_between([0, most], [0, most], [0, factor * most], color=BLUE, alpha=0.12, linewidth=0)
+        axes.plot(predicted[0][fits] / gib, measured[0][fits] / gib, "o", color=BLUE, markersize=4, label="fitted")
+        axes.plot(predicted[1] / gib, measured[1] / gib, "o", color=ORANGE, markersize=4, label="calibration")
+        if not fits.all():
+            axes.plot(predicted[0][~fits] / gib, measured[0][~fits] / gib, "x", color=RED, label="out of memory")
+        if budget is not None:
+            axes.axhline(budget / gib, color=RED, linewidth=1, label="budget")
+        axes.set(xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}", xlim=(0, None), ylim=(0, None))
+        axes.set_title("Peak memory of a step, a point a batch", loc="left", fontweight="bold", fontsize=10)
+        axes.legend(frameon=False, loc="upper left")
+        figure.savefig(path, dpi=110)

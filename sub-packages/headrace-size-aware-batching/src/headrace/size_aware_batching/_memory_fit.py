@@ -1,0 +1,225 @@
+"""Least squares for peaks of memory: terms of a batch's features over a floor, and conformal margins."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+MOST_TERMS = 6  # each subset of them is tried
+_FACTOR = re.compile(r"(n|[LS]\d*)(?:\^(\d))?")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of powers of a batch's features.
+
+    Args:
+        name: As it was written, such as ``"n*L^2"``.
+        count: Power of the number of samples.
+        largest: Power of the largest size in each column.
+        total: Power of the sum of the sizes in each column.
+    """
+
+    name: str
+    count: int
+    largest: tuple[int, ...]
+    total: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str, columns: int) -> "Term":
+        """Read a term: factors n, L (largest) and S (sum), joined by ``*``, each with a power such as ``^2``.
+
+        Raises:
+            ValueError: If it is no such product, or names a column that the sizes do not have.
+
+        >>> Term.parse("n*L1^2", columns=2)
+        Term(name='n*L1^2', count=1, largest=(0, 2), total=(0, 0))
+        """
+        powers = {"n": [0], "L": [0] * columns, "S": [0] * columns}
+        for factor in text.replace(" ", "").split("*"):
+            match = _FACTOR.fullmatch(factor)
+            column = int(match[1][1:] or 0) if match else 0
+            if match is None or column >= columns or (columns > 1 and match[1] in ("L", "S")):
+                raise ValueError(
+                    f"a feature must be a product such as 'n*L^2' of n (samples), L (largest size) and S (sum of the "
+                    f"sizes), L0, L1, ... where a sample has several sizes; got {text!r} for {columns} of them"
+                )
+            powers[match[1][0]][column] += int(match[2] or 1)
+        return cls(text, powers["n"][0], tuple(powers["L"]), tuple(powers["S"]))
+
+    def __call__(self, count: Any, largest: Any, total: Any) -> Any:
+        """Return the value for a batch; ``largest`` and ``total`` hold a number or an array for each column."""
+        value = count**self.count
+        for power, column in zip((*self.largest, *self.total), (*largest, *total), strict=True):
+            if power:
+                value = value * column**power
+        return value
+
+
+@dataclass(frozen=True)
+class MemoryCost:
+    """Bytes of a batch by count and largest size, with the margin: what ``cost=`` of the samplers takes.
+
+    Made by ``BatchMemoryModel.cost()``. Sums of sizes count as count times largest, the most they can be. It can be
+    pickled.
+
+    Args:
+        terms: The features.
+        slopes: Bytes per unit of each, not negative.
+        intercept: Bytes at zero.
+        floor: Bytes that every batch needs, at the least.
+        factor: One plus the margin.
+        most: The largest count, and the largest value of each column and each term, that were measured; a batch
+            beyond them costs infinity. None to extrapolate.
+    """
+
+    terms: tuple[Term, ...]
+    slopes: tuple[float, ...]
+    intercept: float
+    floor: float
+    factor: float
+    most: tuple[float, tuple[float, ...], tuple[float, ...]] | None
+
+    def __call__(self, count: int, largest: Any) -> float:
+        """Return the bytes that a batch of ``count`` samples needs, the largest of which has this size."""
+        sizes = largest.tolist() if isinstance(largest, np.ndarray | np.generic | torch.Tensor) else largest
+        columns = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+        values = [float(term(count, columns, [count * size for size in columns])) for term in self.terms]
+        if self.most is not None:
+            count_most, column_most, term_most = self.most
+            if count > count_most or any(map(float.__gt__, map(float, columns), column_most)):
+                return math.inf
+            if any(map(float.__gt__, values, term_most)):
+                return math.inf
+        linear = self.intercept + sum(map(float.__mul__, self.slopes, values))
+        return self.factor * max(self.floor, linear)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Figures about a fitted `BatchMemoryModel`.
+
+    Args:
+        points: Batches that the curve was fitted to.
+        calibration: Batches that the margin comes from.
+        bounds: Batches that ran out of memory.
+        floor: Bytes that every batch needs, at the least; 0 where no floor was found.
+        intercept: Bytes at zero.
+        slopes: Bytes per unit of each feature, by its name.
+        median_error: Median of the relative error at the calibration points.
+        coverage: Share of new batches that need no more than the upper prediction, at the least.
+        margin: What the upper prediction adds, as a share.
+        headroom: Median of what the upper prediction leaves unused at the calibration points, as a share of it.
+    """
+
+    points: int
+    calibration: int
+    bounds: int
+    floor: float
+    intercept: float
+    slopes: dict[str, float]
+    median_error: float
+    coverage: float
+    margin: float
+    headroom: float
+
+    def __str__(self) -> str:
+        slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
+        return "\n".join(
+            [
+                f"bytes         max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
+                f"points        {self.points} fitted, {self.calibration} for calibration, {self.bounds} out of memory",
+                f"median error  {self.median_error:.2%}",
+                f"margin        {self.margin:.2%}, covers {self.coverage:.0%} of new batches",
+                f"headroom      {self.headroom:.2%} in the median",
+            ]
+        )
+
+
+def default_terms(columns: int) -> tuple[str, ...]:
+    """Return n*L and n*L^2 for each column of sizes.
+
+    >>> default_terms(1), default_terms(2)
+    (('n*L', 'n*L^2'), ('n*L0', 'n*L0^2', 'n*L1', 'n*L1^2'))
+    """
+    names = ["L"] if columns == 1 else [f"L{column}" for column in range(columns)]
+    return tuple(f"n*{name}{power}" for name in names for power in ("", "^2"))
+
+
+def fit_floor(x: Floats, y: Floats) -> tuple[float, float, Floats]:
+    """Fit ``max(floor, a + x @ b)`` with ``b >= 0`` by relative least squares.
+
+    Every split of the points, in the order of ``y``, into those on the floor and those above it is tried.
+
+    Args:
+        x: Shape ``[m, t]``, not negative.
+        y: Shape ``[m]``, positive.
+
+    Returns:
+        The floor (0 where there is none), a, and b of shape ``[t]``.
+
+    >>> x = np.array([[1.0], [2.0], [3.0], [4.0]])
+    >>> floor, a, b = fit_floor(x, np.maximum(9.0, 1 + 4 * x[:, 0]))
+    >>> round(floor, 6), round(a, 6), b.round(6).tolist()
+    (9.0, 1.0, [4.0])
+    """
+    order = np.argsort(y, kind="stable")
+    x, y = x[order], y[order]
+    best: tuple[float, float, float, Floats] | None = None
+    for low in range(max(1, len(y) - x.shape[1])):
+        floor = float((1 / y[:low]).sum() / (1 / y[:low] ** 2).sum()) if low else 0.0
+        intercept, slopes = nonnegative_slopes(x[low:], y[low:])
+        error = float(((np.maximum(floor, intercept + x @ slopes) / y - 1) ** 2).sum())
+        if best is None or error < best[0] - 1e-9 * len(y):  # bytes are rounded: a floor has to earn its place
+            best = error, floor, intercept, slopes
+    if best is None:
+        raise ValueError("there must be at least one point to fit")
+    return best[1:]
+
+
+def nonnegative_slopes(x: Floats, y: Floats) -> tuple[float, Floats]:
+    """Fit ``a + x @ b`` with ``b >= 0`` by relative least squares, exactly: over every subset of the columns."""
+    scale = np.maximum(x.max(axis=0), np.finfo(float).tiny)
+    rows = np.concatenate([np.ones((len(x), 1)), x / scale], axis=1) / y[:, None]
+    best, intercept, slopes = math.inf, 0.0, np.zeros(x.shape[1])
+    for size in range(x.shape[1] + 1):
+        for chosen in combinations(range(x.shape[1]), size):
+            columns = [0, *(column + 1 for column in chosen)]
+            found = np.linalg.lstsq(rows[:, columns], np.ones(len(y)), rcond=None)[0]
+            error = float(((rows[:, columns] @ found - 1) ** 2).sum())
+            if (found[1:] >= 0).all() and error < best:
+                best, intercept, slopes = error, float(found[0]), np.zeros(x.shape[1])
+                slopes[list(chosen)] = found[1:]
+    return intercept, slopes / scale
+
+
+def least_points(coverage: float) -> int:
+    """Return how many calibration points a coverage needs: 19 for 0.95, 99 for 0.99."""
+    return math.ceil(coverage / (1 - coverage) - 1e-9)
+
+
+def conformal_margin(scores: Floats | Sequence[float], coverage: float) -> float:
+    """Return the margin that split-conformal prediction adds (Vovk et al., 2005; Lei et al., 2018).
+
+    A new score from the same distribution is at most this with a probability of at least ``coverage``.
+
+    Raises:
+        ValueError: If there are too few scores for this coverage.
+
+    >>> conformal_margin(range(19), 0.95), conformal_margin(range(39), 0.95)
+    (18.0, 37.0)
+    """
+    if len(scores) < (needed := least_points(coverage)):
+        raise ValueError(
+            f"coverage={coverage:g} needs at least {needed} calibration points, got {len(scores)}: measure more "
+            "batches or ask for less coverage"
+        )
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    return float(np.sort(np.asarray(scores, np.float64))[rank - 1])

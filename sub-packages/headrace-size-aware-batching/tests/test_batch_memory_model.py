@@ -1,0 +1,235 @@
+"""A model of peaks by batch: what it recovers, covers, refuses and keeps."""
+
+import pickle
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.size_aware_batching import (
+    BatchMemoryModel,
+    DistributedSizeAwareBatchSampler,
+    Peaks,
+    PolynomialRegression,
+    SimulatedMemory,
+)
+
+FLOOR = 9e8
+
+
+def need(n: Any, longest: Any) -> Any:
+    """Bytes of a step of a Transformer, about."""
+    return np.maximum(FLOOR, 5e8 + 3e4 * n * longest + 2.0 * n * longest**2)
+
+
+def measured(seed: int, points: int = 40, noise: float = 0.03) -> Peaks:
+    generator = np.random.default_rng(seed)
+    n = np.rint(np.exp(generator.uniform(0, np.log(64), points))).astype(int)
+    longest = np.rint(np.exp(generator.uniform(np.log(32), np.log(2048), points))).astype(int)
+    batches = [np.full(count, length) for count, length in zip(n, longest, strict=True)]
+    peaks = need(n, longest) * (1 + noise * np.abs(generator.normal(size=points)))
+    return Peaks.of(batches, peaks.astype(np.int64).tolist())
+
+
+def fitted(seed: int = 0, noise: float = 0.03, **options: Any) -> BatchMemoryModel:
+    model = BatchMemoryModel(**options)
+    model.fit(measured(seed, noise=noise), seed=seed)
+    return model
+
+
+@given(st.floats(0, 1e9), st.floats(1e3, 1e5), st.floats(0, 10), st.floats(0, 20_000))
+def test_floor_and_slopes_are_recovered(intercept: float, linear: float, quadratic: float, floor: float) -> None:
+    def truth(n: Any, longest: Any) -> Any:
+        return np.maximum(floor_at, intercept + linear * n * longest + quadratic * n * longest**2)
+
+    floor_at = intercept + linear * floor
+    batches = [np.full(n, length) for n in (1, 2, 4, 8, 16, 32, 64) for length in (64, 300, 700, 1024, 1500, 2048)]
+    model = BatchMemoryModel()
+    model.fit(Peaks.of(batches, [int(truth(len(batch), batch.max())) for batch in batches]))
+    for n, longest in ((1, 40), (4, 1000), (16, 700), (60, 2000)):
+        assert model.predict(n, longest) == pytest.approx(truth(n, longest), rel=1e-3)
+    assert model.margin < 1e-3
+
+
+def test_at_least_95_in_100_new_batches_are_covered_with_19_calibration_points() -> None:
+    covered, headrooms = [], []
+    for seed in range(200):
+        model = BatchMemoryModel()
+        model.fit(measured(seed, 21), measured(10_000 + seed, 19))
+        new = measured(20_000 + seed, 50)
+        upper = np.array(
+            [model.upper(int(n), row[0], extrapolate=True) for n, row in zip(new.counts, new.largest, strict=True)]
+        )
+        covered.append((new.allocated <= upper).mean())
+        headrooms.append(np.median(1 - new.allocated / upper))
+    assert np.mean(covered) >= 0.95
+    assert np.median(headrooms) <= 0.10
+
+
+@pytest.mark.parametrize(("coverage", "needed"), [(0.95, 19), (0.99, 99), (0.9, 9)])
+def test_coverage_needs_enough_calibration_points(coverage: float, needed: int) -> None:
+    model = BatchMemoryModel(coverage=coverage)
+    with pytest.raises(
+        ValueError, match=f"coverage={coverage:g} needs at least {needed} calibration points, got {needed - 1}"
+    ):
+        model.fit(measured(0), measured(1, needed - 1))
+    model.fit(measured(0), measured(1, needed))
+
+
+def test_what_lies_beyond_the_measurement_is_refused_unless_asked_for() -> None:
+    model = fitted()
+    longest, most = 2048 * 4, 64
+    for arguments, name in (((1, longest), "L0"), ((most * 10, 32), "n"), ((most - 10, 2000), r"n\*L")):
+        with pytest.raises(ValueError, match=rf"must lie within what was measured, got {name} = .*extrapolate=True"):
+            model.predict(*arguments)
+        assert model.predict(*arguments, extrapolate=True) > 0
+        assert model.cost()(*arguments) == float("inf")
+        assert model.cost(extrapolate=True)(*arguments) == model.upper(*arguments, extrapolate=True)
+    assert model.max_items(longest, 1e15) == 0
+    assert model.max_items(longest, 1e15, extrapolate=True) > 1000
+
+
+@pytest.mark.parametrize("longest", [33, 200, 1500])
+def test_max_items_is_the_largest_count_that_fits(longest: int) -> None:
+    model = fitted()
+    count = model.max_items(longest, 2e9)
+    assert model.upper(count, longest) <= 2e9
+    assert model.cost()(count + 1, longest) > 2e9
+
+
+def test_a_sampler_takes_it_and_workers_do() -> None:
+    model = fitted()
+    sizes = np.random.default_rng(0).integers(32, 1000, 2000)
+    cost = pickle.loads(pickle.dumps(model.cost()))
+    sampler = DistributedSizeAwareBatchSampler(sizes, 2e9, cost=cost, strategy="bucketed")
+    batches = list(sampler)
+    assert sorted(chain.from_iterable(batches)) == list(range(2000))
+    assert all(need(len(batch), sizes[batch].max()) <= 2e9 for batch in batches)
+
+
+def test_several_sizes_a_sample() -> None:
+    generator = np.random.default_rng(0)
+    batches = [generator.integers(1, [100, 400], (n, 2)) for n in generator.integers(1, 30, 60)]
+    bytes_needed = [
+        int(1e6 + len(b) * (50.0 * b[:, 0].max() + 9.0 * b[:, 1].max() + 0.5 * b[:, 1].max() ** 2)) for b in batches
+    ]
+    model = BatchMemoryModel()
+    model.fit(Peaks.of(batches, bytes_needed))
+    assert set(model.report().slopes) == {"n*L0", "n*L0^2", "n*L1", "n*L1^2"}
+    assert model.report().slopes["n*L0"] == pytest.approx(50, rel=1e-3)
+    sizes = generator.integers(1, [90, 300], (500, 2))
+    sampler = DistributedSizeAwareBatchSampler(sizes, 2e6, cost=model.cost(), strategy="bucketed")
+    for batch in sampler:
+        n, (a, b) = len(batch), sizes[batch].max(axis=0)
+        assert 1e6 + n * (50.0 * a + 9.0 * b + 0.5 * b**2) <= 2e6
+
+
+def test_packed_batches_by_the_sum_of_their_sizes() -> None:
+    generator = np.random.default_rng(0)
+    batches = [generator.integers(1, 100, n) for n in generator.integers(1, 200, 60)]
+    model = BatchMemoryModel(features=("S",))
+    model.fit(Peaks.of(batches, [int(1e8 + 1e4 * batch.sum()) for batch in batches]))
+    assert model.predict(3, 50, 100) == pytest.approx(1e8 + 1e6, rel=1e-4)
+    total = model.max_total(1.3e8)
+    assert total == pytest.approx(3000, rel=1e-3)
+    assert model.max_total(1e7) == 0
+    assert model.max_total(1e12) == max(batch.sum() for batch in batches)
+    sampler = DistributedSizeAwareBatchSampler(generator.integers(1, 100, 1000), total)
+    assert sampler.report().fill > 0.95
+    with pytest.raises(ValueError, match=r"max_total needs a model with features=\('S',\)"):
+        fitted().max_total(1e9)
+
+
+def test_a_polynomial_of_the_padded_batch() -> None:
+    batches = [np.full(n, length) for n in (1, 2, 4, 8) for length in range(10, 120, 10)]
+    peaks = Peaks.of(batches, [int(1e6 + 40.0 * b.sum() + 0.01 * b.sum() ** 2) for b in batches])
+    model = BatchMemoryModel(PolynomialRegression(degree=2))
+    model.fit(peaks)
+    assert model.predict(4, 55) == pytest.approx(1e6 + 40 * 220 + 0.01 * 220**2, rel=1e-6)
+
+
+def test_reserved_bytes_count_unless_allocated_ones_are_asked_for() -> None:
+    batches = [np.full(n, 10) for n in range(1, 60)]
+    allocated = [10**6 * len(batch) for batch in batches]
+    peaks = Peaks.of(batches, allocated, [2 * value for value in allocated])
+    for memory, factor in (("reserved", 2e6), ("allocated", 1e6)):
+        model = BatchMemoryModel(memory=memory)  # type: ignore[arg-type]  # one of them
+        model.fit(peaks)
+        assert model.predict(30, 10) == pytest.approx(30 * factor)
+
+
+def test_batches_that_ran_out_raise_the_margin() -> None:
+    peaks = measured(0, noise=0.0)
+    bound = Peaks.of([np.full(8, 1000)], [int(1.2 * need(8, 1000))], fits=[False])
+    model = BatchMemoryModel()
+    model.fit(peaks + bound)
+    assert model.margin == pytest.approx(0.2, abs=0.01)
+    assert model.report().bounds == 1
+
+
+def test_a_model_survives_a_file(tmp_path: Path) -> None:
+    model = fitted()
+    model.capacity = 10**10
+    model.save(tmp_path / "model.json")
+    again = BatchMemoryModel.load(tmp_path / "model.json")
+    assert again.cost() == model.cost()
+    assert again.report() == model.report()
+    assert again.budget() == model.budget() == 9.5e9
+    again.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "model.json").read_text()
+    (tmp_path / "wrong.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match=r"wrong.json must be a file that BatchMemoryModel.save wrote"):
+        BatchMemoryModel.load(tmp_path / "wrong.json")
+
+
+def test_report_and_picture(tmp_path: Path) -> None:
+    model = fitted()
+    report = model.report()
+    assert (report.points, report.calibration, report.bounds) == (20, 20, 0)
+    assert report.headroom < 0.1
+    assert "covers 95% of new batches" in str(report)
+    model.capacity = 10**10
+    model.draw(tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_budget_of_a_device() -> None:
+    model = fitted()
+    assert model.budget(SimulatedMemory(1000)) == 950
+    assert model.budget(SimulatedMemory(1000), reserve=0.1) == 900
+    with pytest.raises(ValueError, match="device must be given to budget"):
+        model.budget()
+    with pytest.raises(ValueError, match="reserve must be from 0 to less than 1, got 1"):
+        model.budget(SimulatedMemory(1000), reserve=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"features": ()}, "features must be 1 to 6 products"),
+        ({"features": "n*L"}, "features must be 1 to 6 products"),
+        ({"coverage": 1.0}, "coverage must be a number between 0 and 1"),
+        ({"memory": "virtual"}, "memory must be one of reserved, allocated"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        BatchMemoryModel(**options)
+
+
+@pytest.mark.parametrize("feature", ["n*X", "n*L1", "", "L^", "n+L"])
+def test_features_that_are_refused(feature: str) -> None:
+    with pytest.raises(ValueError, match=r"a feature must be a product such as 'n\*L\^2'"):
+        fitted(features=[feature])
+
+
+def test_nothing_fitted_yet_and_too_few_points() -> None:
+    for call in (BatchMemoryModel().cost, BatchMemoryModel().report, lambda: BatchMemoryModel().predict(1, 1)):
+        with pytest.raises(RuntimeError, match="has not been fitted yet"):
+            call()
+    with pytest.raises(ValueError, match="peaks must hold at least 4 batches that fit for 2 features, got 3"):
+        BatchMemoryModel().fit(measured(0, 3), measured(1, 19))
