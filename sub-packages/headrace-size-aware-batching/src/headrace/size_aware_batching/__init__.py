@@ -4,7 +4,7 @@ from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
-from headrace.size_aware_batching.memory_budget import design_batches
+from headrace.size_aware_batching.memory_budget import design_batches, fit_budget, run_worst_batches
 from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
@@ -36,6 +36,8 @@ __all__ = [
     "create_buckets",
     "design_batches",
     "estimate_peaks",
+    "fit_budget",
     "measure_peaks",
+    "run_worst_batches",
     "size_aware_batching",
 ]

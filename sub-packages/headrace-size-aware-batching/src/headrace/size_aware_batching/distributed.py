@@ -16,8 +16,15 @@ from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
-from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
-from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
+from headrace.size_aware_batching._validation import (
+    bounded_int,
+    checked_epoch,
+    checked_seed,
+    one_of,
+    warn,
+    whole_number,
+)
+from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs, batch_hashes
 
 VERSION = 1
 _REPEATED = 0.1  # share of the last epoch's batches from which on a warning says that they come again
@@ -273,6 +280,21 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if not self.options.shuffle or (self._order is not None and not self._order.knows_epochs):
             return self.plan(epoch).report()
         return self.plan(epoch).report(other=self.plan(epoch - 1 if epoch else 1))
+
+    def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[int]]:
+        """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.
+
+        By the share of the budget that they take. If a run can run out of memory in this epoch, it does so on one of
+        these: `run_worst_batches` tries them before the training.
+
+        Args:
+            k: How many.
+            epoch: The current one by default.
+        """
+        plan, most = self.plan(epoch), whole_number("k", k)
+        shares = (batch_costs(plan) / np.array(plan.budget)).max(axis=1)
+        worst: list[list[int]] = [plan[int(number)].tolist() for number in np.argsort(-shares, kind="stable")[:most]]
+        return worst
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""

@@ -343,11 +343,11 @@ def measure_peaks(
         count, largest, total = batch_features(sizes)
         features = np.concatenate([[count], largest, total])
         for _ in range(warm_up):
-            _attempt(work, batch, memory, cleanup)
+            attempt(work, batch, memory, cleanup)
         warm_up = 0
         failed: str | None = "a smaller batch did"
         if not any((features >= other).all() for other in too_large):
-            failed, allocated, reserved = _attempt(work, batch, memory, cleanup)
+            failed, allocated, reserved = attempt(work, batch, memory, cleanup)
         if failed is not None:
             too_large.append(features)
             allocated = reserved = memory.total()
@@ -368,10 +368,10 @@ def describe(sizes: Any) -> str:
     return f"{count} samples, largest {numbers[0]}, sum {numbers[1]}"
 
 
-def _attempt(
+def attempt(
     work: Callable[[Data], object], batch: Data, memory: DeviceMemory, cleanup: Callable[[], None] | None
 ) -> tuple[str | None, int, int]:
-    """Run the work once; return why it ran out of memory, or None, and both peaks."""
+    """Run the work once; return why it ran out of memory, or None, and the allocated and the reserved peak."""
     failed = None
     try:
         memory.start()

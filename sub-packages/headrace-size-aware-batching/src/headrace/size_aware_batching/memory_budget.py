@@ -1,15 +1,38 @@
 """From a training step to a budget: which batches to measure, and the worst batches first."""
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
+from headrace.size_aware_batching._budget import largest_count
+from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sizes import read_sizes
-from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching._training_state import Optimizers, unchanged
+from headrace.size_aware_batching._validation import log_info, whole_number
+from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.memory import (
+    DeviceMemory,
+    Peaks,
+    attempt,
+    batch_features,
+    describe,
+    device_memory,
+    free_memory,
+    is_out_of_memory,
+)
+from headrace.size_aware_batching.memory_model import BatchMemoryModel
 
 _LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches are measured
+_EXPLORED = (0.02, 0.5, 1.0)  # the same where the counts are found by measuring
+_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
+_GROWTH = 4.0  # how many times the largest padded batch so far the next may be
 
 
 def design_batches(sizes: Any, points: int = 30, max_items: int = 64) -> list[NDArray[np.int64]]:
@@ -59,3 +82,281 @@ def neighbours(order: NDArray[np.int64], place: int, count: int) -> NDArray[np.i
 def padded_area(sizes: NDArray[Any], batch: NDArray[np.int64]) -> float:
     """Return count times largest, the sum over the columns."""
     return float(len(batch) * sizes[batch].reshape(len(batch), -1).max(axis=0).sum())
+
+
+def fit_budget(
+    step: Callable[[Any], object],
+    batches_of: Callable[[NDArray[np.int64]], Any],
+    sizes: Any,
+    device: torch.device | str | DeviceMemory,
+    target: float = 0.95,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Optimizers = None,
+    features: Sequence[str] | None = None,
+    coverage: float = 0.95,
+    calibration: int = 22,
+    memory: Literal["reserved", "allocated"] = "reserved",
+    max_items: int | None = None,
+    seed: int = 0,
+    mesh: Any = None,
+) -> BatchMemoryModel:
+    """Measure training steps and return the model of their memory, ready for `DistributedSizeAwareBatchSampler`.
+
+    Some 18 steps of one and more samples, small, usual and large ones, find the curve, each batch at most four times
+    as large as those before it. Then ``calibration`` batches that are drawn from the plan of an epoch give the margin:
+    being drawn from what training will see is what its coverage rests on. A batch that runs out of memory is a bound,
+    no failure. A progress bar appears when it takes longer than a second.
+
+    Where there is a process group, every rank has to call it. Each measures the same batches; the largest peak and the
+    smallest memory count, so that all ranks get the same model.
+
+    Args:
+        step: A step of the training with a batch: forward, backward, optimizer. It has to leave no gradients behind, or
+            to clear them at its beginning.
+        batches_of: Makes a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
+            ``lambda indices: collate([dataset[i] for i in indices])``. An index may come repeatedly.
+        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+        device: The CUDA device, or a ``SimulatedMemory``.
+        target: Share of the device's memory that batches may take: the rest is ``reserve`` in the model's ``budget``.
+        model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
+            afterwards as they were before. A ``DistributedDataParallel`` does not reduce its gradients meanwhile, so
+            that no rank waits for one that ran out of memory.
+        optimizer: Its optimizer, or several.
+        features: As for `BatchMemoryModel`.
+        coverage: As for `BatchMemoryModel`; with 0.99, give ``calibration=99``.
+        calibration: How many batches of an epoch are measured.
+        memory: As for `BatchMemoryModel`.
+        max_items: Largest number of samples in a batch.
+        seed: Of the epoch that these batches are drawn from.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+
+    Returns:
+        The fitted model: ``model.cost()`` is the cost, ``model.budget()`` the budget.
+
+    Raises:
+        ValueError: If an argument has a value that is not allowed, or too few batches fit into the memory.
+
+    >>> from headrace.size_aware_batching import SimulatedMemory
+    >>> layer, lengths = torch.nn.Linear(16, 64), np.arange(10, 210)
+    >>> with SimulatedMemory(limit=4_000_000) as device:
+    ...     found = fit_budget(
+    ...         lambda batch: layer(batch).relu().sum().backward(),
+    ...         lambda indices: torch.ones(len(indices), int(lengths[indices].max()), 16),
+    ...         lengths,
+    ...         device,
+    ...         memory="allocated",
+    ...     )
+    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
+    >>> found.budget(), len(sampler)
+    (3800000.0, 5)
+    """
+    if not 0 < target <= 1:
+        raise ValueError(f"target must be greater than 0 and at most 1, got {target}")
+    array = read_sizes(sizes)
+    if not len(array):
+        raise ValueError("sizes must hold at least one sample, got none")
+    calibration = whole_number("calibration", calibration) or 1
+    found = BatchMemoryModel(features, coverage=coverage, memory=memory)
+    with unchanged(model, optimizer) as before, unsynchronized(model):
+        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before)
+        budget = target * probes.capacity
+        anchors = size_anchors(array, _EXPLORED)
+        with tqdm(
+            total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
+        ) as bar:
+            points = _explore(found, probes, anchors, budget, whole_number("max_items", max_items) or 2**31, bar)
+            tested = _calibrate(found, points, probes, budget, calibration, max_items, seed, bar)
+    found.fit(points, tested)
+    found.capacity, found.reserve = probes.capacity, 1 - target
+    return found
+
+
+def run_worst_batches(
+    sampler: DistributedSizeAwareBatchSampler,
+    batches_of: Callable[[NDArray[np.int64]], Any],
+    step: Callable[[Any], object],
+    *,
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    k: int = 4,
+    mesh: Any = None,
+) -> None:
+    """Run the most expensive batches of the epoch before the training: if it can run out of memory, it does so now.
+
+    Weights, optimizer state and random states are afterwards as they were before. Every rank runs the same batches, and
+    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile.
+
+    Args:
+        sampler: The sampler of the training.
+        batches_of: Makes a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`.
+        step: A step of the training with a batch, as for `fit_budget`.
+        model: The model that ``step`` trains.
+        optimizer: Its optimizer, or several.
+        k: How many batches.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+
+    Raises:
+        torch.OutOfMemoryError: If a batch does not fit, with its sizes.
+
+    >>> layer = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    >>> sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5)
+    >>> def step(batch):
+    ...     layer(batch).sum().backward()
+    ...     optimizer.step()
+    >>> before = layer.weight.clone()
+    >>> run_worst_batches(sampler, lambda i: torch.ones(len(i), 4), step, model=layer, optimizer=optimizer)
+    >>> torch.equal(layer.weight, before)
+    True
+    """
+    ranks = Ranks(mesh=mesh)
+    with unchanged(model, optimizer), unsynchronized(model):
+        for number, batch in enumerate(sampler.worst_batches(k), 1):
+            failed, indices = None, np.array(batch, np.int64)
+            try:
+                step(batches_of(indices))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed = str(error)
+            refuse_worst(sampler, batch, number, failed, ranks)
+    free_memory()
+
+
+def refuse_worst(
+    sampler: DistributedSizeAwareBatchSampler, batch: list[int], number: int, failed: str | None, ranks: Ranks
+) -> None:
+    """Raise on every rank if a batch ran out of memory on one of them."""
+    answers = gathered(ranks, failed)
+    if all(answer is None for answer in answers):
+        return
+    free_memory()
+    rank = next(rank for rank, answer in enumerate(answers) if answer is not None)
+    shown = f"{batch[:10]}{' ...' if len(batch) > 10 else ''}"
+    raise torch.OutOfMemoryError(
+        f"the epoch would run out of memory: batch {number} of its most expensive ones, "
+        f"{describe(sampler.sizes[batch])}, does not fit on rank {rank}: lower the budget, or measure with fit_budget. "
+        f"Samples {shown}. {answers[rank]}"
+    )
+
+
+@contextmanager
+def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
+    """Keep a DistributedDataParallel from any collective; does nothing with another model."""
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    forward_sync, model.require_forward_param_sync = model.require_forward_param_sync, False
+    with model.no_sync():
+        yield
+    model.require_forward_param_sync = forward_sync
+
+
+def gathered(ranks: Ranks, value: Any) -> list[Any]:
+    """Return a JSON value of every rank; this one's alone where there is no process group."""
+    return [json.loads(each) for each in ranks.gather(json.dumps(value)) or [json.dumps(value)]]
+
+
+class _Probes:
+    """Measures batches on all ranks; what does not fit on one is a bound for all.
+
+    Args:
+        work: The step, of the indices of a batch.
+        sizes: Size of every sample.
+        device: The device or its memory.
+        ranks: The data-parallel ranks.
+        before: What to go back to after a step that failed half-way.
+    """
+
+    def __init__(
+        self, work: Callable[[Any], object], sizes: NDArray[Any], device: Any, ranks: Ranks, before: Any
+    ) -> None:
+        self.work, self.sizes, self.ranks, self.before = work, sizes, ranks, before
+        self.memory = device_memory(device)
+        self.capacity: int = min(gathered(ranks, self.memory.total()))
+        self._too_large: list[NDArray[np.float64]] = []
+        self._warm = False
+
+    def measure(self, batch: NDArray[np.int64]) -> Peaks:
+        """Return the peaks of one batch: the largest over the ranks."""
+        sizes = self.sizes[batch]
+        count, largest, total = batch_features(sizes)
+        features = np.concatenate([[count], largest, total])
+        fits, allocated, reserved = False, self.capacity, self.capacity
+        if not any((features >= other).all() for other in self._too_large):
+            for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
+                failed, *peaks = attempt(self.work, batch, self.memory, None)
+            self._warm = True
+            answers = gathered(self.ranks, [failed, *peaks])
+            failed = next((answer[0] for answer in answers if answer[0] is not None), None)
+            if failed is None:
+                fits, allocated, reserved = True, *(max(answer[at] for answer in answers) for at in (1, 2))
+            else:
+                self.before.restore()
+                self._too_large.append(features)
+                log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
+        return Peaks.of([sizes], [allocated], [reserved], [fits])
+
+
+def _explore(
+    found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], budget: float, most: int, bar: Any
+) -> Peaks:
+    """Measure one and two samples of each size, then as many as ever larger shares of the budget seem to take."""
+    small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
+    small.sort(key=lambda batch: padded_area(probes.sizes, batch))
+    points = probes.measure(small[0])
+    for batch in small[1:]:
+        points += probes.measure(batch)
+        bar.update()
+    for share in _SHARES:
+        for order, place in anchors:
+            cost = _provisional(found, points).cost(extrapolate=True)
+            one = np.asarray(probes.sizes[order[place]], np.float64)
+            area = _GROWTH * float((points.counts * points.largest.sum(axis=1)).max()) / max(float(one.sum()), 1e-9)
+            count = largest_count(cost, share * budget, one if one.ndim else one.item(), min(most, int(area)))
+            if count and not ((points.counts == count) & (points.largest == one).all(axis=1)).any():
+                points += probes.measure(neighbours(order, place, count))
+            bar.update()
+    return points
+
+
+def _calibrate(
+    found: BatchMemoryModel,
+    points: Peaks,
+    probes: _Probes,
+    budget: float,
+    wanted: int,
+    max_items: int | None,
+    seed: int,
+    bar: Any,
+) -> Peaks:
+    """Measure batches drawn from epochs that are planned with what is known so far."""
+    provisional = _provisional(found, points)
+    options: dict[str, Any] = {"seed": seed, "oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
+    if all(not term.count and not any(term.largest) for term in provisional.cost().terms):
+        sampler = DistributedSizeAwareBatchSampler(probes.sizes, max(1.0, provisional.max_total(budget)), **options)
+    else:
+        cost = provisional.cost(extrapolate=True)
+        sampler = DistributedSizeAwareBatchSampler(probes.sizes, budget, cost=cost, strategy="bucketed", **options)
+    plans = [sampler.plan()]
+    if not len(plans[0]):
+        raise ValueError(f"sizes must have samples that fit into {budget:,.0f} bytes, got none: see the log")
+    plans += [sampler.plan(epoch) for epoch in range(1, min(10, -(-2 * wanted // len(plans[0]))))]  # for other batches
+    batches = [np.asarray(batch, np.int64) for plan in plans for batch in plan]
+    drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted)
+    tested = points[:0]
+    for number in drawn.tolist():
+        tested += probes.measure(batches[number])
+        bar.update()
+        if int(tested.fits.sum()) == wanted:
+            break
+    return tested
+
+
+def _provisional(found: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
+    """Fit a model whose margin covers every point so far."""
+    fitting = points[points.fits]
+    model = BatchMemoryModel(found.features, coverage=len(fitting) / (len(fitting) + 2) or 0.5, memory=found.memory)
+    model.fit(points, fitting)
+    return model

@@ -1,0 +1,133 @@
+"""A copy of weights, gradients, optimizer state and random state on the host, to go back to."""
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Optimizers: TypeAlias = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+def as_optimizers(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    """Return one optimizer, several or None as a list."""
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+class HostCopy:
+    """The bytes of a tensor; numpy holds them, so that they count in no device's memory, simulated ones included."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        flat = _local(tensor).cpu().reshape(-1)
+        self.bytes: NDArray[np.uint8] = flat.contiguous().view(torch.uint8).numpy().copy()
+
+    def restore(self, tensor: torch.Tensor) -> None:
+        """Write the bytes back."""
+        local = _local(tensor)
+        local.copy_(torch.from_numpy(self.bytes).view(local.dtype).reshape(local.shape))
+
+
+class OptimizerCopy:
+    """The parameters that an optimizer changes, its state and its options.
+
+    Args:
+        optimizer: The optimizer; an entry of its state that is made later is dropped by ``restore``.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.parameters = [(p, HostCopy(p)) for group in optimizer.param_groups for p in group["params"]]
+        self.options = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        self.state = {
+            parameter: {key: HostCopy(v) if isinstance(v, torch.Tensor) else deepcopy(v) for key, v in entry.items()}
+            for parameter, entry in optimizer.state.items()
+        }
+        self.tensors = {
+            parameter: {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}
+            for parameter, entry in optimizer.state.items()
+        }
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back into the tensors that there were."""
+        for parameter, copy in self.parameters:
+            copy.restore(parameter)
+        for group, options in zip(self.optimizer.param_groups, self.options, strict=True):
+            group.update(deepcopy(options))
+        for parameter in [p for p in self.optimizer.state if p not in self.state]:
+            del self.optimizer.state[parameter]
+        for parameter, entry in self.state.items():
+            current = self.optimizer.state[parameter]
+            current.clear()
+            for key, value in entry.items():
+                if isinstance(value, HostCopy):
+                    current[key] = self.tensors[parameter][key]
+                    value.restore(current[key])
+                else:
+                    current[key] = deepcopy(value)
+
+
+class TrainingState:
+    """Weights, buffers and gradients of a model, its optimizers' state and all random states.
+
+    Args:
+        model: The model; None for none.
+        optimizer: One optimizer, several, or None.
+    """
+
+    def __init__(self, model: torch.nn.Module | None, optimizer: Optimizers = None) -> None:
+        self.optimizers = [OptimizerCopy(each) for each in as_optimizers(optimizer)]
+        self.parameters = [] if model is None else list(model.parameters())
+        tensors = [] if model is None else [*self.parameters, *model.buffers()]
+        self.tensors = [(tensor, HostCopy(tensor)) for tensor in tensors]
+        self.gradients = [None if p.grad is None else (p.grad, HostCopy(p.grad)) for p in self.parameters]
+        self.random: tuple[Any, ...] = (
+            random.getstate(),
+            np.random.get_state(),  # noqa: NPY002 -- users' augmentations draw from it
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back."""
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient[0]
+            if gradient is not None:
+                gradient[1].restore(gradient[0])
+        for tensor, copy in self.tensors:
+            copy.restore(tensor)
+        for optimizer in self.optimizers:
+            optimizer.restore()
+        python, numbers, torch_state, cuda = self.random
+        random.setstate(python)
+        np.random.set_state(numbers)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module | None, optimizer: Optimizers = None) -> Iterator[TrainingState]:
+    """Put weights, gradients, optimizer state and random states back at the end of the block."""
+    state = TrainingState(model, optimizer)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank holds, without its graph."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def _uses_cuda() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
