@@ -6,6 +6,7 @@ from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSa
 from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
 from headrace.size_aware_batching.memory_budget import design_batches, fit_budget, run_worst_batches
 from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
+from headrace.size_aware_batching.oom_guard import OOMEvent, OOMGuard
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
@@ -22,6 +23,8 @@ __all__ = [
     "BucketedBatching",
     "Buckets",
     "DistributedSizeAwareBatchSampler",
+    "OOMEvent",
+    "OOMGuard",
     "PackedBatch",
     "PackedCollate",
     "PaddedBatch",

@@ -91,7 +91,7 @@ class TrainingState:
             random.getstate(),
             np.random.get_state(),  # noqa: NPY002 -- users' augmentations draw from it
             torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+            torch.cuda.get_rng_state() if _uses_cuda() else None,
         )
 
     @torch.no_grad()
@@ -109,8 +109,8 @@ class TrainingState:
         random.setstate(python)
         np.random.set_state(numbers)  # noqa: NPY002
         torch.set_rng_state(torch_state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
 
 
 @contextmanager

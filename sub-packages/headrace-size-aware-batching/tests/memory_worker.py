@@ -1,0 +1,166 @@
+"""One of two ranks that run out of memory: ``memory_worker.py rank world store out``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.size_aware_batching import (
+    DistributedSizeAwareBatchSampler,
+    OOMGuard,
+    SimulatedMemory,
+    fit_budget,
+    run_worst_batches,
+)
+
+WIDTH, STEPS = 8, 3
+
+
+class FailsBackward(torch.autograd.Function):
+    """Runs out of memory in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+apply: Any = FailsBackward.apply
+
+
+class Training:
+    """A model in DistributedDataParallel, and its data of this rank."""
+
+    def __init__(self, rank: int) -> None:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+        self.model = DistributedDataParallel(torch.nn.Sequential(*layers).double())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
+        data = torch.Generator().manual_seed(rank)
+        self.batches = [torch.randn(6 + 2 * rank, WIDTH, dtype=torch.float64, generator=data) for _ in range(STEPS)]
+
+    def parameters(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
+
+
+def unsplit(rank: int, reduction: str) -> torch.Tensor:
+    """Train as usual; the reference."""
+    training = Training(rank)
+    for batch in training.batches:
+        training.optimizer.zero_grad()
+        errors = training.model(batch).square()
+        # DistributedDataParallel averages over two ranks of 6 and 8 samples.
+        loss = errors.mean() if reduction == "mean" else errors.sum() * 2 / 14
+        torch.autograd.backward(loss)
+        training.optimizer.step()
+    return training.parameters()
+
+
+def guarded(rank: int, reduction: Any, phase: str, step: int, failing: bool) -> dict[str, Any]:
+    """Train with a guard while one step runs out of memory."""
+    training = Training(rank)
+    update, updates = training.optimizer.step, [0]
+
+    def interrupted() -> Any:
+        updates[0] += 1
+        if phase == "optimizer" and failing and updates[0] == step + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return update()
+
+    training.optimizer.step = interrupted  # type: ignore[assignment, method-assign]
+    with OOMGuard(training.model, training.optimizer, reduction=reduction, cost=lambda _: 1.0, budget=9.0) as guard:
+
+        def loss_of(part: torch.Tensor) -> torch.Tensor:
+            fails = failing and guard.steps == step and len(part) > 2
+            if fails and phase == "forward":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            hidden = training.model(part)
+            errors = (apply(hidden) if fails and phase == "backward" else hidden).square()
+            found: torch.Tensor = errors.mean() if reduction == "mean" else errors.sum()
+            return found
+
+        for batch in training.batches:
+            guard.budget = 9.0
+            guard.step(batch, loss_of)
+    wanted = unsplit(rank, reduction)
+    found = training.parameters()
+    return {
+        "bits": found.tolist(),
+        "error": float(((found - wanted).abs() / wanted.abs().max()).max()),
+        "events": [event.phase for event in guard.events],
+    }
+
+
+def lost(rank: int) -> str:
+    """Give the second rank a sample that never fits; return what this rank is told."""
+    training = Training(rank)
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        if rank == 1 and (part == training.batches[0][3]).all(dim=1).any():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found: torch.Tensor = training.model(part).square().mean()
+        return found
+
+    with OOMGuard(training.model, training.optimizer) as guard:
+        try:
+            guard.step(training.batches[0], loss_of)
+        except torch.OutOfMemoryError as error:
+            return str(error)
+    return "nothing"
+
+
+def budgets(rank: int) -> dict[str, Any]:
+    """Fit a budget where the second rank has less memory and needs more; run a batch that only it cannot."""
+    lengths = np.random.default_rng(0).integers(4, 60, 400)
+    training = Training(0)
+
+    def step(batch: torch.Tensor) -> None:
+        training.optimizer.zero_grad()
+        torch.autograd.backward(training.model(batch).square().mean())
+        training.optimizer.step()
+
+    def batches_of(indices: Any) -> torch.Tensor:
+        extra = rank * len(indices)
+        return torch.ones(len(indices) * int(lengths[indices].max()) + extra, WIDTH, dtype=torch.float64)
+
+    both = {"model": training.model, "optimizer": training.optimizer}
+    with SimulatedMemory(limit=8_000_000 - 2_000_000 * rank) as device:
+        found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]
+    sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
+    told = "nothing"
+    with SimulatedMemory(limit=8_000_000 if rank == 0 else 1_000_000):
+        try:
+            run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as error:
+            told = str(error)
+    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told}
+
+
+def main(rank: int, world: int, store: str) -> dict[str, Any]:
+    """Run all of it."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    outcomes = {
+        f"{reduction} {phase} {step} {who}": guarded(rank, reduction, phase, step, who == "both" or rank == 1)
+        for reduction, steps in (("mean", (0, 1)), ("sum", (1,)))
+        for phase in ("forward", "backward", "optimizer")
+        for step in steps
+        for who in ("one", "both")
+        if reduction == "mean" or phase != "optimizer"
+    }
+    result = {"guard": outcomes, "lost": lost(rank), **budgets(rank)}
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+if __name__ == "__main__":
+    own_rank, all_ranks, place, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(main(int(own_rank), int(all_ranks), place)))

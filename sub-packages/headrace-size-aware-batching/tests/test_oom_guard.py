@@ -1,0 +1,348 @@
+"""A rescued step equals the unsplit one, wherever memory ran out; on one rank and on real ranks."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.size_aware_batching import OOMGuard, PackedCollate, PaddedCollate, SimulatedMemory
+from headrace.size_aware_batching._split import batch_length, split_batch
+
+HERE = Path(__file__).parent
+WIDTH = 24
+
+
+def make(seed: int = 0, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 96), torch.nn.LayerNorm(96), torch.nn.GELU(), torch.nn.Linear(96, 1)
+    ).double()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, **{"foreach": False} | options)
+
+
+def batches(steps: int = 3, n: int = 32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(n, WIDTH, dtype=torch.float64, generator=generator) for _ in range(steps)]
+
+
+def unsplit(clip: float | None = None, n: int = 32) -> list[torch.Tensor]:
+    model, optimizer = make()
+    for batch in batches(n=n):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def assert_equal(model: torch.nn.Module, expected: list[torch.Tensor]) -> None:
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        error = (parameter.detach() - wanted).abs().max() / wanted.abs().max()
+        assert error < 1e-12
+
+
+class Fails:
+    """Raises out of memory where a function is called for the given time."""
+
+    def __init__(self, *calls: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
+        self.calls, self.count, self.error = calls, 0, error
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count - 1 in self.calls:
+            raise self.error("CUDA out of memory")
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, fails: Fails) -> torch.Tensor:
+        context.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        context.fails()
+        return gradients[0], None
+
+
+apply: Any = FailsBackward.apply
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_a_step_that_runs_out_of_a_simulated_memory(reduction: Any, clip: float | None) -> None:
+    model, optimizer = make()
+    data = batches(n=128)
+    with SimulatedMemory(limit=300_000), OOMGuard(model, optimizer, reduction=reduction, clip_norm=clip) as guard:
+        for batch in data:
+            loss = guard.step(batch, lambda part: getattr(model(part).square(), reduction)())
+            assert loss.item() > 0
+    assert guard.events
+    assert {event.phase for event in guard.events} <= {"forward", "backward", "optimizer"}
+    assert_equal(model, unsplit(clip, n=128))
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_running_out_in_forward_and_backward(phase: str, step: int) -> None:
+    model, optimizer = make()
+    fails = Fails(step, step + 1)  # the whole batch, and one of its halves
+
+    def loss_of(part: torch.Tensor) -> Any:
+        if phase == "forward":
+            fails()
+        hidden = model[:3](part)
+        # The last layer has its gradient already when this one fails.
+        return model[3](apply(hidden, fails) if phase == "backward" else hidden).square().mean()
+
+    with OOMGuard(model, optimizer) as guard:
+        for batch in batches():
+            guard.step(batch, loss_of)
+    assert [(event.step, event.phase, event.samples) for event in guard.events] == [
+        (step, phase, 32),
+        (step, phase, 16),
+    ]
+    assert_equal(model, unsplit())
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False, "fused": True}])
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_update_that_changed_nothing_is_tried_again(at: int, options: dict[str, Any]) -> None:
+    model, optimizer = make(**options)
+    fails, update = Fails(at), optimizer.step
+
+    def step(*arguments: Any) -> Any:
+        fails()
+        return update()
+
+    optimizer.step = step
+    with OOMGuard(model, optimizer) as guard:
+        for batch in batches():
+            guard.step(batch, lambda part: model(part).square().mean())
+    assert [event.phase for event in guard.events] == ["optimizer"]
+    assert_equal(model, unsplit())
+
+
+def half_updated(optimizer: torch.optim.Optimizer, at: int) -> None:
+    """Let one update change some of the parameters and their state, and then run out of memory."""
+    update, calls = optimizer.step, [0]
+
+    def step(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] - 1 == at:
+            group = optimizer.param_groups[0]
+            every = group["params"]
+            group["params"] = every[:2]
+            update()
+            group["params"] = every
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return update()
+
+    optimizer.step = step  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False, "fused": True}])
+@pytest.mark.parametrize(("at", "copy"), [(0, False), (2, True)])
+def test_an_update_that_stopped_half_way_is_taken_back(at: int, copy: bool, options: dict[str, Any]) -> None:
+    model, optimizer = make(**options)
+    half_updated(optimizer, at)
+    with OOMGuard(model, optimizer, copy_weights=copy) as guard:
+        for batch in batches():
+            guard.step(batch, lambda part: model(part).square().mean())
+    assert [(event.step, event.phase) for event in guard.events] == [(at + 1, "optimizer")]
+    assert_equal(model, unsplit())
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False, "fused": True}])
+def test_an_update_that_stopped_half_way_is_never_kept(options: dict[str, Any]) -> None:
+    model, optimizer = make(**options)
+    half_updated(optimizer, at=1)
+    with OOMGuard(model, optimizer) as guard:
+        guard.step(batches()[0], lambda part: model(part).square().mean())
+        with pytest.raises(torch.OutOfMemoryError, match="the optimizer stopped half-way, give copy_weights=True"):
+            guard.step(batches()[1], lambda part: model(part).square().mean())
+
+
+def test_an_optimizer_that_allocates_its_state_in_a_small_memory() -> None:
+    model, optimizer = make()
+    failing = Fails(3)
+    original = torch.zeros_like
+
+    def zeros_like(*arguments: Any, **options: Any) -> Any:
+        failing()
+        return original(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "zeros_like", zeros_like)  # Adam makes its state with it
+        with OOMGuard(model, optimizer) as guard:
+            for batch in batches():
+                guard.step(batch, lambda part: model(part).square().mean())
+    assert len(guard.events) == 1
+    assert_equal(model, unsplit())
+
+
+def test_a_sample_that_does_not_fit_is_named() -> None:
+    model, optimizer = make()
+    batch = {"x": batches()[0][:7], "index": torch.arange(100, 107)}
+
+    def loss_of(part: dict[str, torch.Tensor]) -> Any:
+        if 105 in part["index"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(part["x"]).square().mean()
+
+    before = [p.clone() for p in model.parameters()]
+    told = "sample 5 of the batch, index 105 of the dataset, does not fit"
+    guard = OOMGuard(model, optimizer, indices=lambda part: part["index"].tolist())
+    with guard, pytest.raises(torch.OutOfMemoryError, match=told):
+        guard.step(batch, loss_of)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert guard.events[-1].samples == 1
+
+
+def test_the_budget_shrinks_and_the_event_is_logged_with_its_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = make()
+    tried = []
+
+    def loss_of(part: torch.Tensor) -> Any:
+        tried.append(len(part))
+        if len(part) > 20:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return model(part).square().mean()
+
+    caplog.set_level(logging.WARNING, "headrace.size_aware_batching")
+    with OOMGuard(model, optimizer, cost=len, sizes_of=lambda part: [WIDTH] * len(part)) as guard:
+        for batch in batches():
+            guard.step(batch, loss_of)
+    assert tried == [32, 16, 16, 16, 16, 16, 16]  # from then on it is split at once
+    assert guard.budget == 0.95 * 32
+    assert [(event.samples, event.budget) for event in guard.events] == [(32, 0.95 * 32)]
+    assert "ran out of memory in the forward with 32 samples (32 samples, largest 24, sum 768)" in caplog.text
+    assert_equal(model, unsplit())
+
+
+def test_other_errors_pass() -> None:
+    model, optimizer = make()
+    with OOMGuard(model, optimizer) as guard, pytest.raises(ZeroDivisionError):
+        guard.step(batches()[0], lambda part: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(RuntimeError, match="must be called inside the block"):
+        guard.step(batches()[0], lambda part: model(part).sum())
+
+
+def test_batch_norm_in_training_mode_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ValueError, match="model must have no BatchNorm in training mode"):
+        OOMGuard(model, optimizer)
+    model[1].eval()
+    with OOMGuard(model, optimizer) as guard:
+        guard.step(torch.ones(4, 4), lambda part: model(part).mean())
+        model.train()
+        with pytest.raises(ValueError, match="model must have no BatchNorm in training mode"):
+            guard.step(torch.ones(4, 4), lambda part: model(part).mean())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"reduction": "max"}, "reduction must be one of"), ({"shrink": 1.0}, "shrink must be between")],
+)
+def test_options_that_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        OOMGuard(*make(), **options)
+
+
+def test_random_numbers_of_a_failed_try_are_drawn_again() -> None:
+    drawn = []
+
+    def loss_of(part: torch.Tensor) -> Any:
+        drawn.append(torch.rand(1).item())
+        if len(part) > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(part).mean()
+
+    model, optimizer = make()
+    with OOMGuard(model, optimizer) as guard:
+        guard.step(batches()[0], loss_of)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+SAMPLES = [{"x": torch.arange(float(n)), "y": torch.tensor(n)} for n in (3, 1, 4, 2, 5)]
+
+
+@pytest.mark.parametrize("collate", [PaddedCollate(return_lengths=True, return_mask=True), PackedCollate()])
+@pytest.mark.parametrize("structure", [dict, tuple, "tensor"])
+def test_collated_batches_are_cut_at_their_samples(collate: Any, structure: Any) -> None:
+    forms: dict[Any, Callable[[dict[str, torch.Tensor]], Any]] = {
+        dict: lambda sample: {"x": sample["x"]},
+        tuple: lambda sample: (sample["x"], sample["x"] + 1),
+        "tensor": lambda sample: sample["x"],
+    }
+    samples = [forms[structure](sample) for sample in SAMPLES]
+    batch = collate(samples)
+    assert batch_length(batch) == 5
+    first, second = split_batch(batch)
+    assert (batch_length(first), batch_length(second)) == (2, 3)
+    if isinstance(collate, PackedCollate):
+        for half, expected in ((first, collate(samples[:2])), (second, collate(samples[2:]))):
+            assert type(half) is type(expected)
+            assert repr(half) == repr(expected)
+    singles = [part for half in (first, second) for part in split_batch(half)]
+    assert [batch_length(one) for one in singles] == [1, 1, 1, 2]
+    assert split_batch(singles[0]) == [singles[0]]
+
+
+def test_lists_and_numbers_in_a_batch() -> None:
+    first, second = split_batch(
+        {"x": torch.ones(4, 2), "name": ["a", "b", "c", "d"], "scale": 2.0, "t": torch.tensor(1)}
+    )
+    assert (first["name"], second["name"], second["scale"], second["t"].item()) == (["a", "b"], ["c", "d"], 2.0, 1)
+    for wrong in ({"x": torch.ones(4), "y": torch.ones(3)}, 5):
+        with pytest.raises(ValueError, match="a batch must hold tensors of one length in dimension 0"):
+            split_batch(wrong)
+
+
+def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> None:
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    command = [sys.executable, str(HERE / "memory_worker.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    first, second = (json.loads(out.read_text()) for out in outs)
+    assert len(first["guard"]) == 16
+    for name, found in first["guard"].items():
+        assert found["bits"] == second["guard"][name]["bits"], name
+        assert found["error"] < 1e-12, name
+        events = found["events"], second["guard"][name]["events"]
+        assert [bool(each) for each in events] == ([True, True] if name.endswith("both") else [False, True]), name
+    for found in (first, second):
+        assert "rank 1: sample 3 of the batch does not fit into memory by itself" in found["lost"]
+        assert "does not fit on rank 1" in found["worst"]
+    assert first["cost"] == second["cost"]
+    assert first["capacity"] == second["capacity"] == 6_000_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_that_runs_out_of_a_real_memory() -> None:
+    model, optimizer = make()
+    model.cuda()
+    rows = torch.cuda.mem_get_info()[1] // (96 * 8)  # one layer's output alone fills the device
+    batch = torch.zeros(rows, 1, dtype=torch.float64, device="cuda").expand(rows, WIDTH)
+    with OOMGuard(model, optimizer) as guard:
+        guard.step(batch, lambda part: model(part).square().mean())
+    assert guard.events
+    assert np.isfinite(guard.budget)
