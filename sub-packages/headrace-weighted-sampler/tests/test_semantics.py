@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 from headrace.weighted_sampler._mixture import MAX_PERIOD, apportion, integer_weights
-from headrace.weighted_sampler._semantics import Amounts, count, per_sample, proportion, ratio, tempered
+from headrace.weighted_sampler._semantics import Amounts, normalize
 
 SIZE_LISTS = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**6), st.integers(0, 6))
 def test_ratio_counts_are_exact_for_every_decimal(size: int, digits: int, places: int) -> None:
-    shares = ratio([Fraction(digits, 10**places)], Amounts((size,)))
+    shares = normalize([Fraction(digits, 10**places)], Amounts((size,)), "ratio")
     assert shares.weights == (-(-size * digits // 10**places),)
     assert shares.epoch_length == sum(shares.weights)
 
@@ -52,36 +52,36 @@ def test_what_is_shared_out_adds_up(weights: list[int], total: int) -> None:
 @given(SIZE_LISTS)
 def test_temperature_1_is_the_sizes_and_a_high_one_is_even(sizes: list[int]) -> None:
     amounts, ones = Amounts(tuple(sizes)), [Fraction(1)] * len(sizes)
-    warm = tempered(ones, amounts, Fraction(1)).requested
+    warm = normalize(ones, amounts, "temperature", Fraction(1)).requested
     assert warm == tuple(map(Fraction, sizes))
-    hot = tempered(ones, amounts, Fraction(10**6)).requested
+    hot = normalize(ones, amounts, "temperature", Fraction(10**6)).requested
     assert max(hot) / min(hot) < 1 + 1e-4
 
 
 def test_roots_are_exact_where_they_can_be() -> None:
-    shares = tempered([Fraction(1)] * 3, Amounts((100, 400, 2500)), Fraction(2))
+    shares = normalize([Fraction(1)] * 3, Amounts((100, 400, 2500)), "temperature", Fraction(2))
     assert shares.requested == tuple(map(Fraction, (10, 20, 50)))
-    third = tempered([Fraction(1)] * 2, Amounts((27, 8)), Fraction(3))
+    third = normalize([Fraction(1)] * 2, Amounts((27, 8)), "temperature", Fraction(3))
     assert third.weights == (3, 2)
 
 
 def test_by_tokens_a_source_of_long_samples_is_drawn_less() -> None:
     amounts = Amounts((100, 100), (Fraction(1000), Fraction(9000)))  # 10 and 90 tokens per sample
-    assert proportion([Fraction(1), Fraction(1)], amounts).weights == (9, 1)
-    assert count([Fraction(1000), Fraction(1000)], amounts).weights == (100, 12)
+    assert normalize([Fraction(1), Fraction(1)], amounts, "proportion").weights == (9, 1)
+    assert normalize([Fraction(1000), Fraction(1000)], amounts, "count").weights == (100, 12)
     # Square roots of 1000 and 9000 tokens: 1 to 3 in tokens, 3 to 1 in samples.
-    warm = tempered([Fraction(1)] * 2, amounts, Fraction(2)).requested
+    warm = normalize([Fraction(1)] * 2, amounts, "temperature", Fraction(2)).requested
     assert float(warm[0] / warm[1]) == pytest.approx(3, rel=1e-12)
 
 
 def test_one_weight_per_sample_rounds_the_epoch_once() -> None:
-    shares = per_sample([Fraction("0.1"), Fraction("0.3")], Amounts((7, 1)))
+    shares = normalize([Fraction("0.1"), Fraction("0.3")], Amounts((7, 1)), "ratio", per_sample=True)
     assert (shares.weights, shares.epoch_length) == ((7, 3), 1)
 
 
 @pytest.mark.parametrize("value", [Decimal("1e-9"), Decimal("1e9")])
 def test_extreme_masses_have_roots(value: Decimal) -> None:
-    [root] = tempered([Fraction(value)], Amounts((1,)), Fraction("0.01")).requested
+    [root] = normalize([Fraction(value)], Amounts((1,)), "temperature", Fraction("0.01")).requested
     assert root == Fraction(value) ** 100
 
 

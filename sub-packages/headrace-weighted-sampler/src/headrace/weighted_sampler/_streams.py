@@ -33,8 +33,9 @@ from headrace.weighted_sampler._validation import (
     as_int,
     data_identity,
     digest,
+    shown,
 )
-from headrace.weighted_sampler.weights import NamedWeights, flatten, tensor_as_array
+from headrace.weighted_sampler.weights import NamedWeights, check_names, flatten, nothing_to_draw, tensor_as_array
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
@@ -93,10 +94,7 @@ def parse_streams(
     semantics: str = "proportion",
     temperature: Weight | None = None,
 ) -> StreamMixture[T]:
-    """Check the arguments of ``InterleavedDataset`` and leave out the sources of weight 0.
-
-    Sources of a mapping are taken in the order of their names, so that the order in which it was written changes
-    nothing. Those of a sequence are named by their position.
+    """Check the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
 
     >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
     >>> mixture.names, mixture.weights
@@ -105,13 +103,12 @@ def parse_streams(
     found = _by_name(sources, weights) if isinstance(sources, Mapping) else _by_position(sources, weights)
     if len(found) > MAX_SOURCES:
         raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(found)}; concatenate some of them")
-    as_choice("stopping", stopping, STOPPINGS)
-    rule: Stopping = next(rule for rule in STOPPINGS if rule == stopping)
+    rule = cast("Stopping", as_choice("stopping", stopping, STOPPINGS))
     as_choice("semantics", semantics, STREAM_SEMANTICS)
     exact_temperature = parse_temperature(semantics, temperature)
     drawn = [(name, source, weight) for name, source, weight in found if weight]
     if not drawn:
-        raise ValueError(f"weights must hold at least one above 0, got {weights!r}: there is nothing to draw")
+        raise nothing_to_draw("weights", weights)
     for name, source, _ in drawn:
         _check_source(name, source, rule)
     names, iterables, parts = zip(*drawn, strict=True)
@@ -121,11 +118,7 @@ def parse_streams(
 
 
 def is_one_shot(source: object) -> bool:
-    """Whether a source is its own iterator and so cannot begin again.
-
-    >>> is_one_shot(iter([1])), is_one_shot([1])
-    (True, False)
-    """
+    """Whether a source is its own iterator and so cannot begin again."""
     return isinstance(source, Iterator) and iter(source) is source
 
 
@@ -144,12 +137,9 @@ def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Fou
         )
     for name in sources:
         if not isinstance(name, str):
-            raise TypeError(f"sources must have strings as names, got {name!r}")
+            raise TypeError(f"sources must have strings as names, got {shown(name)}")
     flat, _ = flatten("weights", weights)
-    if missing := sorted(set(sources) - set(flat)):
-        raise ValueError(f"weights lacks the sources {missing}; give each a weight, 0 leaves one out")
-    if unknown := sorted(set(flat) - set(sources), key=repr):
-        raise ValueError(f"weights names {unknown}, which are not in sources; the sources are {sorted(sources)}")
+    check_names("weights", flat, sorted(sources), "sources does not hold; it holds")
     return [(name, sources[name], as_fraction(f"weights[{name!r}]", flat[name])) for name in sorted(sources)]
 
 
@@ -206,19 +196,12 @@ class Stateful(Protocol):
 
 
 class SourceState(TypedDict):
-    """The position in one source.
+    """The position in one source."""
 
-    Attributes:
-        drawn: Items of its present pass that were yielded.
-        exhausted: How often it has run out; the number of its present pass.
-        source: The source's own state, None where it has none.
-        iterator: The same of its iterator.
-    """
-
-    drawn: int
-    exhausted: int
-    source: dict[str, Any] | None
-    iterator: dict[str, Any] | None
+    drawn: int  # items of its present pass that were yielded
+    exhausted: int  # how often it has run out; the number of its present pass
+    source: dict[str, Any] | None  # the source's own state
+    iterator: dict[str, Any] | None  # the same of its iterator
 
 
 def fresh_state() -> SourceState:
@@ -227,16 +210,10 @@ def fresh_state() -> SourceState:
 
 
 class SourceReader(Generic[T]):
-    """Draw items from a source, and begin it again.
+    """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
 
-    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th pass begins
-    with ``set_epoch(e + k)``, where the source has that method, so that its passes may differ.
-
-    ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
-
-    >>> reader = SourceReader("a", [7, 8], epoch=0, state=fresh_state(), begun=set())
-    >>> [reader.draw(), reader.draw(), reader.draw() is END, reader.drawn]
-    [7, 8, True, 2]
+    In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
+    method. ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
     """
 
     def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:

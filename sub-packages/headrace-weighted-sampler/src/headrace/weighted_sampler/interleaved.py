@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._mixture import StreamOrder
-from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._streams import (
     END,
     FINGERPRINT,
@@ -26,16 +25,20 @@ from headrace.weighted_sampler._streams import (
 )
 from headrace.weighted_sampler._validation import (
     MAX_POSITION,
+    Mesh,
+    Ranks,
     Weight,
     as_int,
+    check_fingerprint,
     check_keys,
     check_state,
-    split_fingerprint,
+    process_group,
 )
 
 T = TypeVar("T")
 VERSION = 2  # of the state
 _MAX_EPOCH = 2**63 - 1
+_OWNER = "InterleavedDataset"  # of states, in messages
 
 
 @dataclass(frozen=True)
@@ -441,24 +444,18 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
     """Return a state that belongs to this mixture, or refuse it."""
-    check_state(state, StreamState.__required_keys__, VERSION, mixture.seed)
-    if not isinstance(state["sources"], Mapping):
-        raise TypeError(f"state['sources'] must be a mapping, got {type(state['sources']).__name__}")
+    check_state(_OWNER, state, StreamState.__required_keys__, VERSION, mixture.seed, FINGERPRINT)
+    check_keys("state['sources']", state["sources"], (), _OWNER)
     names, own = sorted(state["sources"]), sorted(mixture.names)
     if names != own:
         raise ValueError(
             f"state was saved with the sources {names}, this dataset draws from {own}; resume with the sources it was "
             "saved with"
         )
-    saved, fingerprint = state["fingerprint"], mixture.fingerprint
-    if saved != fingerprint:
-        data = split_fingerprint(saved, FINGERPRINT)["data"] != split_fingerprint(fingerprint, FINGERPRINT)["data"]
-        raise ValueError(
-            f"state was saved with {'other data in the sources' if data else 'other weights or another stopping rule'} "
-            f"(fingerprint {saved}, this dataset's is {fingerprint}); resume with those it was saved with"
-        )
+    faults = {"data": "other data in the sources", "options": "other weights or another stopping rule"}
+    check_fingerprint(state["fingerprint"], mixture.fingerprint, FINGERPRINT, faults)
     keys = asdict(Stream())
-    check_keys("state['stream']", state["stream"], keys)
+    check_keys("state['stream']", state["stream"], keys, _OWNER)
     return StreamState(
         version=VERSION,
         seed=mixture.seed,
@@ -466,17 +463,13 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
         position=as_int("state['position']", state["position"], 0, MAX_POSITION // 2),
         dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, state["position"]),
         stream={key: as_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
-        fingerprint=fingerprint,
+        fingerprint=mixture.fingerprint,
         sources={name: _check_source_state(name, state["sources"][name]) for name in mixture.names},
     )
 
 
 def _check_source_state(name: str, state: Mapping[str, Any]) -> SourceState:
     what = f"state['sources'][{name!r}]"
-    check_keys(what, state, SourceState.__required_keys__)
-    return SourceState(
-        drawn=as_int(f"{what}['drawn']", state["drawn"], 0, MAX_POSITION),
-        exhausted=as_int(f"{what}['exhausted']", state["exhausted"], 0, MAX_POSITION),
-        source=state["source"],
-        iterator=state["iterator"],
-    )
+    check_keys(what, state, SourceState.__required_keys__, _OWNER)
+    drawn, exhausted = (as_int(f"{what}[{key!r}]", state[key], 0, MAX_POSITION) for key in ("drawn", "exhausted"))
+    return SourceState(drawn=drawn, exhausted=exhausted, source=state["source"], iterator=state["iterator"])
