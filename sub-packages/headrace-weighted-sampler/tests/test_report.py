@@ -92,7 +92,7 @@ def test_a_schedule_shows_in_the_report() -> None:
         found.append((report.changes, [int(line.weight) for line in report.sources]))
     assert found == [((), [1, 0]), ((30,), [1, 0]), ((), [2, 5])]
     sampler.set_epoch(1)
-    assert "the schedule changes the weights at position 30 of this epoch" in str(sampler.report())
+    assert "the weights change at position 30 of this epoch" in str(sampler.report())
 
 
 @pytest.mark.parametrize(("drop_last", "extra"), [(False, "2 padded, 0 dropped"), (True, "0 padded, 1 dropped")])

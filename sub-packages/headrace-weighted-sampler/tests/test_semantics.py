@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -280,3 +281,89 @@ def test_the_fingerprint_knows_what_the_order_depends_on() -> None:
     assert len({sampler.fingerprint for sampler in made}) == len(made)
     same = WeightedDistributedSampler(DATA, {"off": 1, "long": 1, "short": 1})
     assert same.fingerprint == made[0].fingerprint
+
+
+# -- Sources that are dropped when they have run out -------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9)), min_size=1, max_size=6), st.integers(0, 9))
+def test_dropped_sources_give_each_sample_once_an_epoch(parts: list[tuple[int, int]], epoch: int) -> None:
+    sizes = [size for size, _ in parts] + [5]
+    weights = [weight * (size > 0) for size, weight in parts] + [1]
+    data = NamedConcatDataset({str(place): range(size) for place, size in enumerate(sizes)})
+    options: dict[str, Any] = {"stopping": "drop_exhausted", "seed": 3}
+    sampler = WeightedDistributedSampler(data, weights, **options)
+    sampler.set_epoch(epoch)
+    order = sampler.take(0, sampler.epoch_length)
+    ends = np.cumsum(sizes)
+    wanted = [
+        index
+        for end, size, weight in zip(ends, sizes, weights, strict=True)
+        if weight
+        for index in range(end - size, end)
+    ]
+    assert sorted(order.tolist()) == wanted
+    report = sampler.report()
+    assert [line.draws for line in report.sources] == [size * bool(w) for size, w in zip(sizes, weights, strict=True)]
+    assert [line.asked for line in report.sources] == pytest.approx(
+        [line.share for line in report.sources], abs=0.02 + 2 / len(order)
+    )
+    # Between drops, the sources that are left keep their proportions.
+    kinds = np.searchsorted(ends, order, side="right")
+    cuts = [0, *report.changes, len(order)]
+    left = np.array(sizes) * np.array(weights, bool)
+    for low, high in pairwise(cuts):
+        counts = np.bincount(kinds[low:high], minlength=len(sizes))
+        share = np.array(weights) * (left > 0)
+        assert (np.abs(counts - (high - low) * share / share.sum()) < 2).all()
+        left = left - counts
+        assert (left[counts > 0] == 0).any()
+
+
+def test_ranks_and_resumed_runs_of_dropped_sources_deliver_each_sample_once() -> None:
+    options: dict[str, Any] = {"stopping": "drop_exhausted", "seed": 5}
+    ranks = [
+        WeightedDistributedSampler(DATA, {"long": 1, "short": 1, "off": 1}, 3, rank, **options) for rank in range(3)
+    ]
+    orders = []
+    for epoch in range(2):
+        shares = []
+        for rank in ranks:
+            rank.set_epoch(epoch)
+            shares.append(list(rank))
+        orders.append([index for step in zip(*shares, strict=True) for index in step])
+        assert sorted(orders[-1][:407]) == list(range(407))
+    assert orders[0] != orders[1]
+    again = WeightedDistributedSampler(DATA, [1, 1, 1], **options)
+    again.load_state_dict(ranks[0].state_dict(position=200))
+    assert list(again) == orders[1][200:407]
+    for other in ({}, {"stopping": "drop_exhausted", "seed": 5, "drop_last": True}):
+        with pytest.raises(ValueError, match="state was saved with"):
+            WeightedDistributedSampler(DATA, [1, 1, 1], **other).load_state_dict(ranks[0].state_dict())
+
+
+def test_nested_sources_are_dropped_too_and_the_others_keep_their_proportions() -> None:
+    nested = {"web": (0.5, {"long": 1, "off": 1}), "short": 0.5}
+    report = WeightedDistributedSampler(DATA, nested, stopping="drop_exhausted").report()
+    assert [(line.name, line.draws) for line in report.tree] == [
+        ("web", 107),
+        ("long", 100),
+        ("off", 7),
+        ("short", 300),
+    ]
+    # "off" lasts for 28 draws; "long" and "short" go on at 1 to 2, and "long" lasts for 279 more.
+    assert report.changes == pytest.approx((28, 307), abs=6)
+    assert "the weights change at positions" in str(report)
+
+
+@pytest.mark.parametrize("options", [{"epoch_length": 9}, {"schedule": [(5, [1, 1, 1])]}])
+def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="draws each sample once an epoch: it takes no epoch_length, no schedule"):
+        WeightedDistributedSampler(DATA, [1, 1, 1], stopping="drop_exhausted", **options)
+
+
+def test_what_cannot_be_dropped_is_refused() -> None:
+    with pytest.raises(ValueError, match="no weights of single samples, and at most 256 sources"):
+        WeightedDistributedSampler(range(9), [1.0] * 9, stopping="drop_exhausted")
+    with pytest.raises(ValueError, match="stopping must be one of 'endless', 'drop_exhausted', got 'all_exhausted'"):
+        WeightedDistributedSampler(DATA, [1, 1, 1], stopping="all_exhausted")

@@ -234,7 +234,8 @@ class Stage:
 class Mixture:
     """Sources by position, for the stages of a schedule; windows begin anew with every epoch and every stage.
 
-    With ``sizes``, the samples of each source, a pass over a source ends before its next one begins.
+    With ``sizes``, the samples of each source, a pass over a source ends before its next one begins. With
+    ``every_epoch`` the stages' positions count from the beginning of each epoch.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
     >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.assign(1, np.arange(6))}
@@ -242,7 +243,13 @@ class Mixture:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], epoch_length: int, seed: int, sizes: Sequence[int] | None = None
+        self,
+        stages: Sequence[Stage],
+        epoch_length: int,
+        seed: int,
+        sizes: Sequence[int] | None = None,
+        *,
+        every_epoch: bool = False,
     ) -> None:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
@@ -250,53 +257,94 @@ class Mixture:
         self.num_sources = len(stages[0].weights)
         self._sizes = None if sizes is None else np.maximum(sizes, 1)
         self._trees = [build_tree(stage.weights) for stage in stages]
-        self._bases = [[0] * self.num_sources]  # each source's draws before each stage
-        for number, (stage, after) in enumerate(pairwise(self.stages)):
-            self._bases.append(self._counts(number, after.start - stage.start))
+        self._every_epoch = every_epoch
+        ends = [stage.start for stage in self.stages[1:]] + [epoch_length] * every_epoch
+        self._bases = [np.zeros(self.num_sources, np.int64)]  # each source's draws before each stage
+        for number, end in enumerate(ends):
+            self._bases.append(self._counts(number, end))
 
     def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
         """Assign ascending positions of an epoch, shape ``[m]``, to sources, each source once a stage."""
-        begin = epoch * self.epoch_length
-        for start, stop in pairwise(self._cuts(epoch)):
+        begin, origin = epoch * self.epoch_length, self.origin(epoch)
+        cuts = [begin, *(origin + start for start in self.changes(epoch)), begin + self.epoch_length]
+        for start, stop in pairwise(cuts):
             low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
             if low == high:
                 continue
-            stage = self.stage_at(start)
+            stage = self.stage_at(start - origin)
             segment = Segment(
                 root=self._trees[stage],
                 length=stop - start,
-                first=start - self.stages[stage].start,
+                first=start - origin - self.stages[stage].start,
                 key=int(derive(self.seed, WINDOWS, start)[0]),
-                bases=np.array(self._bases[stage]),
+                bases=self._bases[stage] + self._earlier(epoch),
                 sizes=self._sizes,
             )
             for source, where, draws in segment.assign(offsets[low:high] - (start - begin)):
                 yield source, where + low, draws
 
-    def draws_before(self, position: int) -> list[int]:
-        """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
-        stage = self.stage_at(position)
-        return self._counts(stage, position - self.stages[stage].start)
+    def draws_before(self, epoch: int) -> list[int]:
+        """Count each source's draws before an epoch."""
+        position = epoch * self.epoch_length - self.origin(epoch)
+        counts: list[int] = (self._counts(self.stage_at(position), position) + self._earlier(epoch)).tolist()
+        return counts
+
+    def origin(self, epoch: int) -> int:
+        """Where the positions of an epoch's stages count from."""
+        return epoch * self.epoch_length * self._every_epoch
+
+    def changes(self, epoch: int) -> list[int]:
+        """Where stages begin inside an epoch, counted as stages count."""
+        begin = epoch * self.epoch_length - self.origin(epoch)
+        return [stage.start for stage in self.stages if begin < stage.start < begin + self.epoch_length]
 
     def stage_at(self, position: int) -> int:
-        """Return the number of the stage that a position is in."""
+        """Return the number of the stage that a position is in, counted as stages count."""
         return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
 
     def stages_before(self, epoch: int, position: int) -> int:
-        """Count the stages that an epoch's order before a position depends on, to the end of the position's window."""
-        here = epoch * self.epoch_length + position
-        segment = next(start for start, stop in pairwise(self._cuts(epoch)) if here <= stop)
-        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, (epoch + 1) * self.epoch_length)
-        return max(1, bisect_left(self.stages, end, key=lambda stage: stage.start))
+        """Count the stages that an epoch's order before a position depends on."""
+        if self._every_epoch:
+            return len(self.stages)
+        begin = epoch * self.epoch_length
+        return stages_before(self.stages, begin + position, begin, begin + self.epoch_length)
 
-    def _cuts(self, epoch: int) -> list[int]:
-        """Where an epoch's segments begin, and its end."""
-        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
-        return [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
+    def _earlier(self, epoch: int) -> Indices:
+        """Each source's draws before the epoch that the stages count from."""
+        return self._bases[-1] * (epoch * self._every_epoch)
 
-    def _counts(self, stage: int, offset: int) -> list[int]:
-        own = draws_before(self._trees[stage], np.array([offset]), self.num_sources)[0]
-        return [base + int(count) for base, count in zip(self._bases[stage], own, strict=True)]
+    def _counts(self, stage: int, position: int) -> Indices:
+        offset = np.array([position - self.stages[stage].start])
+        counts: Indices = self._bases[stage] + draws_before(self._trees[stage], offset, self.num_sources)[0]
+        return counts
+
+
+def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) -> int:
+    """Count the stages that the order from ``begin`` depends on, to the end of the window of a position."""
+    segment = max((stage.start for stage in stages if begin < stage.start < position), default=begin)
+    reached = min(segment + -(-(position - segment) // WINDOW) * WINDOW, end)
+    return max(1, bisect_left(stages, reached, key=lambda stage: stage.start))
+
+
+def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
+    """Draw each source once through, then drop it; those that are left keep their proportions.
+
+    >>> drop_stages([1, 1], [2, 4])
+    [Stage(start=0, weights=(1, 1)), Stage(start=4, weights=(0, 1))]
+    """
+    left = np.where(np.array(weights, bool), sizes, 0)
+    stages, start = [], 0
+    while left.any():
+        stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
+        tree, low, high = build_tree(stages[-1].weights), 0, int(left.sum())
+        while high - low > 1:  # the first source runs out above low, not above high
+            points = low + (high - low) * np.arange(1, 65) // 64
+            counts = draws_before(tree, points, len(left))
+            first = int(np.argmax(((counts >= left) & (left > 0)).any(axis=1)))
+            low, high = int(points[first - 1]) if first else low, int(points[first])
+        left = left - draws_before(tree, np.array([high]), len(left))[0]
+        start += high
+    return stages
 
 
 # -- Samples -------------------------------------------------------------------------------------------------------
@@ -351,18 +399,20 @@ class SampleOrder:
 
 
 class StreamOrder:
-    """The source at every position of one stream: a pure function of weights, seed, epoch, rank and worker.
+    """The source at every position of one stream: a pure function of stages, seed, epoch, rank and worker.
 
     After some sources were ``dropped`` and have weight 0, positions count from the latest drop.
 
-    >>> order = StreamOrder((3, 1), seed=0, epoch=0, rank=0, worker=0)
+    >>> order = StreamOrder([Stage(0, (3, 1))], seed=0, epoch=0, rank=0, worker=0)
     >>> sum(order.source_at(position) for position in range(1024))
     256
     """
 
-    def __init__(self, weights: Sequence[int], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0
+    ) -> None:
         key = int(derive(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
-        self._mixture = Mixture([Stage(0, tuple(weights))], MAX_POSITION, key)
+        self._mixture = Mixture(stages, MAX_POSITION, key)
         self._window = -1
         self._sources: list[int] = []  # of that window, so that a position costs one look-up
 

@@ -12,13 +12,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
-from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, integer_weights
+from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, drop_stages, integer_weights
 from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int, shown
 from headrace.weighted_sampler.weights import Sources, Weights, parse_sources
 
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
+STOPPINGS = ("endless", "drop_exhausted")
+MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
 
@@ -121,11 +123,13 @@ class MixtureSpec:
     weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
     means: tuple[Fraction, ...] | None  # tokens in a sample of each source; None when shares are meant by samples
     epoch_length: int
+    drops: bool = False  # whether each source is drawn once an epoch and then dropped
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
         parts = self.sources.parts
-        mixture = Mixture(self.stages, self.epoch_length, seed, [part.size for part in parts])
+        sizes = [part.size for part in parts]
+        mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
         return SampleOrder(mixture, [(part.begin, part.end) for part in parts], self.sources.members)
 
 
@@ -140,6 +144,7 @@ def parse_mixture(
     per: str,
     sizes: ArrayLike | None,
     schedule: Schedule,
+    stopping: str,
 ) -> MixtureSpec:
     """Check the arguments of ``WeightedDistributedSampler``; ``argument`` is the name of the weights in messages."""
     _check_dataset(dataset)
@@ -166,6 +171,8 @@ def parse_mixture(
         normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
         for stage in stages.values()
     ]
+    if as_choice("stopping", stopping, STOPPINGS) == "drop_exhausted":
+        return _dropping(sources, normalized[0], amounts, len(dataset), epoch_length, schedule)
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
     length = normalized[0].epoch_length if epoch_length is None else epoch_length
@@ -177,6 +184,36 @@ def parse_mixture(
         weights=tuple(tuple(stage.weights) for stage in stages.values()),
         means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
+    )
+
+
+def _dropping(
+    sources: Sources,
+    first: NormalizedWeights,
+    amounts: Amounts,
+    length: int,
+    epoch_length: int | None,
+    schedule: Schedule,
+) -> MixtureSpec:
+    if epoch_length is not None or schedule or sources.members is not None or len(sources.parts) > MAX_DROPPED:
+        raise ValueError(
+            "stopping='drop_exhausted' draws each sample once an epoch: it takes no epoch_length, no schedule, "
+            f"no weights of single samples, and at most {MAX_DROPPED} sources"
+        )
+    stages = drop_stages(first.weights, amounts.samples)
+    kept = [
+        [share if weight else Fraction(0) for share, weight in zip(first.requested, stage.weights, strict=True)]
+        for stage in stages
+    ]
+    return MixtureSpec(
+        length=length,
+        sources=sources,
+        stages=tuple(stages),
+        requested=tuple(map(_shares, kept)),
+        weights=(tuple(sources.weights),) * len(stages),
+        means=tuple(amounts.means()) if amounts.tokens else None,
+        epoch_length=sum(size for size, weight in zip(amounts.samples, first.weights, strict=True) if weight),
+        drops=True,
     )
 
 

@@ -72,7 +72,7 @@ class MixtureReport:
         dropped: Dataset indices that are left out for the same reason.
         not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
         rounding: Largest relative change of a weight; above 0 only with thousands of weights of samples.
-        changes: Positions within this epoch where a schedule changes the weights.
+        changes: Positions within this epoch where a schedule changes the weights, or a source is dropped.
     """
 
     epoch: int
@@ -103,7 +103,7 @@ class MixtureReport:
                 *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
                 *([f"and {more} more sources"] if more > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
-                *([f"the schedule changes the weights at {_positions(self.changes)}"] if self.changes else []),
+                *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
             ]
         )
@@ -155,15 +155,16 @@ def mixture_report(
     spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
     """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
-    begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
-    before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
+    mixture, origin = order.mixture, order.mixture.origin(epoch)
+    begin, end = epoch * spec.epoch_length - origin, (epoch + 1) * spec.epoch_length - origin
+    before, after = mixture.draws_before(epoch), mixture.draws_before(epoch + 1)
     extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
     delivered = [
         new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
     ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
-    weights = spec.weights[order.mixture.stage_at(begin)]
+    weights = spec.weights[mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -190,7 +191,7 @@ def mixture_report(
         dropped=tuple(order.at(epoch, dropped).tolist()),
         not_drawn=spec.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
         rounding=spec.sources.rounding,
-        changes=tuple(stage.start - begin for stage in spec.stages if begin < stage.start < end),
+        changes=tuple(start - begin for start in mixture.changes(epoch)),
     )
 
 

@@ -117,6 +117,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
             source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
+        stopping: ``"endless"``: sources begin again. ``"drop_exhausted"``: each sample comes once an epoch; a source
+            that has run out is dropped for the rest of it, and the others keep their proportions.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument is of the wrong type.
@@ -150,6 +152,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         schedule: Schedule = (),
         per: str = "sample",
         sizes: ArrayLike | None = None,
+        stopping: str = "endless",
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
@@ -175,6 +178,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             per=per,
             sizes=sizes,
             schedule=schedule,
+            stopping=stopping,
         )
         self._order = self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
