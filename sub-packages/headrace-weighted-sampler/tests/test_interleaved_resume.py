@@ -669,7 +669,7 @@ def test_messages_do_not_hold_whole_datasets() -> None:
         lambda: WeightedDistributedSampler(many, [1] * len(many), many),  # type: ignore[arg-type]
         lambda: WeightedDistributedSampler(many, weight_dict=many),  # type: ignore[arg-type]
         lambda: WeightedDistributedSampler(many, [0] * len(many)),
-        lambda: WeightedDistributedSampler(many, {(0, 9): many}),  # type: ignore[dict-item]
+        lambda: WeightedDistributedSampler(many, {(0, 9): many}),  # type: ignore[arg-type]
         lambda: WeightedDistributedSampler(many, [1] * len(many), semantics=many),  # type: ignore[arg-type]
         lambda: WeightedDistributedSampler(many, [1] * len(many), schedule=many),  # type: ignore[arg-type]
         lambda: WeightedDistributedSampler(many, [1] * len(many), drop_last=many),  # type: ignore[arg-type]

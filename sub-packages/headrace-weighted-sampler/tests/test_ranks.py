@@ -35,7 +35,8 @@ def test_the_ranks_share_the_rest_of_an_epoch_in_turn(length: int, start: int, w
 
 
 def test_one_rank_when_nothing_is_known() -> None:
-    for ranks in ({}, {"num_replicas": 1}, {"rank": 0}):
+    options: list[dict[str, Any]] = [{}, {"num_replicas": 1}, {"rank": 0}]
+    for ranks in options:
         sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, **ranks)
         assert (sampler.num_replicas, sampler.rank, len(list(sampler))) == (1, 0, 10)
 

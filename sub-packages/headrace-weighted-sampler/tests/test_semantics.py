@@ -337,13 +337,14 @@ def test_ranks_and_resumed_runs_of_dropped_sources_deliver_each_sample_once() ->
     again = WeightedDistributedSampler(DATA, [1, 1, 1], **options)
     again.load_state_dict(ranks[0].state_dict(position=200))
     assert list(again) == orders[1][200:407]
-    for other in ({}, {"stopping": "drop_exhausted", "seed": 5, "drop_last": True}):
+    others: list[dict[str, Any]] = [{"seed": 5}, {**options, "drop_last": True}]
+    for other in others:
         with pytest.raises(ValueError, match="state was saved with"):
             WeightedDistributedSampler(DATA, [1, 1, 1], **other).load_state_dict(ranks[0].state_dict())
 
 
 def test_nested_sources_are_dropped_too_and_the_others_keep_their_proportions() -> None:
-    nested = {"web": (0.5, {"long": 1, "off": 1}), "short": 0.5}
+    nested: dict[str, Any] = {"web": (0.5, {"long": 1, "off": 1}), "short": 0.5}
     report = WeightedDistributedSampler(DATA, nested, stopping="drop_exhausted").report()
     assert [(line.name, line.draws) for line in report.tree] == [
         ("web", 107),
