@@ -1,5 +1,6 @@
 """The report counts what is really delivered; its picture shows that, and matplotlib stays optional."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -165,6 +166,24 @@ def test_the_report_of_nested_weights_is_a_tree() -> None:
 def test_nested_weights_that_cannot_be_are_refused(weights: Any, options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         WeightedDistributedSampler(LANGUAGES, weights, **options)
+
+
+def test_nested_weights_and_schedules_may_come_from_json() -> None:
+    web: dict[str, Any] = {"web": [0.7, {"en": 3, "de": 1}], "code": 0.3, "fi": 0}
+    read: Any = json.loads(json.dumps({"weights": [1, 0, 0, 0], "schedule": [[100, web]]}))
+    want = WeightedDistributedSampler(
+        LANGUAGES, [1, 0, 0, 0], schedule=[(100, {**web, "web": (0.7, {"en": 3, "de": 1})})]
+    )
+    assert WeightedDistributedSampler(LANGUAGES, **read).fingerprint == want.fingerprint
+
+
+def test_a_group_without_a_weight_says_how_to_write_one() -> None:
+    bare: dict[str, Any] = {"web": {"en": 3, "de": 1, "fi": 0}, "code": 0.3}
+    message = r"weights\['web'\] must be a weight, or \(weight, {name: weight}\), got {'de': 1"
+    with pytest.raises(TypeError, match=message):
+        WeightedDistributedSampler(LANGUAGES, bare)
+    with pytest.raises(TypeError, match=message):
+        InterleavedDataset({name: [1] for name in LANGUAGES.names}, bare)
 
 
 # -- As a picture ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -19,7 +19,6 @@ from headrace.weighted_sampler.weights import Sources, Weights, parse_sources
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
-STOPPINGS = ("endless", "drop_exhausted")
 MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
@@ -171,12 +170,10 @@ def parse_mixture(
         normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
         for stage in stages.values()
     ]
-    if as_choice("stopping", stopping, STOPPINGS) == "drop_exhausted":
-        return _dropping(sources, normalized[0], amounts, len(dataset), epoch_length, schedule)
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
     length = normalized[0].epoch_length if epoch_length is None else epoch_length
-    return MixtureSpec(
+    spec = MixtureSpec(
         length=len(dataset),
         sources=sources,
         stages=tuple(Stage(start, stage.weights) for (start, _), stage in zip(stages, normalized, strict=True)),
@@ -185,34 +182,28 @@ def parse_mixture(
         means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
     )
-
-
-def _dropping(
-    sources: Sources,
-    first: NormalizedWeights,
-    amounts: Amounts,
-    length: int,
-    epoch_length: int | None,
-    schedule: Schedule,
-) -> MixtureSpec:
-    if epoch_length is not None or schedule or sources.members is not None or len(sources.parts) > MAX_DROPPED:
+    if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
+        return spec
+    if epoch_length is not None or schedule or per_sample or len(sources.parts) > MAX_DROPPED:
         raise ValueError(
             "stopping='drop_exhausted' draws each sample once an epoch: it takes no epoch_length, no schedule, "
             f"no weights of single samples, and at most {MAX_DROPPED} sources"
         )
-    stages = drop_stages(first.weights, amounts.samples)
-    kept = [
-        [share if weight else Fraction(0) for share, weight in zip(first.requested, stage.weights, strict=True)]
-        for stage in stages
-    ]
-    return MixtureSpec(
-        length=length,
-        sources=sources,
-        stages=tuple(stages),
+    return _dropping(spec)
+
+
+def _dropping(spec: MixtureSpec) -> MixtureSpec:
+    """The same sources, each drawn once an epoch and then dropped."""
+    [draws], [asked] = (stage.weights for stage in spec.stages), spec.requested
+    sizes = [part.size for part in spec.sources.parts]
+    stages = tuple(drop_stages(draws, sizes))
+    kept = [[share * (weight > 0) for share, weight in zip(asked, stage.weights, strict=True)] for stage in stages]
+    return replace(
+        spec,
+        stages=stages,
         requested=tuple(map(_shares, kept)),
-        weights=(tuple(sources.weights),) * len(stages),
-        means=tuple(amounts.means()) if amounts.tokens else None,
-        epoch_length=sum(size for size, weight in zip(amounts.samples, first.weights, strict=True) if weight),
+        weights=spec.weights * len(stages),
+        epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
         drops=True,
     )
 
@@ -262,7 +253,7 @@ def _later_stages(schedule: object, first: Sources, dataset: Sized) -> dict[tupl
 
 def pairs_of(schedule: object) -> Sequence[tuple[Any, Any]]:
     """Return a schedule if it is a list of pairs."""
-    if isinstance(schedule, Sequence) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in schedule):
+    if isinstance(schedule, Sequence) and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule):
         return schedule
     raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
 

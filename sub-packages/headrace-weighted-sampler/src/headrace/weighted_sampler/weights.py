@@ -163,7 +163,9 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
     groups: dict[str, tuple[str, ...]] = {}
     for name, value in weights.items():
         own: dict[str, Any] = {name: value}
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+        if isinstance(value, Mapping):
+            raise TypeError(f"{argument}[{name!r}] must be a weight, or (weight, {{name: weight}}), got {shown(value)}")
+        if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[1], Mapping):
             share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
             members, inner = flatten(where, value[1])
             exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}
