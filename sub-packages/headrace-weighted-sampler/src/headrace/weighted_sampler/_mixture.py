@@ -336,8 +336,12 @@ def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
     stages, start = [], 0
     while left.any():
         stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
-        tree, low, high = build_tree(stages[-1].weights), 0, int(left.sum())
-        while high - low > 1:  # the first source runs out above low, not above high
+        tree = build_tree(stages[-1].weights)
+        # A count is less than 2 away from its share, so the first source runs out above low, not above high.
+        parts = [(weight, rest) for weight, rest in zip(stages[-1].weights, left.tolist(), strict=True) if rest]
+        low = max(0, min((rest - 2) * tree.weight // weight for weight, rest in parts))
+        high = min(int(left.sum()), *((rest + 2) * tree.weight // weight + 1 for weight, rest in parts))
+        while high - low > 1:
             points = low + (high - low) * np.arange(1, 65) // 64
             counts = draws_before(tree, points, len(left))
             first = int(np.argmax(((counts >= left) & (left > 0)).any(axis=1)))
