@@ -363,6 +363,15 @@ def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any]) -> Non
         WeightedDistributedSampler(DATA, [1, 1, 1], stopping="drop_exhausted", **options)
 
 
+def test_a_schedule_that_looks_like_the_drops_of_one_epoch_has_another_fingerprint() -> None:
+    data = NamedConcatDataset({"a": range(2), "b": range(4)})
+    dropped = WeightedDistributedSampler(data, [1, 1], stopping="drop_exhausted")
+    [change] = dropped.report().changes
+    scheduled = WeightedDistributedSampler(data, [1, 1], epoch_length=6, schedule=[(change, [0, 1])])
+    assert scheduled.take(0, 6).tolist() == dropped.take(0, 6).tolist()
+    assert scheduled.fingerprint != dropped.fingerprint
+
+
 def test_what_cannot_be_dropped_is_refused() -> None:
     with pytest.raises(ValueError, match="no weights of single samples, and at most 256 sources"):
         WeightedDistributedSampler(range(9), [1.0] * 9, stopping="drop_exhausted")

@@ -483,7 +483,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._fingerprints[stages] = (
                 f"{length:0{_LENGTH_DIGITS}x}"
                 + digest(data_identity(self.dataset), sources)
-                + digest(weights, self.epoch_length, self.seed, self.drop_last)
+                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.drops)
             )
         return self._fingerprints[stages]
 
