@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options
 from headrace.size_aware_batching._sizes import any_column
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
     try:
         value = float(found)
     except (TypeError, ValueError):
-        raise TypeError(f"cost must return a number, got {found!r} for f({count}, {largest})") from None
+        raise TypeError(f"cost must return a number, got {shown(found)} for f({count}, {largest})") from None
     if value != value:
         raise ValueError(f"cost must return a number, got NaN for f({count}, {largest})")
     return value
@@ -347,7 +347,7 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     capacity: Capacity
     if callable(options.cost):
         if isinstance(budget, list) and len(budget) != 1:
-            raise ValueError(f"max_total_size must be one number for a cost function, got {budget}")
+            raise ValueError(f"max_total_size must be one number for a cost function, got {shown(budget)}")
         limits: tuple[float, ...] = (budget[0] if isinstance(budget, list) else budget,)
         if len(sizes):
             smallest, largest = (
@@ -373,10 +373,10 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
     """Raise an error that names samples that are too large, if that is what was asked for."""
     if len(over) and options.oversize == "raise":
-        some = ", ".join(f"{index}: {sizes[index]}" for index in over[:5])
+        some = ", ".join(f"{index}: {shown(sizes[index].tolist())}" for index in over[:5])
         raise ValueError(
-            f"sizes must not exceed max_total_size={budget}, got {len(over)} of {len(sizes)} samples that do so by "
-            f"themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
+            f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
+            f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
             "max_length, or choose oversize='skip' or 'own_batch'"
         )
 

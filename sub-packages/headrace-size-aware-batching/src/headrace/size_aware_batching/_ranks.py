@@ -5,6 +5,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from headrace.size_aware_batching._validation import whole_number
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -30,9 +32,7 @@ class Ranks:
     def __post_init__(self) -> None:
         if self.mesh is None:
             for name, least in (("num_replicas", 1), ("rank", 0)):
-                value = getattr(self, name)
-                if value is not None and (not hasattr(value, "__index__") or int(value) < least):
-                    raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+                whole_number(name, getattr(self, name), least)
             if self.num_replicas is not None and self.rank is not None:
                 _refuse_rank(self.num_replicas, self.rank)
             return

@@ -29,12 +29,13 @@ from headrace.size_aware_batching._validation import (
     Logger,
     Number,
     checked_epoch,
+    checked_int,
     checked_seed,
     log_info,
     logger_or,
     real_number,
+    shown,
     warn,
-    whole_number,
 )
 from headrace.size_aware_batching.sampler import OversizePolicy, Tally, exact
 
@@ -163,10 +164,10 @@ class BucketedBatching:
             self.length_multiple,
             self.oversize,
         )
-        whole_number("buffer_size", self.buffer_size)
+        checked_int("buffer_size", self.buffer_size, 1)
         self.seed = checked_seed(self.seed)
         if self.collate_fn is not None and not callable(self.collate_fn):
-            raise TypeError(f"collate_fn must be a function of a list, or None, got {self.collate_fn!r}")
+            raise TypeError(f"collate_fn must be a function of a list, or None, got {shown(self.collate_fn)}")
         size_lookup(self.sizeof)
         checked_budget(self.max_total_size)
         logger_or(log_info, self.info_logger, "info_logger")
