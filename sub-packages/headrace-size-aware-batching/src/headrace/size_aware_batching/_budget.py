@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -425,3 +425,37 @@ def coarser_units(sizes: NDArray[Any], limits: list[int]) -> tuple[NDArray[np.in
     return -(-sizes.astype(np.int64) // divisor), tuple(
         limit // unit for limit, unit in zip(limits, units, strict=True)
     )
+
+
+Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+
+
+def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> Work:
+    """Return a function that gives the work of batches, to compare them by.
+
+    Args:
+        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
+        limits: The budgets.
+        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
+    """
+    if own is not None:
+        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
+    if sizes.ndim > 1 and limits.capacity is not None:
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
+
+        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
+
+        return padded_columns
+    if sizes.ndim > 1:
+        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
+        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
+    if limits.capacity is None:
+        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
+
+    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+        return np.diff(offsets) * limits.work(longest)
+
+    return padded

@@ -1,16 +1,17 @@
-"""From a list of batches to steps: the same number, and batches of like work, on every rank."""
+"""From a list of batches to steps: the same number, and batches of like work, on every rank; and who the ranks are."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import random_words
+from headrace.size_aware_batching._validation import whole_number
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 
@@ -57,39 +58,6 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     places[ranked[head : head + tail]] = np.arange(count - tail, count)
     places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
     return places
-
-
-def work_function(
-    sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None
-) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
-    """Return a function that gives the work of batches, to compare them by.
-
-    Args:
-        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
-        limits: The budgets.
-        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
-    """
-    if own is not None:
-        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
-    if sizes.ndim > 1 and limits.capacity is not None:
-        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
-
-        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
-
-        return padded_columns
-    if sizes.ndim > 1:
-        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
-        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
-    if limits.capacity is None:
-        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
-
-    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-        return np.diff(offsets) * limits.work(longest)
-
-    return padded
 
 
 Tail = Literal["split", "pad", "drop"]
@@ -210,3 +178,99 @@ def split_longest(offsets: list[int], n_batches: int) -> list[int]:
             break
         cuts.insert(longest + 1, cuts[longest] + (lengths[longest] + 1) // 2)
     return cuts
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """World size and rank: given, of a mesh, or of the process group at the time of asking.
+
+    Args:
+        num_replicas: Number of data-parallel ranks.
+        rank: Rank of this process among them.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and ``get_local_rank()``.
+
+    Raises:
+        TypeError: If ``mesh`` has not these methods.
+        ValueError: If the mesh comes with one of the others or has several dimensions, or a number is not allowed.
+
+    >>> Ranks(4, 1).current(), Ranks().current()
+    ((4, 1), (1, 0))
+    """
+
+    num_replicas: int | None = None
+    rank: int | None = None
+    mesh: Any = None
+
+    def __post_init__(self) -> None:
+        if self.mesh is None:
+            for name, least in (("num_replicas", 1), ("rank", 0)):
+                whole_number(name, getattr(self, name), least)
+            if self.num_replicas is not None and self.rank is not None:
+                _refuse_rank(self.num_replicas, self.rank)
+            return
+        for name in ("num_replicas", "rank"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"give either mesh or {name}, got mesh and {name}={value!r}: the mesh says the number of ranks and "
+                    f"the rank, so leave out {name}"
+                )
+        missing = [name for name in ("size", "get_local_rank") if not callable(getattr(self.mesh, name, None))]
+        if missing:
+            raise TypeError(
+                f"mesh must have size() and get_local_rank(), got {type(self.mesh).__name__} without "
+                f"{' and '.join(missing)}: give a 1-D DeviceMesh, or num_replicas and rank"
+            )
+        if (dimensions := getattr(self.mesh, "ndim", 1)) != 1:
+            raise ValueError(
+                f"mesh must have one dimension, that of the data-parallel ranks, got {dimensions}: give a part of it, "
+                'such as mesh["dp"]'
+            )
+
+    def world_size(self) -> int:
+        """Return the number of ranks, as it is now."""
+        if self.mesh is not None:
+            return int(self.mesh.size())
+        if self.num_replicas is not None:
+            return int(self.num_replicas)
+        return dist.get_world_size() if _has_group() else 1
+
+    def current(self) -> tuple[int, int]:
+        """Return the number of ranks and the rank, as they are now."""
+        world_size, rank = self.world_size(), self.rank
+        if self.mesh is not None:
+            rank = self.mesh.get_local_rank()
+        elif rank is None:
+            if not _has_group() and world_size > 1:
+                raise ValueError(
+                    f"rank must be given with num_replicas={world_size} where no process group is initialized: "
+                    "give it, or call torch.distributed.init_process_group first"
+                )
+            rank = dist.get_rank() if _has_group() else 0
+        rank = int(rank)
+        _refuse_rank(world_size, rank)
+        return world_size, rank
+
+    def gather(self, value: str) -> list[str] | None:
+        """Return the values of all ranks, or None where there is no process group to ask.
+
+        It is a collective: every rank of the mesh's group, or of the default group, has to call it.
+        """
+        if not _has_group():
+            return None
+        group = None
+        if self.mesh is not None:
+            if not callable(getattr(self.mesh, "get_group", None)):
+                return None
+            group = self.mesh.get_group()
+        values = [""] * dist.get_world_size(group)
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _refuse_rank(num_replicas: int, rank: int) -> None:
+    if rank >= num_replicas:
+        raise ValueError(f"rank must be from 0 to {num_replicas - 1} with num_replicas={num_replicas}, got {rank}")

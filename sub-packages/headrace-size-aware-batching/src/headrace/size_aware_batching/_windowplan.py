@@ -38,25 +38,19 @@ class WindowPlan:
     sequence: NDArray[np.int64]
     offsets: NDArray[np.int64]
 
+    def without_last(self) -> WindowPlan:
+        """Return the plan of a window without a sample of the last stratum, which shares its batch."""
+        place = int(np.flatnonzero(self.sequence == len(self.sequence) - 1)[0])
+        return WindowPlan(np.delete(self.sequence, place), self.offsets - (self.offsets > place))
+
 
 class WindowPlans(Protocol):
     """A plan of one window for every epoch, always of as many batches."""
 
-    @property
-    def n_batches(self) -> int:
-        """Batches of a window."""
+    n_batches: int
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-
-    def without_last(self) -> WindowPlans | None:
-        """Return plans for windows without a sample of the last stratum; None if they have to be made anew."""
-
-
-def from_batches(batches: NDArray[np.int64], n_batches: int) -> WindowPlan:
-    """Turn the batch of each stratum into a plan."""
-    counts = np.bincount(batches, minlength=n_batches)
-    return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
 
 
 @dataclass(frozen=True)
@@ -108,31 +102,21 @@ class RandomPacking:
         self._spread: float
         self._hard = False
         self.n_batches = self._fewest(keys)
-        self._last_shares = last_shares(self._worst_case)
-        self._epoch_key: int | None = None
-        self._latest: NDArray[np.int64] = self._worst_case
+        self.last_shares = last_shares(self._worst_case)  # then it does in all epochs
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        return from_batches(self.batches(epoch_key), self.n_batches)
-
-    def batches(self, epoch_key: int) -> NDArray[np.int64]:
-        """Return the batch of each stratum in an epoch."""
-        if epoch_key != self._epoch_key:
-            self._latest = self._worst_case
-            for attempt in range(0 if self._once else TRIES):
-                drawn = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
-                if drawn is not None and self._hard:
-                    mix(self._sizes, self._budgets, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
-                if drawn is not None and (last_shares(drawn) or not self._last_shares):
-                    self._latest = drawn
-                    break
-            self._epoch_key = epoch_key
-        return self._latest
-
-    def without_last(self) -> WindowPlans | None:
-        """Return plans for windows without a sample of the last stratum, where that never leaves a batch empty."""
-        return WithoutLast(self) if self._last_shares else None
+        batches = self._worst_case
+        for attempt in range(0 if self._once else TRIES):
+            key = int(derive(epoch_key, attempt)[0])
+            drawn = self._pack(self.n_batches, key, 4 ** max(0, attempt - 2))
+            if drawn is not None and self._hard:
+                mix(self._sizes, self._budgets, drawn, self.n_batches, key)
+            if drawn is not None and (last_shares(drawn) or not self.last_shares):
+                batches = drawn
+                break
+        counts = np.bincount(batches, minlength=self.n_batches)
+        return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
         block = max(self._density.block, int(n_batches * self._spread)) // shorter
@@ -182,22 +166,6 @@ class RandomPacking:
 def last_shares(batches: NDArray[np.int64]) -> bool:
     """Return whether the last stratum shares its batch."""
     return bool((batches[:-1] == batches[-1]).any())
-
-
-class WithoutLast:
-    """The plans of another, for windows without a sample of the last stratum, which always shares a batch."""
-
-    def __init__(self, packing: RandomPacking) -> None:
-        self._packing = packing
-        self.n_batches = packing.n_batches
-
-    def plan(self, epoch_key: int) -> WindowPlan:
-        """Return the plan of an epoch."""
-        return from_batches(self._packing.batches(epoch_key)[:-1], self.n_batches)
-
-    def without_last(self) -> WindowPlans | None:
-        """Return None: nobody asks."""
-        return None
 
 
 class Cuts:
