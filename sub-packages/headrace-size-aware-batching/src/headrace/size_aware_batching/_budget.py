@@ -21,14 +21,10 @@ from headrace.size_aware_batching._validation import UNLIMITED, Number, real_num
 class Limits:
     """What a batch may hold.
 
-    Args:
-        budgets: Largest sum of the sizes, one entry for each column of sizes. Not used with ``capacity``.
-        capacity: For costs that depend on the count and the largest sample: maps sizes to the number of samples
-            that a batch may hold when its largest has that size. None for sums.
-        most_items: Largest number of samples.
-        multiple: The number of samples is a multiple of this where the batch holds more than that many.
-        quadratic: Weight of the square of a size, beside the size itself, when batches are compared by the time they
-            take, as in attention.
+    ``budgets`` are the largest sums, one for each column of sizes. With ``capacity`` (costs of the count and the
+    largest sample) the largest size says how many samples fit. Batches of more than ``multiple`` samples hold a
+    multiple of it. ``quadratic`` is the weight of a size's square when batches are compared by their time, as in
+    attention.
     """
 
     budgets: tuple[int, ...] = ()
@@ -54,12 +50,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class PaddedCapacity:
-    """How many samples fit when each is padded to the largest: n * largest <= budget.
-
-    Args:
-        budget: In the unit of the sizes.
-        length_multiple: The largest size is rounded up to a multiple of this, for static shapes.
-    """
+    """How many samples fit when each is padded to the largest: n * largest <= budget."""
 
     budget: float
     length_multiple: int = 1
@@ -81,12 +72,7 @@ class PaddedCapacity:
 
 @dataclass(frozen=True)
 class TableCapacity:
-    """How many samples fit, looked up.
-
-    Args:
-        sizes: Ascending, shape ``[m]``; no others are asked for.
-        counts: How many samples fit when this is the largest size, shape ``[m]``, descending.
-    """
+    """How many samples fit, looked up in ascending sizes and their counts; no other sizes are asked for."""
 
     sizes: NDArray[np.float64]
     counts: NDArray[np.int64]
@@ -100,10 +86,9 @@ class TableCapacity:
 def padded_columns(
     sizes: NDArray[Any], budgets: tuple[float, ...], length_multiple: int
 ) -> tuple[NDArray[np.float64], TableCapacity]:
-    """Reduce padded columns, each with its own budget, to one; exact, since the smallest count of a batch decides.
+    """Reduce padded columns to one: the largest share of a budget that a sample takes, and how many fit by that.
 
-    Returns:
-        The largest share of a budget that each sample takes, shape ``[n]``, and how many samples fit by that.
+    Exact, since the smallest count of a batch decides.
 
     >>> shares, capacity = padded_columns(np.array([[30, 10], [10, 30]]), (100, 60), 1)
     >>> shares.tolist(), capacity(shares).tolist()
@@ -120,14 +105,7 @@ def padded_columns(
 
 @dataclass(frozen=True)
 class FunctionCapacity:
-    """How many samples fit by a cost function, evaluated once for each distinct size.
-
-    Args:
-        cost: ``cost(n, largest)``; must not fall when either grows. With several columns ``largest`` is a vector.
-        budget: Largest cost of a batch, in the unit of ``cost``.
-        most: Largest number of samples that is looked for.
-        length_multiple: The largest size is rounded up to a multiple of this.
-    """
+    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size."""
 
     cost: CostFunction
     budget: float
@@ -136,12 +114,7 @@ class FunctionCapacity:
     _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest; shape ``[n]`` for sizes of shape ``[n]`` or ``[n, k]``.
-
-        Raises:
-            TypeError: If the function does not return a number.
-            ValueError: If it returns NaN.
-        """
+        """Return the count for each size as the largest; shape ``[n]`` for sizes ``[n]`` or ``[n, k]``."""
         several = sizes.ndim > 1
         rounded = round_up(sizes, self.length_multiple)
         distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
@@ -171,11 +144,7 @@ class AtLeastOne:
 
 
 def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
-    """Refuse a cost function that decreases somewhere on a few probes.
-
-    Raises:
-        ValueError: If a batch gets cheaper by a further sample or by a larger one.
-    """
+    """Refuse a cost function that decreases somewhere on a few probes."""
     counts = [2**power for power in range(12) if 2**power <= most]
     sizes = (smallest, largest)
     found = {(count, end): checked_cost(cost, count, sizes[end]) for end in (0, 1) for count in counts}
@@ -230,14 +199,10 @@ FINE = 2**40  # units of a budget, to which real sizes are rounded up
 
 @dataclass(frozen=True)
 class PreparedSizes:
-    """Sizes ready for planning.
+    """Sizes ready for planning: integers wherever sums are taken, and limits in their unit.
 
-    Args:
-        sizes: Shape ``[n]``, or ``[n, k]`` for several budgets; integers wherever sums are taken.
-        limits: The budgets, in the unit of ``sizes``.
-        kept: Samples that are planned, ascending; None for all.
-        oversize: Samples that exceed the budget by themselves, ascending.
-        work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
+    ``kept`` are the samples that are planned, ascending (None for all), ``oversize`` those that exceed a budget by
+    themselves, ``work`` what steps are balanced by (None for the sizes).
     """
 
     sizes: NDArray[Any]
@@ -261,11 +226,7 @@ Budget = int | float | list[int | float]
 
 
 def checked_budget(max_total_size: object) -> Number:
-    """Check a budget; infinity means that everything fits.
-
-    Raises:
-        TypeError: If it is not a real number.
-        ValueError: If it is NaN, zero or negative.
+    """Return a budget as a number greater than 0; infinity means that everything fits.
 
     >>> checked_budget(4096)
     4096
@@ -277,12 +238,7 @@ def checked_budget(max_total_size: object) -> Number:
 
 
 def plain_budget(max_total_size: Any) -> Budget:
-    """Return a budget, or a list of them, as plain numbers.
-
-    Raises:
-        TypeError: If one is not a real number.
-        ValueError: If one is NaN, zero or negative.
-    """
+    """Return a budget, or a list of them, as plain numbers; from 2**62 on they are infinite."""
     given = max_total_size
     if isinstance(given, np.ndarray | np.generic | torch.Tensor):
         given = given.tolist()
@@ -298,17 +254,7 @@ def plain_number(budget: Any) -> int | float:
 
 
 def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
-    """Return sizes and budgets in whole units, and the samples that are too large.
-
-    Args:
-        sizes: What `read_sizes` returned, cut to ``max_length``.
-        budget: What `plain_budget` returned.
-        options: What was asked for.
-
-    Raises:
-        ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
-            ``oversize="raise"``.
-    """
+    """Return sizes and budgets in whole units, and the samples that are too large, which may be refused."""
     table, budgets, capacity, over = summed(sizes, budget) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
@@ -400,7 +346,7 @@ def whole_limits(sizes: NDArray[Any], budgets: tuple[float, ...]) -> NDArray[Any
 
 
 def whole_units(sizes: NDArray[Any], budgets: tuple[float, ...]) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """Turn sizes into integers whose sums are exact and stay inside 63 bits.
+    """Turn sizes and budgets into integers whose sums are exact and stay inside 63 bits.
 
     Integers stay what they are unless their total leaves 62 bits. All else is rounded up to a 2**40th of the budget:
     sums never come out smaller than they are.
@@ -431,13 +377,7 @@ Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 
 
 def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> Work:
-    """Return a function that gives the work of batches, to compare them by.
-
-    Args:
-        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
-        limits: The budgets.
-        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
-    """
+    """Return a function to the work of batches: by each sample's ``own``, or its size, in the planner's order."""
     if own is not None:
         return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
     if sizes.ndim > 1 and limits.capacity is not None:

@@ -79,14 +79,10 @@ def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Strata:
-    """Sorted samples in strata, one sample of each stratum for every window.
+    """Samples sorted by size in strata, one sample of each stratum for every window.
 
     Stratum j is ``n_windows`` neighbours in the sorted order. So all windows have the same spread of sizes, each can be
     planned alone, and none of its samples is larger than the largest of the sample's stratum.
-
-    Args:
-        n_samples: Number of samples.
-        n_windows: Number of windows, at most as many as samples.
     """
 
     n_samples: int
@@ -127,17 +123,10 @@ class Strata:
     def places(
         self, first: int, stop: int, shifts: NDArray[np.int64], sequence: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the places in the sorted order of the samples of some windows.
+        """Return the places in the sorted order of the samples of some windows, shape ``[windows, strata]``.
 
-        Args:
-            first: First window.
-            stop: One past the last window.
-            shifts: What ``shifts`` returned, shape ``[depth]``.
-            sequence: The strata in the order they are asked for, some or all; None for all in their own order.
-
-        Returns:
-            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample of the last stratum; the
-            place given for it is valid, but not theirs.
+        ``sequence`` lists the strata that are asked for, None for all. Windows from ``n_full`` on have no sample of the
+        last stratum; the place given for it is valid, but not theirs.
         """
         firsts = self.firsts()
         if sequence is not None:
@@ -155,20 +144,11 @@ UNITS = 2**19  # of a budget, in which columns are compared
 def kd_order(
     sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
+    """Order samples ``[n, k]`` so that those of a stratum are alike in all columns; return each stratum's maximum, too.
 
     As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
     halved again and again, at a multiple of the stratum, each part by the column in which its shares of the budget
-    spread most.
-
-    Args:
-        sizes: Shape ``[n, k]``, whole numbers.
-        budgets: One a column.
-        strata: How many samples a stratum holds.
-        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
-
-    Returns:
-        The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
+    spread most. ``ranked`` strata follow by how much they take; else neighbours in the tree stay neighbours.
     """
     n_samples, leaf = strata.n_samples, strata.n_windows
     shares = np.empty(sizes.shape, np.int32)
@@ -228,10 +208,7 @@ class NaturalOrder:
 
 @dataclass(frozen=True)
 class ShuffledOrder:
-    """A keyed shuffle that can be read from any position.
-
-    Neighbours go to different windows, one each, and every window is shuffled.
-    """
+    """A keyed shuffle readable from any position: neighbours go to different windows, each of which is shuffled."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -280,15 +257,8 @@ COMPARED = 2**16  # positions of an order that ranks compare
 class SamplerOrder:
     """Order read from a user's sampler; the sampler handles epochs.
 
-    Args:
-        sampler: Iterable of indices. One with ``take(start, stop)`` is asked for the windows that are needed; the
-            length of its epoch is its ``epoch_length`` or ``total_size``, else its ``len``.
-        kept: Samples that are planned, ascending; None for all.
-        n_samples: Number of samples of the dataset.
-
-    Raises:
-        TypeError: If it cannot be iterated, or only once.
-        ValueError: If it gives each rank its own samples and cannot be asked for those of all ranks.
+    One with ``take(start, stop)`` is asked for the windows that are needed; its epoch has ``epoch_length``,
+    ``total_size`` or ``len`` positions. ``kept`` are the samples that are planned, ascending; None for all.
     """
 
     def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
@@ -348,11 +318,7 @@ class SamplerOrder:
             )
 
     def refuse_different_orders(self, ranks: Ranks) -> None:
-        """Compare the order across ranks, where the sampler has no fingerprint that stands for it.
-
-        Raises:
-            ValueError: If ranks have different orders, or draw without a generator and cannot be compared.
-        """
+        """Compare the order across ranks, where the sampler has no fingerprint that stands for it."""
         if getattr(self.sampler, "fingerprint", None) is not None:
             return
         order = self.order()

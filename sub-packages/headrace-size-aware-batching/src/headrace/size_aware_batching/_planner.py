@@ -271,15 +271,7 @@ def batches_of_window(columns: int) -> int:
 def in_strata(
     sized: PreparedSizes, options: Options, samples: NDArray[Any] | None, n_windows: int | None, key: int | None = None
 ) -> StrataPlanner:
-    """Plan over some samples in strata, or over all.
-
-    Args:
-        sized: Sizes and budgets.
-        options: What was asked for.
-        samples: The samples, shape ``[n]``; None for all.
-        n_windows: Number of windows; None for what suits the strategy.
-        key: For a window that is planned only once: its key.
-    """
+    """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once."""
     sizes = sized.sizes if samples is None else sized.sizes[samples]
     order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
     strata = Strata(len(sizes), n_windows or usual_windows(descending, sized.limits, options.strategy))

@@ -28,17 +28,8 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
 
     The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
-    epoch, whatever part of it is arranged at a time, so that the steps of a world size that divides ``length`` lie
-    inside one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
-
-    Args:
-        work: Work of each batch, shape ``[m]``.
-        key: Key of the shuffle.
-        before: Batches that come before these in the epoch.
-        length: Batches in a chunk.
-
-    Returns:
-        The place of each batch, shape ``[m]``, a permutation.
+    epoch (``before`` batches come before these), so that the steps of a world size that divides ``length`` lie inside
+    one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
 
     >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
     0
@@ -66,13 +57,7 @@ TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 @dataclass(frozen=True)
 class Steps:
-    """Some whole steps: in the s-th of them rank r gets batch ``s * num_replicas + r``.
-
-    Args:
-        indices: Samples, batch by batch.
-        offsets: Where each batch begins and the last one ends.
-        repeated: Batches at the end that repeat others of the last step.
-    """
+    """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last."""
 
     indices: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -89,20 +74,12 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
 
 
 def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
-    """Distribute a list of batches to the ranks, step by step.
+    """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
 
     A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
     split the longest of them, so that the last step has a batch for each rank; with too few samples for that, batches
-    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them:
-    the rest of a list is distributed as it would have been after its beginning.
-
-    Args:
-        chunks: The batches, some at a time.
-        num_replicas: World size.
-        tail: Uneven-batch policy: what to do where the number of batches is not a multiple of the world size.
-
-    Yields:
-        Whole steps, as soon as the batches that follow cannot change them any more.
+    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them: the
+    rest of a list is distributed as it would have been after its beginning.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
@@ -184,15 +161,6 @@ def split_longest(offsets: list[int], n_batches: int) -> list[int]:
 class Ranks:
     """World size and rank: given, of a mesh, or of the process group at the time of asking.
 
-    Args:
-        num_replicas: Number of data-parallel ranks.
-        rank: Rank of this process among them.
-        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and ``get_local_rank()``.
-
-    Raises:
-        TypeError: If ``mesh`` has not these methods.
-        ValueError: If the mesh comes with one of the others or has several dimensions, or a number is not allowed.
-
     >>> Ranks(4, 1).current(), Ranks().current()
     ((4, 1), (1, 0))
     """
@@ -251,10 +219,7 @@ class Ranks:
         return world_size, rank
 
     def gather(self, value: str) -> list[str] | None:
-        """Return the values of all ranks, or None where there is no process group to ask.
-
-        It is a collective: every rank of the mesh's group, or of the default group, has to call it.
-        """
+        """Return the values of all ranks, a collective; None where there is no process group to ask."""
         if not _has_group():
             return None
         group = None

@@ -35,15 +35,7 @@ def shown(value: object) -> str:
 
 
 def real_number(value: object, name: str) -> Number:
-    """Turn a real number of any library into an int, exactly, or a float.
-
-    Args:
-        value: A number, or an array or tensor of one element.
-        name: Name of the value in an error.
-
-    Raises:
-        TypeError: If it is not a real number; a bool is not.
-        ValueError: If it is NaN.
+    """Turn a real number of any library, or an array or tensor of one element, into an exact int or a float.
 
     >>> real_number(torch.tensor(3), "size"), real_number(np.float32(0.5), "size")
     (3, 0.5)
@@ -107,11 +99,7 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def logger_or(default: Logger, logger: Logger | None, name: str) -> Logger:
-    """Return ``logger``, or the default where it is None.
-
-    Raises:
-        TypeError: If it is neither None nor callable.
-    """
+    """Return ``logger``, or the default where it is None."""
     if logger is None:
         return default
     if not callable(logger):

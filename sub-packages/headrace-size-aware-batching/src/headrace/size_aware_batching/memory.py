@@ -67,11 +67,7 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """Reads the statistics of torch's caching allocator.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Reads the statistics of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

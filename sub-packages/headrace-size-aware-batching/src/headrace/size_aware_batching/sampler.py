@@ -200,18 +200,7 @@ def _elements(dataset: Iterable[Data] | MapStyle[Data]) -> Iterable[Data]:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one pass.
-
-    Attributes:
-        budget: The largest total allowed.
-        noun: What the keys of elements over the budget are, in the plural.
-        batches: Batches within the budget.
-        elements: Elements in them.
-        filled: Sum of their sizes, in the unit of `exact`.
-        skipped: Elements left out as larger than the budget.
-        alone: Elements in batches of their own, over the budget.
-        named: The first of either.
-    """
+    """Counts of one pass: batches, their elements and filled sizes in the unit of `exact`, elements over the budget."""
 
     budget: Number
     noun: str
@@ -266,14 +255,7 @@ class Tally:
 
 
 class OversizePolicy:
-    """Raises, warns or counts for elements that exceed the budget by themselves.
-
-    Args:
-        oversize: The policy.
-        tally: Counts them.
-        noun: What the key of an element is, for messages: ``"index"``, ``"the element at position"``.
-        warn_of: Receives the warnings.
-    """
+    """Raises, warns or counts for elements that exceed the budget by themselves."""
 
     def __init__(self, oversize: Oversize, tally: Tally, noun: str, warn_of: Logger) -> None:
         self._oversize = oversize
@@ -306,10 +288,7 @@ class OversizePolicy:
 
 
 def exact(number: Number) -> int:
-    """Express a finite number as a whole multiple of 2**-1074, which every finite double is.
-
-    Sums of these do not round, so that no batch exceeds its budget and none is closed early by an error in
-    the last place.
+    """Express a finite number as a whole multiple of 2**-1074, which every finite double is: sums do not round.
 
     >>> exact(0.1) + exact(0.2) > exact(0.3), exact(0.5) + exact(0.25) == exact(0.75)
     (True, True)
@@ -321,19 +300,10 @@ def exact(number: Number) -> int:
 def next_fit(
     sized: Iterable[tuple[Key, Element, Number]], tally: Tally, has_own_batch: Callable[[Key, Number], object]
 ) -> Iterator[list[Element]]:
-    """Group elements in their order so that the sizes of each group sum to at most the budget.
+    """Group (key, element, size) in their order so that the sizes of each group sum to at most the budget.
 
-    Next-fit as in D. S. Johnson, "Near-optimal bin packing algorithms" (1973): one batch is open at a time,
-    so memory is that of one batch.
-
-    Args:
-        sized: (key of the element, the element, its size).
-        tally: Holds the budget; counts batches.
-        has_own_batch: Called for an element that is larger than the budget; returns whether it gets its own batch, or
-            else is left out.
-
-    Yields:
-        Lists that are not empty.
+    Next-fit as in D. S. Johnson, "Near-optimal bin packing algorithms" (1973): one batch is open at a time, so memory
+    is that of one batch. ``has_own_batch`` is called for an element larger than the budget, which else is left out.
 
     >>> sized = [("a", "A", 3), ("b", "B", 4), ("c", "C", 9), ("d", "D", 1)]
     >>> list(next_fit(sized, Tally(7, "names"), lambda key, size: False))

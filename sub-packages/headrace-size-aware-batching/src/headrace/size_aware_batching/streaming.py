@@ -260,11 +260,7 @@ class BucketedBatching:
 class StreamBudget:
     """A cost and its budget, for sizes that become known while samples come.
 
-    Args:
-        limit: Largest cost of a batch, in the unit of the cost.
-        measure: ``measure(count, largest, total)`` gives the cost of a batch.
-        cuts: Cuts sizes in descending order, shape ``[n]``, into batches; see `cut_descending`.
-        multiple: Batches that hold more samples than this hold a multiple of it.
+    ``measure(count, largest, total)`` gives the cost of a batch; ``cuts`` cuts descending sizes, see `cut_descending`.
     """
 
     limit: Number
@@ -280,14 +276,9 @@ class StreamBudget:
         return math.isinf(cost) or cost > self.limit
 
     def cut(self, descending: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-        """Cut sizes in descending order into batches.
+        """Return where batches of descending sizes begin and the last one ends, and how many of them are complete.
 
-        Args:
-            descending: Sizes, largest first, shape ``[n]``, ``n >= 1``; none of them exceeds the budget.
-
-        Returns:
-            Where each batch begins and, last, where the last one ends; and how many batches are complete. The
-            smallest samples, at the end, might share a batch with samples that come later.
+        The smallest samples, at the end, might share a batch with samples that come later.
 
         >>> budget = stream_budget("padded", 12, most_items=4)
         >>> budget.cut(np.array([6, 5, 4, 3, 3, 1]))
@@ -395,15 +386,9 @@ def leaving_batches(
 ) -> list[NDArray[np.int64]]:
     """Return the places in the buffer that leave in this round, batch by batch.
 
-    A quarter of the complete batches leaves, and in any case the batch of the sample that has waited longest, so that
-    no sample of an endless stream stays for ever. When the stream has ended, all leave.
-
-    Args:
-        budget: What a batch may hold.
-        key: Key of the random choice in this round; None to begin with the batch of the oldest sample.
-        sizes: Sizes of the samples in the buffer, shape ``[n]``, ``n >= 1``.
-        positions: Position of each in the stream, shape ``[n]``.
-        ended: Whether no further sample will come.
+    A quarter of the complete batches leaves, drawn by ``key`` or the oldest first, and in any case the batch of the
+    sample that has waited longest, so that no sample of an endless stream stays for ever. When the stream has ended,
+    all leave.
 
     >>> budget = stream_budget("padded", 10, most_items=9)
     >>> [batch.tolist() for batch in leaving_batches(budget, None, np.array([9, 1, 5, 1, 5]), np.arange(5), True)]
