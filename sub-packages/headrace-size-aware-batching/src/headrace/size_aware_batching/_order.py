@@ -26,55 +26,40 @@ def index_type(n_samples: int) -> type[np.signedinteger[Any]]:
 
 
 def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the indices of the samples by size, largest first, and the sizes in that order.
+    """Return the indices of the samples by size, largest first, equal sizes in their order, and the sorted sizes.
 
-    Small integers come back in two bytes each.
+    Small integers are sorted by counting, a chunk at a time, with 4 bytes a sample and a chunk's worth beside them; the
+    sorted ones have two bytes each.
 
     >>> order, descending = sorted_by_size(np.array([3, 7, 3, 9]))
     >>> order.tolist(), descending.tolist(), descending.dtype
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
-    order = descending_order(sizes)
-    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
-        return order, sizes[order]
-    counts = np.zeros(int(sizes.max()) + 1, np.int64)
-    for start in range(0, len(sizes), SORTED_AT_ONCE):
-        counts += np.bincount(sizes[start : start + SORTED_AT_ONCE], minlength=len(counts))
-    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
-
-
-def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices of the samples by size, largest first, equal sizes in their order.
-
-    Small integers are sorted by counting, a chunk at a time: 4 bytes a sample and a chunk's worth beside them.
-
-    >>> descending_order(np.array([3, 7, 3, 9])).tolist()
-    [3, 1, 0, 2]
-    """
     kind = index_type(len(sizes))
-    if not len(sizes):
-        return np.zeros(0, kind)
-    largest = sizes.max()
-    if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
-        # A stable ascending sort of the negated sizes.
+    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
-        return np.argsort(negated, kind="stable").astype(kind)
+        order = np.argsort(negated, kind="stable").astype(kind)
+        return order, sizes[order]
+    largest = int(sizes.max())
     order = np.empty(len(sizes), kind)
     chunks = [slice(start, start + SORTED_AT_ONCE) for start in range(0, len(sizes), SORTED_AT_ONCE)]
-    counts = np.zeros(int(largest) + 1, np.int64)
+    counts = np.zeros(largest + 1, np.int64)
     for chunk in chunks:
         counts += np.bincount(sizes[chunk], minlength=len(counts))
-    # Where the next sample of each size goes; the largest size comes first.
-    following = np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
+    following = places_before(counts)  # where the next sample of each size goes
     for chunk in chunks:
         part = (largest - sizes[chunk]).astype(np.uint16)
         ranked = np.argsort(part, kind="stable")
         values = largest - part[ranked].astype(np.int64)
         present = np.bincount(values, minlength=len(counts))
-        before = np.concatenate([[0], np.cumsum(present[::-1])[:-1]])[::-1]
-        order[(following - before)[values] + np.arange(len(values))] = ranked + chunk.start
+        order[(following - places_before(present))[values] + np.arange(len(values))] = ranked + chunk.start
         following += present
-    return order
+    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
+
+
+def places_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many samples of larger sizes there are, from the count of each size."""
+    return np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
 
 
 @dataclass(frozen=True)
@@ -195,18 +180,6 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class NaturalOrder:
-    """The samples in their own order: 0, 1, 2, ... or those that were kept."""
-
-    n_samples: int
-    kept: NDArray[Any] | None = None
-
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the same in all epochs
-        """Return the samples at these positions."""
-        return np.arange(start, stop) if self.kept is None else self.kept[start:stop]
-
-
-@dataclass(frozen=True)
 class ShuffledOrder:
     """A keyed shuffle readable from any position: neighbours go to different windows, each of which is shuffled."""
 
@@ -239,7 +212,7 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """The order of a user's sampler, as a function from two positions to the samples between them."""
+    """An order given by a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
@@ -248,6 +221,11 @@ class SliceOrder:
     def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
+
+
+def natural_order(n_samples: int, kept: NDArray[Any] | None) -> SliceOrder:
+    """Return the samples in their own order: 0, 1, 2, ... or those that were kept."""
+    return SliceOrder(n_samples, np.arange if kept is None else lambda start, stop: kept[start:stop])
 
 
 PIECE = 2**20

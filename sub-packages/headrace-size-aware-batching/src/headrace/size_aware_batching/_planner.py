@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._binpacking import NOTHING_FITS, next_fit
 from headrace.size_aware_batching._budget import Limits, PreparedSizes, Work, work_function
 from headrace.size_aware_batching._options import Options
-from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, kd_order, sorted_by_size
+from headrace.size_aware_batching._order import Order, ShuffledOrder, Strata, kd_order, natural_order, sorted_by_size
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching._windowplan import (
@@ -242,7 +242,7 @@ def make_planner(sized: PreparedSizes, options: Options, order: Order | None = N
         n_windows = None if options.window is None else max(1, round(n_samples / options.window))
         return in_strata(sized, options, sized.kept, n_windows)
     if order is None:
-        order = (ShuffledOrder if options.shuffle else NaturalOrder)(n_samples, sized.kept)
+        order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
     if options.strategy == "sequential" or not n_samples:
         return NextFitPlanner(order, sized.sizes, sized.limits)
     length = options.window or window_length(sized, options)

@@ -36,7 +36,7 @@ from headrace.size_aware_batching._validation import (
     shown,
     warn,
 )
-from headrace.size_aware_batching.sampler import OversizePolicy, Tally, exact
+from headrace.size_aware_batching.sampler import Tally, exact
 
 # Each round, one of so many parts of the buffer leaves before the rest is sorted again. On 200,000 lognormal sizes
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded
@@ -233,14 +233,14 @@ class BucketedBatching:
             self.length_multiple,
         )
         size_of = size_lookup(self.sizeof)
-        tally = Tally(budget.limit, "positions")
-        policy = OversizePolicy(self.oversize, tally, "the sample at position", logger_or(warn, self.warn_logger, ""))
+        nouns = ("the sample at position", "positions")
+        tally = Tally(budget.limit, nouns, self.oversize, logger_or(warn, self.warn_logger, ""))
         buffer = _Buffer(budget, int(derive(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
         largest = UNLIMITED // self.buffer_size  # sums over the buffer stay within 62 bits
         for position, sample in enumerate(source):
             size = checked_size(size_of(sample), "the sample at position", position)
             if budget.exceeded_by(size):
-                if policy.has_own_batch(position, size):
+                if tally.has_own_batch(position, size):
                     yield [sample]
                 continue
             if size >= largest:
@@ -253,7 +253,7 @@ class BucketedBatching:
                 yield buffer.next_batch()
         while buffer.held:
             yield buffer.next_batch(ended=True)
-        policy.close(logger_or(log_info, self.info_logger, ""))
+        tally.finish(logger_or(log_info, self.info_logger, ""))
 
 
 @dataclass(frozen=True)
