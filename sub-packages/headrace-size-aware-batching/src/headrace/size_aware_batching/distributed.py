@@ -1,6 +1,7 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -213,7 +214,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
-                warn(_repetition(steps, replicas))
+                _warn_of_repetition(steps, replicas)
             repeated_from = len(offsets) - 1 - steps.repeated
             if rank == 0 and self._order is None and self.options.shuffle:
                 hashes.append(batch_hashes(steps.indices, offsets))
@@ -250,11 +251,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 ``take``.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        if self._order is None:
+        with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
-        else:
-            with self._order.at_epoch(epoch, self.epoch):
-                indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
         budget = self.max_total_size
         return BatchPlan(
             indices,
@@ -298,17 +296,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 default those of the batches that were taken from this sampler, which with workers runs ahead of
                 the loop.
         """
-        if position is None:
-            position = self._position
-        else:
-            position = self._checked_position(position)
-        return {
-            "version": VERSION,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "position": position,
-            "fingerprint": self.fingerprint,
-        }
+        position = self._position if position is None else self._checked_position(position)
+        return dict(zip(STATE, (VERSION, self.seed, self.epoch, position, self.fingerprint), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -335,9 +324,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def _go_to(self, epoch: int) -> None:
         changed = epoch != self.epoch
         if changed:
-            self._start = self._position = 0
-            self._iteration = None
-            self.epoch = epoch
+            self.epoch, self._start, self._position, self._iteration = epoch, 0, 0, None
         if self._order is not None:
             self._order.set_epoch(epoch, changed)
 
@@ -451,10 +438,10 @@ def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[A
     return indices, np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
-def _repetition(steps: Steps, replicas: int) -> str:
-    """Say which samples the last step repeats because there are too few to split."""
+def _warn_of_repetition(steps: Steps, replicas: int) -> None:
+    """Name the samples that the last step repeats because there are too few to split."""
     again = steps.indices[steps.offsets[-1 - steps.repeated] :].tolist()
-    return (
+    warn(
         f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {steps.repeated} "
         f"ranks get samples once more: {again[:10]}{' ...' if len(again) > 10 else ''}"
     )

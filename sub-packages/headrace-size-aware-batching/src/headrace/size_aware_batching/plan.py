@@ -221,7 +221,8 @@ def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
     whole = len(plan) // num_replicas * num_replicas
     work = batch_work(plan)[:whole].reshape(-1, num_replicas)
     mean = work.mean(axis=1, keepdims=True)
-    return np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
+    relative: NDArray[np.float64] = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
+    return relative
 
 
 def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
