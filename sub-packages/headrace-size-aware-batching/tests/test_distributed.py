@@ -83,7 +83,7 @@ def numbers(batch: list[int]) -> list[int]:
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines with fewer cores
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-def test_a_stateful_loader_goes_on_with_any_number_of_workers(workers: int) -> None:
+def test_a_stateful_loader_resumes_with_any_number_of_workers(workers: int) -> None:
     def loader() -> StatefulDataLoader[Any]:
         sampler = DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=2, rank=1)
         return StatefulDataLoader(Numbers(), batch_sampler=sampler, collate_fn=numbers, num_workers=workers)

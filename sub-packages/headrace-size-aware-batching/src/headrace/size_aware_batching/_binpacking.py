@@ -303,16 +303,16 @@ def partners(
     free = over == 0
     pairs = []
     for column in range(excess.shape[1]):
-        mine = givers[tightest == column]
+        own = givers[tightest == column]
         room = np.flatnonzero(free)
         room = room[np.argsort(excess[room, column], kind="stable")]
-        if not len(mine) or not len(room):
+        if not len(own) or not len(room):
             continue
         each = min(max(len(room) // len(givers), 1), max(1, min(PARTNERS, SWAPPED // len(givers))))
-        room = np.roll(room, -(shift * len(mine) % max(1, len(room) // 2)))
-        mine = mine[: len(room)]
-        takers = room[: len(mine) * each]
-        pairs.append((np.tile(mine, each), takers))
+        room = np.roll(room, -(shift * len(own) % max(1, len(room) // 2)))
+        own = own[: len(room)]
+        takers = room[: len(own) * each]
+        pairs.append((np.tile(own, each), takers))
         free[takers] = False
     if not pairs:
         return givers[:0], givers[:0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -70,22 +71,15 @@ class PaddedCapacity:
         return np.where(longest == 0, UNLIMITED, counts)
 
 
-@dataclass(frozen=True)
-class TableCapacity:
-    """How many samples fit, looked up in ascending sizes and their counts; no other sizes are asked for."""
-
-    sizes: NDArray[np.float64]
-    counts: NDArray[np.int64]
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest."""
-        found: NDArray[np.int64] = self.counts[np.searchsorted(self.sizes, sizes)]
-        return found
+def looked_up(ascending: NDArray[np.float64], counts: NDArray[np.int64], sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the counts of sizes that are all in a table."""
+    found: NDArray[np.int64] = counts[np.searchsorted(ascending, sizes)]
+    return found
 
 
 def padded_columns(
     sizes: NDArray[Any], budgets: tuple[float, ...], length_multiple: int
-) -> tuple[NDArray[np.float64], TableCapacity]:
+) -> tuple[NDArray[np.float64], Capacity]:
     """Reduce padded columns to one: the largest share of a budget that a sample takes, and how many fit by that.
 
     Exact, since the smallest count of a batch decides.
@@ -100,7 +94,7 @@ def padded_columns(
     distinct, inverse = np.unique(shares, return_inverse=True)
     table = np.full(len(distinct), UNLIMITED, np.int64)
     np.minimum.at(table, inverse.reshape(-1), counts)
-    return shares, TableCapacity(distinct, np.minimum.accumulate(table))
+    return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
 
 
 @dataclass(frozen=True)
@@ -132,15 +126,9 @@ class FunctionCapacity:
         return table[inverse.reshape(-1)]
 
 
-@dataclass(frozen=True)
-class AtLeastOne:
-    """Lets every sample have a batch of its own."""
-
-    capacity: Capacity
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest, 1 or more."""
-        return np.maximum(self.capacity(sizes), 1)
+def at_least_one(capacity: Capacity, sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the counts of a capacity, 1 or more: every sample may have a batch of its own."""
+    return np.maximum(capacity(sizes), 1)
 
 
 def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
@@ -242,15 +230,10 @@ def plain_budget(max_total_size: Any) -> Budget:
     given = max_total_size
     if isinstance(given, np.ndarray | np.generic | torch.Tensor):
         given = given.tolist()
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        return [plain_number(budget) for budget in given]
-    return plain_number(given)
-
-
-def plain_number(budget: Any) -> int | float:
-    """Return one budget as a plain number; from 2**62 on it is infinite."""
-    number = checked_budget(budget)
-    return math.inf if number >= UNLIMITED else number
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    numbers = [checked_budget(budget) for budget in (given if several else [given])]
+    plain = [math.inf if number >= UNLIMITED else number for number in numbers]
+    return plain if several else plain[0]
 
 
 def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
@@ -313,7 +296,7 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     over = np.zeros(0, np.int64)
     if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
         over = np.flatnonzero(capacity(sizes) < 1)
-    return sizes, limits, AtLeastOne(capacity) if options.oversize == "own_batch" else capacity, over
+    return sizes, limits, partial(at_least_one, capacity) if options.oversize == "own_batch" else capacity, over
 
 
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:

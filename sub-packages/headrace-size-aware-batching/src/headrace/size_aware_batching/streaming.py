@@ -167,11 +167,11 @@ class BucketedBatching:
         self.seed = checked_seed(self.seed)
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise TypeError(f"collate_fn must be a function of a list, or None, got {shown(self.collate_fn)}")
-        size_lookup(self.sizeof)
-        checked_budget(self.max_total_size)
-        logger_or(log_info, self.info_logger, "info_logger")
-        logger_or(warn, self.warn_logger, "warn_logger")
-        Ranks(self.num_replicas, self.rank, self.mesh)
+        self._size_of = size_lookup(self.sizeof)
+        self._limit = checked_budget(self.max_total_size)
+        self._info = logger_or(log_info, self.info_logger, "info_logger")
+        self._warn = logger_or(warn, self.warn_logger, "warn_logger")
+        self._ranks = Ranks(self.num_replicas, self.rank, self.mesh)
         if self.rank is not None and self.num_replicas is None:
             raise ValueError(f"num_replicas must be given with rank={self.rank}, got None: give both")
 
@@ -194,18 +194,18 @@ class BucketedBatching:
         return _generator(batches if self.collate_fn is None else map(self.collate_fn, batches))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self.num_replicas is not None or self.mesh is not None:  # a worker process has no process group to ask
-            ranks = Ranks(self.num_replicas, self.rank, self.mesh).current()
-            state.update(zip(("num_replicas", "rank"), ranks, strict=True), mesh=None)
-        return state
+        if self.num_replicas is None and self.mesh is None:
+            return self.__dict__
+        ranks = self._ranks.current()  # a worker process has no process group to ask
+        named = dict(zip(("num_replicas", "rank"), ranks, strict=True))
+        return self.__dict__ | named | {"mesh": None, "_ranks": Ranks(*ranks)}
 
     def _of_rank(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """Yield the batches of this rank: every ``num_replicas``-th one, from steps that are complete."""
         if self.num_replicas is None and self.mesh is None:
             yield from batches
             return
-        replicas, rank = Ranks(self.num_replicas, self.rank, self.mesh).current()
+        replicas, rank = self._ranks.current()
         step: list[list[Any]] = []
         for batch in batches:
             if len(step) == replicas:
@@ -218,7 +218,7 @@ class BucketedBatching:
         cuts = split_longest(np.cumsum([0, *map(len, step)]).tolist(), replicas)
         step = [samples[begin:end] for begin, end in pairwise(cuts)]
         if len(step) < replicas:
-            logger_or(warn, self.warn_logger, "warn_logger")(
+            self._warn(
                 f"the last step of the stream has {len(samples)} samples for {replicas} ranks: "
                 f"{replicas - len(step)} ranks get samples once more"
             )
@@ -227,18 +227,17 @@ class BucketedBatching:
     def _batches(self, source: Iterable[Any]) -> Iterator[list[Any]]:
         budget = stream_budget(
             self.cost,
-            checked_budget(self.max_total_size),
+            self._limit,
             min(self.max_items or self.buffer_size, self.buffer_size),
             self.batch_size_multiple,
             self.length_multiple,
         )
-        size_of = size_lookup(self.sizeof)
         nouns = ("the sample at position", "positions")
-        tally = Tally(budget.limit, nouns, self.oversize, logger_or(warn, self.warn_logger, ""))
+        tally = Tally(budget.limit, nouns, self.oversize, self._warn)
         buffer = _Buffer(budget, int(derive(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
         largest = UNLIMITED // self.buffer_size  # sums over the buffer stay within 62 bits
         for position, sample in enumerate(source):
-            size = checked_size(size_of(sample), "the sample at position", position)
+            size = checked_size(self._size_of(sample), "the sample at position", position)
             if budget.exceeded_by(size):
                 if tally.has_own_batch(position, size):
                     yield [sample]
@@ -253,7 +252,7 @@ class BucketedBatching:
                 yield buffer.next_batch()
         while buffer.held:
             yield buffer.next_batch(ended=True)
-        tally.finish(logger_or(log_info, self.info_logger, ""))
+        tally.finish(self._info)
 
 
 @dataclass(frozen=True)
