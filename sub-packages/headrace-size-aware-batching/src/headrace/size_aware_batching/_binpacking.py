@@ -122,10 +122,15 @@ def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64
     """
     if limits.capacity is None:
         return next_fit(descending, limits)
-    counts = limits.capacity(descending)
+    return cut_by_counts(largest_counts(descending, limits.capacity, limits), limits)
+
+
+def largest_counts(sizes: NDArray[Any], capacity: Capacity, limits: Limits) -> NDArray[np.int64]:
+    """Return how many samples fit where each is the largest."""
+    counts = np.minimum(capacity(sizes), limits.most_items)
     if len(counts) and counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
-    return cut_by_counts(counts, limits)
+        raise ValueError(NOTHING_FITS.format(size=sizes[int(counts.argmin())]))
+    return counts
 
 
 def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64]:
@@ -134,7 +139,7 @@ def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64
     >>> cut_by_counts(np.array([2, 2, 3, 3, 3]), Limits()).tolist()
     [0, 2, 5]
     """
-    caps = np.minimum(counts, limits.most_items).tolist()
+    caps = counts.tolist()
     cuts, begin, length = [0], 0, len(caps)
     while begin < length:
         begin = min(length, begin + limits.floor(caps[begin]))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import NOTHING_FITS, next_fit
+from headrace.size_aware_batching._binpacking import largest_counts, next_fit
 from headrace.size_aware_batching._budget import Limits, PreparedSizes, Work, work_function
 from headrace.size_aware_batching._options import Options
 from headrace.size_aware_batching._order import Order, ShuffledOrder, Strata, kd_order, natural_order, sorted_by_size
@@ -304,10 +304,7 @@ def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: i
         return RandomPacking(columns, budgets, PACKED if options.strategy == "packed" else STRATIFIED, key)
     if limits.capacity is None or largest.shape[1] > 1:
         return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
-    descending = largest[:, 0]
-    counts = np.minimum(limits.capacity(descending), limits.most_items)
-    if counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
+    counts = largest_counts(largest[:, 0], limits.capacity, limits)
     return padded_cuts(counts, limits, tight=options.window is not None)
 
 
