@@ -56,9 +56,9 @@ def real_number(value: object, name: str) -> Number:
     return number
 
 
-def whole_number(name: str, value: Any, least: int = 1, end: int | None = None, noun: str = "") -> int | None:
+def whole_number(name: str, value: Any, least: int = 1, end: int | None = None) -> int | None:
     """Return an integer from ``least`` up to, but not including, ``end`` as an int; None stays None."""
-    return None if value is None else min(checked_int(name, value, least, end, noun), UNLIMITED)
+    return None if value is None else min(checked_int(name, value, least, end), UNLIMITED)
 
 
 def checked_int(name: str, value: Any, least: int = 0, end: int | None = None, noun: str = "") -> int:
