@@ -381,7 +381,6 @@ class Large(torch.utils.data.Dataset[int]):
         ({"max_total_size": Large()}, r"max_total_size must be a real number, got Large\(\[.* of type Large$"),
         ({"max_total_size": [{"a": list(range(5000))}] * 5000}, "max_total_size must be a real number, got {"),
         ({"sizes": np.full((9, 4000), 7), "max_total_size": [5] * 4000}, "sizes must not exceed max_total_size="),
-        ({"num_replicas": Large()}, r"num_replicas must be an int >= 1, got Large\("),
         ({"seed": Large()}, r"seed must be an int from 0 to .*, got Large\("),
         ({"strategy": Large()}, r"strategy must be one of .*, got Large\("),
         ({"shuffle": Large()}, r"shuffle must be True or False, got Large\("),

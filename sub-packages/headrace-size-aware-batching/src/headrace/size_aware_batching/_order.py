@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
-from headrace.size_aware_batching._sharding import Ranks
+from headrace.size_aware_batching._ranks import Ranks
 
 SORTED_AT_ONCE = 2**18  # samples
 COUNTED = 2**16  # sizes below this are sorted by counting

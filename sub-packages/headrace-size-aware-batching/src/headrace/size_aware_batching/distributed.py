@@ -23,7 +23,8 @@ from headrace.size_aware_batching._options import (
 from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._sharding import TAILS, Ranks, Steps, Tail, distribute_steps, n_steps
+from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import (
     checked_epoch,

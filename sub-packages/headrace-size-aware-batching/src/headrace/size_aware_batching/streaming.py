@@ -21,7 +21,8 @@ from headrace.size_aware_batching._budget import (
 )
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options, Oversize
 from headrace.size_aware_batching._random import derive, random_words
-from headrace.size_aware_batching._sharding import Ranks, split_longest
+from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._sharding import split_longest
 from headrace.size_aware_batching._sizes import SizeOf, checked_size, size_lookup
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
