@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import bounded_int, log_info, shortlist, warn
+from headrace.size_aware_batching._validation import checked_int, log_info, shortlist, shown, warn
 
 Data = TypeVar("Data")
 Feature = TypeVar("Feature")
@@ -90,11 +90,7 @@ class DeviceMemory(Meter, Protocol):
 
 
 class CudaMeter:
-    """Reads the statistics of torch's caching allocator.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Reads the statistics of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -158,8 +154,8 @@ def collect_peaks(
 def _cuda_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(f'device must be a torch.device such as "cuda:0", got {device!r}: {error}') from None
+    except (TypeError, RuntimeError):
+        raise TypeError(f'device must be a torch.device such as "cuda:0", got {shown(device)}') from None
     if found.type != "cuda":
         raise ValueError(
             f'device must be a CUDA device such as torch.device("cuda:0"), got {found}: only CUDA counts peaks'
@@ -335,7 +331,7 @@ def measure_peaks(
     ([4096, 72192, 80384], [True, True, True])
     """
     memory = device_memory(device)
-    warm_up = bounded_int("warm_up", warm_up, 1000, "from 0 to 999")
+    warm_up = checked_int("warm_up", warm_up)
     rows: list[tuple[Any, int, int, bool]] = []
     too_large: list[NDArray[np.float64]] = []
     for batch in _with_progress(batches):

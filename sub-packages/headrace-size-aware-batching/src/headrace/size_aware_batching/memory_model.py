@@ -22,7 +22,7 @@ from headrace.size_aware_batching._memory_fit import (
     fit_floor,
 )
 from headrace.size_aware_batching._sizes import number_vector
-from headrace.size_aware_batching._validation import one_of, real_number, warn
+from headrace.size_aware_batching._validation import one_of, real_number, shown, warn
 from headrace.size_aware_batching.memory import DeviceMemory, Peaks, device_memory
 
 Floats = NDArray[np.float64]
@@ -172,7 +172,7 @@ class PolynomialRegression(torch.nn.Module):
 
 def _checked_degree(degree: object) -> int:
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 0:
-        raise ValueError(f"degree must be a non-negative integer, got {degree!r}")
+        raise ValueError(f"degree must be a non-negative integer, got {shown(degree)}")
     return int(degree)
 
 
