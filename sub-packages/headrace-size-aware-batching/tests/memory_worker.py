@@ -1,5 +1,6 @@
 """One of two ranks that run out of memory: ``memory_worker.py rank world store out``."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -146,6 +147,7 @@ def budgets(rank: int) -> dict[str, Any]:
 
 def main(rank: int, world: int, store: str) -> dict[str, Any]:
     """Run all of it."""
+    gc.freeze()  # memory is collected often in here
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     outcomes = {
         f"{reduction} {phase} {step} {who}": guarded(rank, reduction, phase, step, who == "both" or rank == 1)

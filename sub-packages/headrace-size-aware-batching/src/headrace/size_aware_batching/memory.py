@@ -186,6 +186,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def out_of_memory(work: Callable[[], object]) -> str | None:
+    """Run it; return why it ran out of memory, or None. The error is dropped: it holds the tensors of its frames."""
+    try:
+        work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return str(error)
+    return None
+
+
 def free_memory() -> None:
     """Drop garbage and give the allocator's unused blocks back; does nothing on CUDA where it was not used."""
     gc.collect()
@@ -368,16 +379,10 @@ def attempt(
     work: Callable[[Data], object], batch: Data, memory: DeviceMemory, cleanup: Callable[[], None] | None
 ) -> tuple[str | None, int, int]:
     """Run the work once; return why it ran out of memory, or None, and the allocated and the reserved peak."""
-    failed = None
     try:
         memory.start()
-        work(batch)
+        failed = out_of_memory(lambda: work(batch))
         allocated, reserved = memory.peak(), memory.reserved_peak()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        failed = str(error)  # the error itself holds the tensors of its frames
-        allocated = reserved = 0
     finally:
         if cleanup is not None:
             cleanup()

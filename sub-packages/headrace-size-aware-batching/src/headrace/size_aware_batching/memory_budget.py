@@ -25,7 +25,7 @@ from headrace.size_aware_batching.memory import (
     describe,
     device_memory,
     free_memory,
-    is_out_of_memory,
+    out_of_memory,
 )
 from headrace.size_aware_batching.memory_model import BatchMemoryModel
 
@@ -213,13 +213,8 @@ def run_worst_batches(
     ranks = Ranks(mesh=mesh)
     with unchanged(model, optimizer), unsynchronized(model):
         for number, batch in enumerate(sampler.worst_batches(k), 1):
-            failed, indices = None, np.array(batch, np.int64)
-            try:
-                step(batches_of(indices))
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                failed = str(error)
+            indices = np.array(batch, np.int64)
+            failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
             refuse_worst(sampler, batch, number, failed, ranks)
     free_memory()
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from headrace.size_aware_batching._split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState
 from headrace.size_aware_batching._validation import one_of
-from headrace.size_aware_batching.memory import describe, free_memory, is_out_of_memory
+from headrace.size_aware_batching.memory import describe, free_memory, out_of_memory
 from headrace.size_aware_batching.memory_budget import unsynchronized
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
@@ -231,7 +231,7 @@ class OOMGuard:
         tensors += [v for entry in self.optimizer.state.values() for v in entry.values() if isinstance(v, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
         lost = None
-        failed = self._out_of_memory(step)
+        failed = out_of_memory(step)
         if failed is not None:
             free_memory()
             self._record(None, "optimizer", failed)
@@ -246,7 +246,7 @@ class OOMGuard:
                     if not entry:
                         del self.optimizer.state[parameter]
             if lost is None:
-                failed = self._out_of_memory(step)
+                failed = out_of_memory(step)
                 lost = None if failed is None else f"the optimizer does not fit: {failed}"
         self._updated = True
         self._agree(lost, 0.0, room=True)
@@ -282,22 +282,11 @@ class OOMGuard:
                 else:
                     found[0] = run(part, weight)
 
-            failed = self._out_of_memory(work)
+            failed = out_of_memory(work)
             if failed is not None:
                 return None, failed, place
             total = found[0] if total is None or found[0] is None else total + found[0]
         return total, None, -1
-
-    @staticmethod
-    def _out_of_memory(work: Callable[[], object]) -> str | None:
-        """Run it; return why it ran out of memory. The error itself is dropped: it holds the tensors of its frames."""
-        try:
-            work()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return str(error)
-        return None
 
     def _reduce(self, batch: Any, lost: str | None) -> None:
         """Agree on whether all ranks have their gradients, and reduce them."""
@@ -308,7 +297,7 @@ class OOMGuard:
             total = 1.0 if self.reduction == "mean" else count
         else:
             flat: list[torch.Tensor] = []
-            no_room = None if lost else self._out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
+            no_room = None if lost else out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
             total_count, room = self._agree(lost, count, room=no_room is None)
             total = float(dist.get_world_size(self._group)) if self.reduction == "mean" else total_count
             if room:

@@ -1,0 +1,157 @@
+"""A small Lightning run that fails where it is told to; as a script one of two ranks of it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
+
+LENGTHS = np.arange(1, 61) % 13 + 1
+FAILING_STEP = 2
+
+
+class FailsBackward(torch.autograd.Function):
+    """Runs out of memory in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+apply: Any = FailsBackward.apply
+
+
+class Failing(torch.optim.AdamW):
+    """Runs out of memory once, in the update of this number."""
+
+    fails_at = -1
+    updates = 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        self.updates += 1
+        if self.updates - 1 == self.fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().step()
+        return loss
+
+
+def sampler_of() -> DistributedSizeAwareBatchSampler:
+    return DistributedSizeAwareBatchSampler(LENGTHS, 60, strategy="bucketed", cost="padded")
+
+
+def collate(samples: list[tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack([x for x, _ in samples]), "index": torch.stack([index for _, index in samples])}
+
+
+class Model(lightning.LightningModule):
+    """Three layers, a schedule, and a fault."""
+
+    def __init__(self, phase: str = "", failing: bool = True, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).double()
+        self.phase, self.failing, self.options = phase, failing, options
+        self.automatic_optimization = not options.get("manual", False)
+        self.losses: list[float] = []
+        self.drawn: list[float] = []
+        self.worst: list[list[int]] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
+        x, index = batch["x"], batch["index"].tolist()
+        if not self.trainer.fit_loop.epoch_loop.batch_progress.total.started:
+            self.worst.append(index)
+            if self.phase == "large" and self.failing:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        else:
+            self.drawn.append(torch.rand(1).item())
+        fails = self.failing and self.trainer.global_step == FAILING_STEP and len(x) > 3
+        if (fails and self.phase == "forward") or (self.phase == "sample 7" and 7 in index):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        hidden = self.layers(x)
+        loss = (apply(hidden) if fails and self.phase == "backward" else hidden).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
+        return {"loss": loss, "samples": len(x)} if batch_idx % 2 else loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Failing(self.parameters(), lr=0.05, foreach=False)
+        if self.failing and "optimizer" in self.phase:
+            optimizer.fails_at = 0 if "first" in self.phase else FAILING_STEP
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(1)
+        data = TensorDataset(torch.randn(60, 5, dtype=torch.float64, generator=generator), torch.arange(60))
+        if self.options.get("plain"):
+            return DataLoader(data, batch_size=4, collate_fn=collate)
+        return DataLoader(data, batch_sampler=sampler_of(), collate_fn=collate)
+
+    def weights(self) -> list[float]:
+        return [value for p in self.parameters() for value in p.detach().reshape(-1).tolist()]
+
+
+def fit(
+    callbacks: list[Any], phase: str = "", failing: bool = True, clip: float | None = None, **options: Any
+) -> Model:
+    """Train for two epochs."""
+    ddp = dist.is_initialized()
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        num_nodes=dist.get_world_size() if ddp else 1,
+        strategy="ddp" if ddp else "auto",
+        callbacks=callbacks,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=options.pop("accumulate", 1),
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Model(phase, failing, **options)
+    trainer.fit(model)
+    return model
+
+
+def main(rank: int, world: int, store: str) -> dict[str, Any]:
+    """Run two ranks; the second one fails."""
+    os.environ |= {"NODE_RANK": str(rank), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ["WORLD_SIZE"] = str(world)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    result: dict[str, Any] = {"unbroken": fit([]).weights()}
+    for phase in ("forward", "backward", "optimizer"):
+        rescue = OOMRescue()
+        result[phase] = fit([rescue], phase, failing=rank == 1).weights()
+        if bool(rescue.events) != (rank == 1):
+            raise ValueError(f"rank {rank} has the events {rescue.events}")
+    try:
+        fit([WorstBatchesFirst()], "large", failing=rank == 1)
+    except torch.OutOfMemoryError as error:
+        result["large"] = str(error)
+    dist.barrier()
+    return result
+
+
+if __name__ == "__main__":
+    own_rank, all_ranks, place, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(main(int(own_rank), int(all_ranks), place)))
+    dist.destroy_process_group()
