@@ -72,7 +72,8 @@ class Model(lightning.LightningModule):
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
         x, index = batch["x"], batch["index"].tolist()
-        if not self.trainer.fit_loop.epoch_loop.batch_progress.total.started:
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        if not progress.started:
             self.worst.append(index)
             if self.phase == "large" and self.failing:
                 raise torch.OutOfMemoryError("CUDA out of memory")

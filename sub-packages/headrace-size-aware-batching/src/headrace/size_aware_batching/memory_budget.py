@@ -326,19 +326,25 @@ def _calibrate(
     seed: int,
     bar: Any,
 ) -> Peaks:
-    """Measure batches drawn from epochs that are planned with what is known so far."""
+    """Measure batches, each of another shape, drawn from epochs that are planned with what is known so far."""
     provisional = _provisional(found, points)
-    options: dict[str, Any] = {"seed": seed, "oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
-    if all(not term.count and not any(term.largest) for term in provisional.cost().terms):
-        sampler = DistributedSizeAwareBatchSampler(probes.sizes, max(1.0, provisional.max_total(budget)), **options)
-    else:
-        cost = provisional.cost(extrapolate=True)
-        sampler = DistributedSizeAwareBatchSampler(probes.sizes, budget, cost=cost, strategy="bucketed", **options)
-    plans = [sampler.plan()]
-    if not len(plans[0]):
+    options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
+    packed = all(not term.count and not any(term.largest) for term in provisional.cost().terms)
+    if not packed:
+        options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
+    shapes: dict[bytes, NDArray[np.int64]] = {}
+    for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
+        share = (1 - 0.02 * attempts) * budget
+        limit = max(1.0, provisional.max_total(share)) if packed else share
+        plan = DistributedSizeAwareBatchSampler(probes.sizes, limit, seed=seed + attempts, **options).plan()
+        for batch in plan:
+            count, largest, total = batch_features(probes.sizes[batch])
+            shapes.setdefault(np.array([count, *(total if packed else largest)]).tobytes(), np.asarray(batch, np.int64))
+        if len(shapes) >= 2 * wanted:
+            break
+    if not shapes:
         raise ValueError(f"sizes must have samples that fit into {budget:,.0f} bytes, got none: see the log")
-    plans += [sampler.plan(epoch) for epoch in range(1, min(10, -(-2 * wanted // len(plans[0]))))]  # for other batches
-    batches = [np.asarray(batch, np.int64) for plan in plans for batch in plan]
+    batches = list(shapes.values())
     drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted)
     tested = points[:0]
     for number in drawn.tolist():

@@ -289,10 +289,8 @@ class BatchMemoryModel:
             tuple(_values(terms, seen).max(axis=0).tolist()),
         )
         bare = MemoryCost(terms, tuple(slopes.tolist()), intercept, floor, 1.0, most)
-        margin = conformal_margin(self._errors(bare, tested), self.coverage)
-        # The curve's own points are closer to it than others; where they are not, they count as well.
-        fitted = np.sort(self._errors(bare, points))
-        margin = max(margin, float(fitted[math.ceil(self.coverage * len(fitted)) - 1]), 0.0)
+        # The largest of m errors lies a little below the largest there is.
+        margin = (1 + 1 / len(tested)) * max(0.0, conformal_margin(self._errors(bare, tested), self.coverage))
         margin = max([margin, *self._errors(bare, bounds).tolist()])
         self.points, self.calibration = points + bounds, tested
         self._cost = MemoryCost(terms, bare.slopes, intercept, floor, 1 + margin, most)

@@ -25,8 +25,9 @@ class SimulatedMemory(TorchDispatchMode):
     It counts the storages that torch's operators read and write, rounded to 512 bytes as CUDA's allocator does:
     weights, gradients, optimizer state and whatever the backward pass keeps. An operator whose result does not fit
     raises ``torch.OutOfMemoryError``, in forward, backward and optimizer alike, so that everything that is done about
-    memory can be tried on a machine without a GPU. Workspaces inside an operator are not seen. It takes the place of a
-    device in `measure_peaks`, `fit_budget` and ``BatchMemoryModel.budget``.
+    memory can be tried on a machine without a GPU. Workspaces inside an operator are not seen, and tensors of a dataset
+    count like all others once they are used: keep it in numpy arrays. It takes the place of a device in `measure_peaks`,
+    `fit_budget` and ``BatchMemoryModel.budget``.
 
     Args:
         limit: Size of the memory in bytes; None for one that never runs out.
@@ -66,9 +67,10 @@ class SimulatedMemory(TorchDispatchMode):
         return self._peak
 
     def reserved_peak(self) -> int:
-        """Return the peak in whole segments of 2 MiB, but no more than there is."""
-        segments = -(-self._peak // _SEGMENT) * _SEGMENT
-        return segments if self.limit is None else max(self._peak, min(segments, self.limit))
+        """Return the peak in whole segments: 2 MiB, or a thousandth of the limit where that is less."""
+        segment = _SEGMENT if self.limit is None else max(_BLOCK, min(_SEGMENT, self.limit // 1000 // _BLOCK * _BLOCK))
+        reserved = -(-self._peak // segment) * segment
+        return reserved if self.limit is None else max(self._peak, min(reserved, self.limit))
 
     def total(self) -> int:
         """Return the limit, 2**62 bytes where there is none."""
