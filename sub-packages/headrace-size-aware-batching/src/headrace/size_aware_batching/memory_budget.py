@@ -356,8 +356,9 @@ def _calibrate(
 
 
 def _provisional(found: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
-    """Fit a model whose margin covers every point so far."""
+    """Fit a model whose margin covers the larger half of the points so far: the small ones are rounded more."""
     fitting = points[points.fits]
-    model = BatchMemoryModel(found.features, coverage=len(fitting) / (len(fitting) + 2) or 0.5, memory=found.memory)
-    model.fit(points, fitting)
+    larger = fitting[fitting.allocated >= np.median(fitting.allocated)] if len(fitting) else fitting
+    model = BatchMemoryModel(found.features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=found.memory)
+    model.fit(points, larger)
     return model
