@@ -1,9 +1,11 @@
 """Lightning callbacks: in a real trainer, alone and on two real ranks."""
 
+import gc
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Memory is collected often in here: leave out what was there before."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def assert_equal(one: list[float], other: list[float]) -> None:

@@ -1,10 +1,11 @@
 """A rescued step equals the unsplit one, wherever memory ran out; on one rank and on real ranks."""
 
+import gc
 import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from headrace.size_aware_batching._split import batch_length, split_batch
 
 HERE = Path(__file__).parent
 WIDTH = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Memory is collected often in here: leave out what was there before."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def make(seed: int = 0, **options: Any) -> tuple[Any, Any]:

@@ -114,8 +114,9 @@ class CudaMeter:
 
     def total(self) -> int:
         """Return what is free on the device and what the allocator holds: what others use is not counted."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device)
+        free, whole = torch.cuda.mem_get_info(self.device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(self.device)  # torch 2.8
+        return min(free + torch.cuda.memory_reserved(self.device), int(fraction * whole))
 
 
 def collect_peaks(
