@@ -267,6 +267,28 @@ def test_what_is_no_state(folder: Path, state: Any) -> None:
         plain(folder).load_state_dict(state)
 
 
+def test_a_state_of_another_class_says_what_was_expected(folder: Path) -> None:
+    loader, batches = plain(folder), DistributedBatchSampler(COUNT, 4)
+    expected = (
+        r"ResumableLoader: state must be what state_dict\(\) returned, with version, seed, .*, batch_sampler, order; "
+    )
+    for state, kind, got in (
+        (
+            batches.state_dict(),
+            ValueError,
+            "lacks steps, batch_sampler: got epoch, fingerprint, position, seed, version",
+        ),
+        (torch.nn.Linear(1, 1).state_dict(), ValueError, "lacks .*: got bias, weight"),
+        (loader, TypeError, "got ResumableLoader"),
+    ):
+        with pytest.raises(kind, match=f"{expected}.*{got}"):
+            loader.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"DistributedBatchSampler: state must be .* lacks position: got batch_sampler, "
+    ):
+        batches.load_state_dict(loader.state_dict())
+
+
 @pytest.mark.parametrize("missing", ["version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"])
 def test_a_state_that_lacks_something_says_what(folder: Path, missing: str) -> None:
     loader = plain(folder)
@@ -759,6 +781,17 @@ def test_a_seeded_order_is_resumed_by_counting_batches() -> None:
     assert again == first.state_dict()
     rest = [batch.tolist() for batch in second]
     assert sorted(number for batch in begun + rest for number in batch) == data
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_of_single_samples_is_refused_with_the_cure(workers: int) -> None:
+    data = list(range(30))
+    loader = ResumableLoader(data, RandomSampler(data), num_workers=workers)
+    cure = (
+        r"batch_sampler must give lists of indices, got int from RandomSampler.*BatchSampler\(RandomSampler\(\.\.\.\), "
+    )
+    with pytest.raises(TypeError, match=cure + r"batch_size=\.\.\."):
+        next(iter(loader))
 
 
 def test_a_batch_sampler_of_other_samples_is_refused() -> None:

@@ -31,7 +31,7 @@ from headrace.webdatamodule.loading.position import (
     Iteration,
     Position,
     Requests,
-    check_state,
+    check_loader_state,
     checked,
     has_state,
     length_of,
@@ -307,7 +307,8 @@ class ResumableLoader:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
-        steps, epoch = check_state(state, self._fingerprint, self._seed, self._name)
+        check_loader_state(state, self._fingerprint, self._seed, self._name)
+        steps, epoch = state["steps"], state["epoch"]
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return
         before = resume(self._sampler(), state, self._epoch, self.ranks)

@@ -15,15 +15,10 @@ from torch.utils.data import Sampler
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.loading.options import as_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
+from headrace.webdatamodule.loading.position import check_state
 
 VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together
-_CURES = {
-    "version": "it was saved by another version of headrace; resume with that one, or start without the checkpoint",
-    "seed": "use that seed, or start without the checkpoint",
-    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
-    "the checkpoint",
-}
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
@@ -157,7 +152,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             TypeError: It is no state.
             ValueError: It is of other data, another order, batch size or seed, or no such state.
         """
-        _check_state(state, {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint})
+        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
+        check_state(state, type(self).__name__, own, ("epoch", "position"))
         epoch, position = state["epoch"], state["position"]
         if self._chosen and self.epoch > epoch:
             return
@@ -261,18 +257,3 @@ def rank_span(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
     """
     count = high - low
     return low + count * rank // world, low + count * (rank + 1) // world
-
-
-def _check_state(state: Any, own: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := {*own, "epoch", "position"} - set(state):
-        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
-    for name in ("epoch", "position"):
-        if type(state[name]) is not int or (name == "epoch" and state[name] < 0):
-            raise ValueError(
-                f"state[{name!r}] must be an int >= 0, got {state[name]!r}: pass what state_dict() returned"
-            )
-    for name, value in own.items():
-        if state[name] != value:
-            raise ValueError(f"checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")

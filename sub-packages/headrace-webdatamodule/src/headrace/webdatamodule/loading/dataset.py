@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -215,7 +215,7 @@ class BatchDataset(Dataset[Any]):
         try:
             return self._read(indices)
         except StopIteration as error:  # which a loop would take for the end of the epoch
-            raise _stop_iteration("a transform", error) from error
+            raise_explained(error, "a transform")
         except ShardError as error:
             if get_worker_info() is None:
                 raise
@@ -262,21 +262,21 @@ class BatchDataset(Dataset[Any]):
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True
             return batch, read.skipped, None
-        except Exception as caught:
-            error = _stop_iteration("collate_fn", caught) if isinstance(caught, StopIteration) else caught
+        except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             more = " ..." if len(read.indices) > 5 else ""
-            error.add_note(f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
-            if error is caught:
-                raise
-            raise error from caught
+            raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
 
 
-def _stop_iteration(where: str, error: StopIteration) -> RuntimeError:
+def raise_explained(error: Exception, where: str, *notes: str) -> NoReturn:
+    """Raise an error with notes; instead of a StopIteration, which a loop would take for its own end, another one."""
+    for note in notes:
+        error.add_note(note)
+    if not isinstance(error, StopIteration):
+        raise error
     instead = RuntimeError(f"{where} raised StopIteration, as next() does of an exhausted iterator")
-    for note in getattr(error, "__notes__", ()):
-        instead.add_note(note)
-    return instead
+    instead.__notes__ = getattr(error, "__notes__", [])
+    raise instead from error
 
 
 def source_names(dataset: Any, default: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,10 +81,14 @@ class Requests(Sampler[Request]):
         step = start.steps if state_of else 0
         for batch in given:
             step += 1
+            if not hasattr(batch, "__len__"):
+                raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
             if state_of:
                 state = state_of()
             else:
-                before.update(repr(list(batch)).encode())
+                before.update(array("q", (len(batch), *batch)).tobytes())
+                if step < start.steps:
+                    continue
                 state = {"delivered": before.hexdigest()}
             if step > stop or (step == stop and next(given, None) is not None):
                 raise _miscounted(batches, stop, "gives more")
@@ -96,6 +101,10 @@ class Requests(Sampler[Request]):
             raise _miscounted(batches, stop, f"gave {step}")
 
 
+SINGLE = (
+    "batch_sampler must give lists of indices, got {got} from {kind}, which gives one sample at a time: wrap it, "
+    "such as BatchSampler({kind}(...), batch_size=..., drop_last=False) of torch.utils.data"
+)
 OTHER_ORDER = (
     "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
     "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
@@ -152,36 +161,61 @@ def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None
         batch_sampler.load_state_dict(state)
 
 
-def check_state(state: Any, fingerprint: str, seed: int, name: str) -> tuple[int, int]:
-    """Refuse a state of something else; return the steps delivered, and their epoch."""
+def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[str], more: Sequence[str] = ()) -> None:
+    """Refuse a state of something else, or one that was damaged.
+
+    Args:
+        state: Of a sampler or a loader.
+        kind: Of its owner, for messages.
+        own: The values that its owner has: "version", and others where a state may not differ.
+        counts: Fields that are numbers.
+        more: Other fields; one that ends with "?" may be absent.
+    """
+    fields = [*own, *counts, *(name.rstrip("?") for name in more)]
+    expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
     if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"} - set(state):
-        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
-    if state["version"] != VERSION:
-        version = state["version"]
-        raise ValueError(f"checkpoint has version={version!r}, this release reads {VERSION}: use the one that saved it")
-    if state["seed"] != seed:
-        cure = "use that seed, or start without the checkpoint"
-        raise ValueError(f"checkpoint has seed={state['seed']!r}, got seed={seed}: {cure}")
+        raise TypeError(f"{expected}; got {type(state).__name__}")
+    lacks = [name for name in fields if name not in state and f"{name}?" not in more]
+    if lacks or set(state) - set(fields):
+        fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
+        raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
+    for name in (*counts, "version"):
+        if type(state[name]) is not int or not 0 <= state[name] < 2**62:
+            message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
+            raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
+    if state["version"] != own["version"]:
+        versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
+        cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
+        raise ValueError(f"{kind}: {versions}: {cure}")
+    for name, value in own.items():
+        if state[name] != value:
+            raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
+
+
+_CURES = {
+    "seed": "use that seed, or start without the checkpoint",
+    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
+    "the checkpoint",
+}
+
+
+def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
+    """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
+    own, more = {"version": VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
+    check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if state["fingerprint"] != fingerprint:
         raise ValueError(
             f"checkpoint is of other {name} data: it has fingerprint={state['fingerprint']!r}, got {fingerprint!r}; "
             "resume with the data it was saved with, or start without the checkpoint"
         )
-    numbers = {key: state[key] for key in ("steps", "epoch")}
-    for key, number in numbers.items():
-        if type(number) is not int or not 0 <= number < 2**62:
-            raise ValueError(f"state[{key!r}] must be an int from 0 to 2**62, got {number!r}")
-    own, steps, epoch = state["batch_sampler"], numbers["steps"], numbers["epoch"]
-    if not isinstance(own, Mapping):
-        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
-    if own.get("epoch", epoch) != epoch:
-        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {own['epoch']!r}: it was changed")
-    position = own.get("position", steps)
+    batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
+    if not isinstance(batches, Mapping):
+        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(batches).__name__}")
+    if batches.get("epoch", epoch) != epoch:
+        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {batches['epoch']!r}: it was changed")
+    position = batches.get("position", steps)
     if type(position) is int and (position > 0) != (steps > 0):
         raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
-    return steps, epoch
 
 
 def length_of(batch_sampler: Any, before: int) -> int:

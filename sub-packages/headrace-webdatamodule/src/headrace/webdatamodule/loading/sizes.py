@@ -15,7 +15,14 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from headrace.webdatamodule.loading.dataset import BatchDataset, DamagedSampleWarning, OnError, Skipped
+from headrace.webdatamodule.loading.dataset import (
+    BatchDataset,
+    DamagedSampleWarning,
+    OnError,
+    RawBatch,
+    Skipped,
+    raise_explained,
+)
 from headrace.webdatamodule.loading.digest import column_name
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
@@ -109,12 +116,12 @@ def _evaluated(
 ) -> tuple[Sizes, list[Skipped]]:
     count = len(shards)
     chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
-    dataset = BatchDataset(shards, partial(_sized, function), on_error)
+    dataset = BatchDataset(shards, None, on_error)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
         num_workers=min(num_workers, len(chunks)),
-        collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
+        collate_fn=partial(_sized, function),  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
     )
     found, skipped = list[Sizes](), list[Skipped]()
@@ -122,15 +129,15 @@ def _evaluated(
     try:
         # Appears when it takes long only.
         with tqdm(total=count, desc=f"sizing {name}", unit="sample", delay=1.0, disable=None) as bar:
-            for chunk, (read, left_out, error) in zip(chunks, batches, strict=True):
-                if error is not None:
-                    raise error
-                sized, key = read
+            for chunk, (sized, read) in zip(chunks, batches, strict=True):
+                if read.error is not None:
+                    raise read.error
                 if found and sized.shape[1:] != found[0].shape[1:]:
+                    key = shards.key(read.indices[0])
                     told = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
                     raise ValueError(f"sizes gave {told}: give as many for each")
-                skipped += (Skipped(*one) for one in left_out)
-                found.append(_filled(chunk, sized, {one[0] for one in left_out}))
+                skipped += read.skipped
+                found.append(_filled(chunk, sized, {one.sample for one in read.skipped}))
                 bar.update(len(chunk))
     finally:
         end_workers(batches)
@@ -146,19 +153,20 @@ def _filled(chunk: range, sized: Sizes, without: set[int]) -> Sizes:
     return sizes
 
 
-def _sized(function: Callable[[Any], Any], samples: list[Any]) -> tuple[Sizes, str]:
+def _sized(function: Callable[[Any], Any], read: RawBatch) -> tuple[Sizes, RawBatch]:
+    """Runs in the worker, which sends the sizes alone."""
     sizes: list[Sizes] = []
-    for sample in samples:
+    for sample in read.samples:
         key = sample["__key__"]
         try:
             sizes.append(_one(function(sample), key))
         except Exception as error:
-            error.add_note(f"in sizes, with sample {key!r}")
-            raise
+            raise_explained(error, "the sizes function", f"in the sizes function, with sample {key!r}")
         if sizes[-1].shape != sizes[0].shape:
-            told = f"{_many(sizes[0:1])} for sample {samples[0]['__key__']!r}, and {_many(sizes[-1:])} for {key!r}"
+            first = read.samples[0]["__key__"]
+            told = f"{_many(sizes[0:1])} for sample {first!r}, and {_many(sizes[-1:])} for {key!r}"
             raise ValueError(f"sizes gave {told}: give as many for each")
-    return np.stack(sizes), samples[0]["__key__"]
+    return np.stack(sizes) if sizes else np.zeros(0, np.int64), read._replace(samples=[])
 
 
 def _one(value: Any, key: str) -> Sizes:
