@@ -387,7 +387,7 @@ def test_other_shards_are_refused_and_moved_ones_are_not(tmp_path: Path, indexed
     ("change", "message"),
     [
         ({"position": 8}, "checkpoint is at batch 8 of an epoch of 7"),
-        ({"version": 2}, "version 2, this release reads version 1"),
+        ({"version": 2}, "version=2, this release reads 1"),
         ({"position": -1}, r"state\['position'\] must be an int from 0 to"),
         ({"epoch": True}, r"state\['epoch'\] must be an int from 0"),
         *(({name: 10**30}, f"{name}'. must be .*damaged") for name in ("epoch", "position", "num_replicas", "version")),

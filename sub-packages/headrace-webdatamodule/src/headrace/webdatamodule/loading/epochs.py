@@ -101,11 +101,11 @@ class EpochSetter(SequentialSampler):
     """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace.
 
     Args:
-        loader: Has a `dataset`, a `set_epoch` and a `fit_loop`.
+        loader: Has a `set_epoch` and a `fit_loop`.
     """
 
     def __init__(self, loader: Any) -> None:
-        super().__init__(loader.dataset)
+        super().__init__(loader)
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:

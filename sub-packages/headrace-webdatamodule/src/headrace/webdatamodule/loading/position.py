@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from headrace.webdatamodule.loading.dataset import Request
 
 VERSION = 1
+LARGEST = 2**62  # no number in a state is as large
 
 
 class Position(NamedTuple):
@@ -171,7 +172,7 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
         counts: Fields that are numbers.
         more: Other fields; one that ends with "?" may be absent.
     """
-    fields = [*own, *counts, *(name.rstrip("?") for name in more)]
+    fields = [*own, *(name.rstrip("?") for name in more), *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
     if not isinstance(state, Mapping):
         raise TypeError(f"{expected}; got {type(state).__name__}")
@@ -180,7 +181,7 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
         fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
         raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
     for name in (*counts, "version"):
-        if type(state[name]) is not int or not 0 <= state[name] < 2**62:
+        if type(state[name]) is not int or not 0 <= state[name] < LARGEST:
             message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
             raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
     if state["version"] != own["version"]:

@@ -17,6 +17,8 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.epochs import EpochSetter
+from headrace.webdatamodule.loading.position import LARGEST, check_state
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -27,9 +29,7 @@ from headrace.webdatamodule.streaming.pipeline import (
 from headrace.webdatamodule.streaming.sources import Pass
 
 VERSION = 1
-_MAX = 2**48  # of any number in a state: no run gets there, and what is derived of them fits into 64 bits
 _STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
-_FIELDS = ("version", "seed", "epoch", "position", "num_replicas", "num_workers", "fingerprint", "options")
 _END = object()
 _logger = logging.getLogger(__name__)
 
@@ -41,34 +41,17 @@ class _Run:
         epoch: What it delivers.
         start: Batches of the epoch that were delivered before it.
         position: Batches of the epoch that were delivered up to now.
-        steps_done: Steps of the epoch that the trainer had done when it began.
         loader: torch's, which starts the workers.
         persists: Whether the workers persist when it is over.
         samples: torch's iterator over the samples of the present pass.
         n_samples: Samples that left the workers in it.
     """
 
-    def __init__(
-        self, epoch: int, start: int, steps_done: int | None, loader: DataLoader[Any], *, persists: bool
-    ) -> None:
-        self.epoch, self.start, self.position, self.steps_done = epoch, start, start, steps_done
+    def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
+        self.epoch, self.start, self.position = epoch, start, start
         self.loader, self.persists = loader, persists
         self.samples: Any = None
         self.n_samples = 0
-
-
-class _EpochSetter:
-    """Stands for the sampler of a loader, through which a trainer sets each epoch."""
-
-    def __init__(self, loader: StreamLoader) -> None:
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the loader delivers next."""
-        self._loader.set_epoch(epoch)
-        self._loader.awaited = True  # the trainer's iteration comes next
-        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
-            fit_loop.settle()
 
 
 class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -102,29 +85,27 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
         self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
-        self.awaited = False  # whether a trainer has begun to iterate
-        self._compared: tuple[int, int] | None = None  # epoch and position of the plan that ranks have compared
         self._latest: _Run | None = None
         self._runs: list[_Run] = []  # those that are not over
         self._warned: set[str] = set()
 
     @property
-    def sampler(self) -> _EpochSetter:
-        """A trainer passes each epoch's number to the `sampler` of a loader."""
-        return _EpochSetter(self)
+    def sampler(self) -> EpochSetter:
+        """Trainers call `loader.sampler.set_epoch`."""
+        return EpochSetter(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
 
         Args:
-            epoch: 0 to 2**48. That of a loaded state keeps its position, another one begins at its beginning.
+            epoch: 0 to 2**62. That of a loaded state keeps its position, another one begins at its beginning.
 
         Raises:
             ValueError: Another number.
         """
         epoch = operator.index(epoch)
-        if not 0 <= epoch <= _MAX:
-            raise ValueError(f"{self.options.name}: epoch must be an int from 0 to {_MAX}, got {epoch}")
+        if not 0 <= epoch < LARGEST:
+            raise ValueError(f"{self.options.name}: epoch must be an int from 0 to 2**62, got {epoch}")
         if not self.options.training:
             return
         if self.fit_loop is not None and self.fit_loop.trainer is not None:
@@ -173,15 +154,8 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     def _counted(self, run: _Run) -> int:
         """Batches of the epoch that were delivered; in a trainer, those that counted."""
-        done = self._steps_done()
-        if done is None or run.steps_done is None:
-            return run.position
-        if self._length() is None:  # the trainer fetches ahead, so that it counts the last epoch for a while
-            return max(done, run.start) if done < run.position else run.position
-        return done if done > run.steps_done else run.start
-
-    def _steps_done(self) -> int | None:
-        return None if self.fit_loop is None else self.fit_loop.steps_done()
+        done = None if self.fit_loop is None else self.fit_loop.steps_done()
+        return run.position if done is None else max(run.start, min(done, run.position))
 
     @property
     def resumed(self) -> bool:
@@ -226,25 +200,19 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
-        epoch, position = self._check_state(state)
+        self._check_state(state)
+        epoch, position = state["epoch"], state["position"]
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return  # an epoch that was chosen after the state was saved
         self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
         self._replicas = state["num_replicas"]
 
-    def _check_state(self, state: Any) -> tuple[int, int]:
+    def _check_state(self, state: Any) -> None:
         name = self.options.name
-        if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
-            got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise TypeError(f"{name}: state must be what state_dict() returned, with {', '.join(_FIELDS)}, got {got}")
-        for field in ("version", "epoch", "position", "num_replicas", "num_workers"):
-            if type(state[field]) is not int or not 0 <= state[field] <= _MAX:
-                message = f"{name}: state[{field!r}] must be an int from 0 to {_MAX}, got {state[field]!r}"
-                raise ValueError(f"{message}: the checkpoint was damaged or changed; take another one")
+        counts = ("epoch", "position", "num_replicas", "num_workers")
+        check_state(state, name, {"version": VERSION}, counts, ("seed", "fingerprint", "options"))
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"{name}: state['options'] must be a mapping, got {state['options']!r}")
-        if state["version"] != VERSION:
-            raise ValueError(f"{name}: state has version {state['version']}, this release reads version {VERSION}")
         length, position = self._length(), state["position"]
         # At the end of an epoch, runs may go on with other numbers of ranks, and with other batches to suit these.
         within = position not in (0, length)
@@ -262,7 +230,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         if within and max(1, state["num_workers"]) != max(1, self.options.num_workers):
             was, now = state["num_workers"], self.options.num_workers
             raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(position)}")
-        return state["epoch"], position
 
     def _check_replicas(self, start: int, num_replicas: int) -> None:
         """Refuse to resume in the middle of an epoch with another number of ranks."""
@@ -283,17 +250,15 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         return self._deliver()
 
     def _deliver(self) -> Iterator[Any]:
-        done, before = self._steps_done(), self._latest
-        beside = done is not None and not self._is_trainers(done)
-        epoch, start = self._at if before is None else (self._epoch, 0)
+        epoch, start = (self._epoch, 0) if self._latest is not None else self._at
+        in_fit = self.fit_loop is not None and self.fit_loop.trainer is not None
+        beside = in_fit and not self.fit_loop.iterates()  # not the trainer's, so that it counts for nothing
         if beside:
             epoch, start = self.epoch, 0
-        elif done is not None and before is not None and before.epoch == epoch:
-            start = before.start  # the trainer's is this one or that
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
-        run = _Run(epoch, start, done, self._torch_loader(persists=persists), persists=persists)
+        run = _Run(epoch, start, self._torch_loader(persists=persists), persists=persists)
         if not beside:
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
         self._runs.append(run)
@@ -303,8 +268,8 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             self._check_replicas(start, num_replicas)
             now = Pass(epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
-            if not beside and (done is None or self._compared != (epoch, start)):
-                self._replicas, self._compared = num_replicas, (epoch, start)
+            if not beside:
+                self._replicas = num_replicas
                 ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
                 compare_plans({**ours, **self._described}, self.options.name)
             if start:
@@ -320,13 +285,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                 self._latest = None
         finally:
             self._end(run)
-
-    def _is_trainers(self, done: int) -> bool:
-        """Whether an iteration that begins in a fit may be the trainer's: others count for nothing."""
-        if self._length() is None:  # the trainer fetches a batch before it sets the epoch
-            return self._chosen
-        before = self._latest
-        return self.awaited and (before is None or before.steps_done is None or done <= before.steps_done)
 
     def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
         """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
