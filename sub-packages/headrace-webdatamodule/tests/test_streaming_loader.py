@@ -402,7 +402,7 @@ def test_states_that_are_refused(tmp_path: Path, change: dict[str, Any], message
     with pytest.raises(TypeError, match="got list"):
         made.load_state_dict([])
     for epoch in (-1, 10**30):
-        with pytest.raises(ValueError, match="train: epoch must be an int from 0 to"):
+        with pytest.raises(ValueError, match="train: epoch must be an int"):
             made.set_epoch(epoch)
     assert len(list(made)) == 7
 

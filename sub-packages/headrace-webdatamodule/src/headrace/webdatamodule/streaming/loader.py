@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,8 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import compare_plans
-from headrace.webdatamodule.loading.epochs import EpochSetter
-from headrace.webdatamodule.loading.position import LARGEST, check_state
+from headrace.webdatamodule.loading.epochs import EpochLoader
+from headrace.webdatamodule.loading.position import check_state
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -54,7 +53,7 @@ class _Run:
         self.n_samples = 0
 
 
-class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
+class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
     """A WebLoader whose epochs have a promised number of batches on every rank, and that can be resumed.
 
     After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
@@ -67,8 +66,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         ranks: Returns the number of data-parallel ranks and this rank, when an epoch begins.
     """
 
-    batch_sampler = None  # a trainer asks a loader that has a sampler for this, too
-
     def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
         options = dataset.options
         # Without a generator of its own, torch would draw from that of the process.
@@ -79,7 +76,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self.pipeline += options.stages_wld
         self.samples, self.options, self.ranks = dataset, options, ranks
         self.n_batches = options.n_batches
-        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
+        self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
         self._epoch = 0  # of the next iteration
         self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
@@ -88,30 +85,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._latest: _Run | None = None
         self._runs: list[_Run] = []  # those that are not over
         self._warned: set[str] = set()
-
-    @property
-    def sampler(self) -> EpochSetter:
-        """Trainers call `loader.sampler.set_epoch`."""
-        return EpochSetter(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
-
-        Args:
-            epoch: 0 to 2**62. That of a loaded state keeps its position, another one begins at its beginning.
-
-        Raises:
-            ValueError: Another number.
-        """
-        epoch = operator.index(epoch)
-        if not 0 <= epoch < LARGEST:
-            raise ValueError(f"{self.options.name}: epoch must be an int from 0 to 2**62, got {epoch}")
-        if not self.options.training:
-            return
-        if self.fit_loop is not None and self.fit_loop.trainer is not None:
-            self.fit_loop.begin(epoch)
-        else:
-            self.choose_epoch(epoch)
 
     def choose_epoch(self, epoch: int) -> None:
         """As `set_epoch`, by whoever decides on the epoch."""
@@ -125,7 +98,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._latest = self._resumed = None
 
     def end_iteration(self) -> None:
-        """The iteration that is going on, if any, was abandoned: its workers may serve another one."""
+        """The iteration that is under way, if any, has been abandoned."""
         if self._latest in self._runs:
             self._runs.remove(self._latest)
 
@@ -195,7 +168,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
                 other stages, or of other numbers of ranks or workers.
         """
-        if self.fit_loop is None or self.fit_loop.trainer is None:  # else the module's copy decides
+        if self._trainer is None:  # else the module's copy decides
             self.restore(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -235,7 +208,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         """Refuse to resume in the middle of an epoch with another number of ranks."""
         if start not in (0, self._length()) and num_replicas != self._replicas:
             message = f"checkpoint has num_replicas={self._replicas}, got num_replicas={num_replicas}"
-            raise ValueError(f"{self.options.name}: {message}: {self._cure(start)}")
+            raise ValueError(f"{self._name}: {message}: {self._cure(start)}")
 
     @staticmethod
     def _cure(position: int) -> str:
@@ -251,8 +224,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     def _deliver(self) -> Iterator[Any]:
         epoch, start = (self._epoch, 0) if self._latest is not None else self._at
-        in_fit = self.fit_loop is not None and self.fit_loop.trainer is not None
-        beside = in_fit and not self.fit_loop.iterates()  # not the trainer's, so that it counts for nothing
+        beside = self._is_beside_a_fit()
         if beside:
             epoch, start = self.epoch, 0
         elif start == self._length() and not self._chosen:
@@ -271,10 +243,10 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             if not beside:
                 self._replicas = num_replicas
                 ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
-                compare_plans({**ours, **self._described}, self.options.name)
+                compare_plans({**ours, **self._described}, self._name)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
-                _logger.info(message, self.options.name, start, epoch)
+                _logger.info(message, self._name, start, epoch)
             for batch in islice(self._turns(run, now, first), start, self._length()):
                 run.position += 1
                 if run.position == self._length():
@@ -334,7 +306,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             if done == before:
                 again = " when read again" if number else ""
                 raise ValueError(
-                    f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
+                    f"{self._name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
                     " Check that the shards hold samples and that the pipelines and the batching let some pass"
                 )
             if done == self.n_batches:
@@ -389,7 +361,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         cure = (
             f"Set {self.options.argument('n_samples')} and global_batch_size to what the shards and the batching give"
         )
-        warnings.warn(f"{self.options.name}: {message}. {cure}", UserWarning, stacklevel=2)
+        warnings.warn(f"{self._name}: {message}. {cure}", UserWarning, stacklevel=2)
 
     def _length(self) -> int | None:
         """Batches per epoch on each rank; None: the loader never ends."""
@@ -411,11 +383,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         if length is None:
             raise TypeError("this loader is endless: give with_epoch() or repeat() a number of batches")
         return length
-
-    @property
-    def remaining(self) -> int:
-        """Batches that are left of the present epoch."""
-        return max(0, len(self) - self.steps)
 
 
 def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
