@@ -37,6 +37,7 @@ from headrace.webdatamodule.loading.position import (
     length_of,
     load_state,
     own_position,
+    requested,
     resume,
     rewind,
     set_epoch,
@@ -148,7 +149,7 @@ class ResumableLoader(EpochLoader):
         }
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error)
         self._stats = DeliveryStats(name, dataset, sizes)
-        self._factory_ranks: tuple[int, int] | None = None  # ranks
+        self._factory_ranks: tuple[int, int] | None = None  # that it was called with
         self._epoch = 0
         self._chosen = self._finished = False  # set_epoch was called since an iteration began; one came to its end
         self.on_batch: Callable[[Sequence[int]], None] | None = None
@@ -401,13 +402,8 @@ class ResumableLoader(EpochLoader):
         }
         name = int.from_bytes(self._name.encode()[:7], "big")
         iteration = Iteration(start)
-        self._requests.begin(
-            batches,
-            iteration.in_flight,
-            start=start,
-            stop=length,
-            key=int(derive(self._seed, self._epoch, rank, name)[0]),
-        )
+        key = int(derive(self._seed, self._epoch, rank, name)[0])
+        self._requests.next = requested(batches, iteration, length, key)
         self._stats.rank = (world, rank)
         self._kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
         self._steps_before, self._begun, self._resumed, self._finished, self._chosen = 0, True, False, False, False

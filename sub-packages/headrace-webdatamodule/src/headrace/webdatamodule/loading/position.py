@@ -42,64 +42,40 @@ class Iteration:
 
 
 class Requests(Sampler[Request]):
-    """The batch sampler of the inner `DataLoader`: notes each batch that it requests."""
+    """The batch sampler of the inner `DataLoader`: what `requested` gives for the next iteration."""
 
     def __init__(self) -> None:
-        self._next: Iterator[Request] = iter(())
-
-    def begin(
-        self,
-        batches: Any,
-        in_flight: deque[tuple[Sequence[int], Position]],
-        *,
-        start: Position,
-        stop: int,
-        key: int,
-    ) -> None:
-        """Prepare the next iteration.
-
-        Args:
-            batches: A batch sampler.
-            in_flight: Gets the batches, and the position behind each.
-            start: Where it begins. A batch sampler without a state is read up to there.
-            stop: Number of steps of the epoch, as its length says.
-            key: Of the random numbers.
-
-        Raises:
-            ValueError: Later, if the batches up to there are not those that were delivered before.
-        """
-        self._next = self._requests(batches, in_flight, start, stop, key)
+        self.next: Iterator[Request] = iter(())
 
     def __iter__(self) -> Iterator[Request]:
-        return self._next  # the same one when it is asked twice, as torch does
+        return self.next  # the same one when it is asked twice, as torch does
 
-    @staticmethod
-    def _requests(
-        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: Position, stop: int, key: int
-    ) -> Iterator[Request]:
-        state_of = batches.state_dict if has_state(batches) else None
-        given, before = iter(batches), hashlib.blake2b(digest_size=8)
-        step = start.steps if state_of else 0
-        for batch in given:
-            step += 1
-            if not hasattr(batch, "__len__"):
-                raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
-            if state_of:
-                state = state_of()
-            else:
-                before.update(array("q", (len(batch), *batch)).tobytes())
-                if step < start.steps:
-                    continue
-                state = {"delivered": before.hexdigest()}
-            if step > stop or (step == stop and next(given, None) is not None):
-                raise _miscounted(batches, stop, "gives more")
-            if step > start.steps:
-                in_flight.append((batch, Position(step, state)))
-                yield Request(batch, key, step - 1)
-            elif step == start.steps < stop and start.state not in (None, state):
-                raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
-        if step < stop:
-            raise _miscounted(batches, stop, f"gave {step}")
+
+def requested(batches: Any, iteration: Iteration, stop: int, key: int) -> Iterator[Request]:
+    """The batches of an epoch of `stop` steps from where an iteration begins, noted as in flight."""
+    start, state_of = iteration.position, batches.state_dict if has_state(batches) else None
+    given, before = iter(batches), hashlib.blake2b(digest_size=8)
+    step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
+    for batch in given:
+        step += 1
+        if not hasattr(batch, "__len__"):
+            raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
+        if state_of:
+            state = state_of()
+        else:
+            before.update(array("q", (len(batch), *batch)).tobytes())
+            if step < start.steps:
+                continue
+            state = {"delivered": before.hexdigest()}
+        if step > stop or (step == stop and next(given, None) is not None):
+            raise _miscounted(batches, stop, "gives more")
+        if step > start.steps:
+            iteration.in_flight.append((batch, Position(step, state)))
+            yield Request(batch, key, step - 1)
+        elif step < stop and start.state not in (None, state):
+            raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
+    if step < stop:
+        raise _miscounted(batches, stop, f"gave {step}")
 
 
 SINGLE = (
@@ -227,19 +203,10 @@ def length_of(batch_sampler: Any, before: int) -> int:
 
 
 def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
-    """Resume a batch sampler from a loader's state that was checked.
-
-    Args:
-        batch_sampler: With a state of its own or without.
-        state: Of the loader.
-        present: The epoch it goes back to when the state is refused.
-        ranks: Number of ranks, and this one.
+    """Resume a batch sampler from a loader's state that was checked; if that is refused, it is in the `present` epoch.
 
     Returns:
         The hash of the batches before, of a batch sampler without a state, if this rank saved it.
-
-    Raises:
-        ValueError: It has no state, and the number of ranks or the length differs; or its order does.
     """
     own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
     if has_state(batch_sampler):
