@@ -217,24 +217,10 @@ def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) 
 def step_span(
     step: int, start: int, end: int, batch_size: int, world: int, *, drop_last: bool = False
 ) -> tuple[int, int]:
-    """The places of a step, counted from `start`.
+    """The places of a step, counted from `start`: the first, and the one after the last.
 
     All steps but the last hold `batch_size * world` samples. Where the last one would leave ranks without a sample, the
     last two share theirs.
-
-    Args:
-        step: Which one.
-        start: Where the steps begin.
-        end: Number of places in the epoch.
-        batch_size: Most samples of a rank.
-        world: Number of ranks.
-        drop_last: Whether the last step is whole too.
-
-    Returns:
-        The first place, and the one after the last.
-
-    >>> [step_span(step, 0, 17, 4, 4) for step in range(2)]
-    [(0, 8), (8, 17)]
     """
     whole = batch_size * world
     begin = start + step * whole
@@ -250,10 +236,6 @@ def step_span(
 
 
 def rank_span(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
-    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks.
-
-    >>> [rank_span(10, 15, rank, 2) for rank in range(2)]
-    [(10, 12), (12, 15)]
-    """
+    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks."""
     count = high - low
     return low + count * rank // world, low + count * (rank + 1) // world

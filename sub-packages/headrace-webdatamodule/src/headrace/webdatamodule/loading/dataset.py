@@ -26,14 +26,7 @@ class DamagedSampleWarning(UserWarning):
 
 
 class ConcatShards(ConcatDataset[Any]):
-    """The samples of named sources, one source after another.
-
-    Args:
-        sources: {name: indexed shards}.
-
-    Raises:
-        ValueError: There is no source.
-    """
+    """The samples of named sources, `{name: indexed shards}`, one source after another."""
 
     names: tuple[str, ...]
 
@@ -54,17 +47,7 @@ class ConcatShards(ConcatDataset[Any]):
         return self.datasets  # type: ignore[return-value]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Read a batch, source by source.
-
-        Args:
-            indices: Indices in any order.
-
-        Returns:
-            The samples, in the order of the indices.
-
-        Raises:
-            IndexError: There is no such sample.
-        """
+        """Read a batch, source by source; the samples are in the order of the indices."""
         if len(self.parts) == 1:
             return self.parts[0].__getitems__(indices)
         places: list[list[int]] = [[] for _ in self.parts]
@@ -145,13 +128,7 @@ def fingerprint_of(dataset: Any) -> str:
 
 
 class Request(NamedTuple):
-    """A batch to be read.
-
-    Attributes:
-        indices: Of the samples.
-        key: Of the random numbers of the epoch and the rank.
-        step: Number of the batch in the epoch.
-    """
+    """A batch to be read: the `key` of the random numbers of epoch and rank, and its number in the epoch."""
 
     indices: Sequence[int]
     key: int
@@ -159,26 +136,14 @@ class Request(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A sample that was skipped.
-
-    Attributes:
-        sample: Its index in the dataset.
-        message: What is wrong with it, and where it lies.
-    """
+    """A sample that was skipped: its index in the dataset, what is wrong with it, and where it lies."""
 
     sample: int
     message: str
 
 
 class RawBatch(NamedTuple):
-    """A batch before it is collated.
-
-    Attributes:
-        indices: Of the samples.
-        samples: The samples.
-        skipped: Those left out.
-        error: Raised instead.
-    """
+    """A batch before it is collated, without the samples that were skipped; an error is raised in its place."""
 
     indices: Sequence[int]
     samples: list[Any]
@@ -187,13 +152,7 @@ class RawBatch(NamedTuple):
 
 
 class BatchDataset(Dataset[Any]):
-    """Reads whole batches; the dataset of a `DataLoader`, in its workers.
-
-    Args:
-        dataset: The samples, by integer index; read with `__getitems__` where it has that.
-        collate_fn: Makes a batch of a list of samples; torch's own when None.
-        on_error: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample.
-    """
+    """Reads whole batches, in the workers of a `DataLoader`; with `__getitems__` where the dataset has that."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, on_error: OnError) -> None:
         self.dataset, self.on_error = dataset, on_error

@@ -141,13 +141,10 @@ class EpochOffset:
         self._cuts_before = self.cuts
 
     def begin(self, loader: EpochLoader, epoch: int, limit: float, *, overfits: bool) -> None:
-        """Choose the loader's epoch: the saved one as long as some of it is left.
+        """Choose the loader's epoch for the trainer's number: the saved one as long as some of it is left.
 
-        Args:
-            loader: The loader; it may have been resumed.
-            epoch: The trainer's number.
-            limit: Most batches of an epoch if it is an int, else a share of them.
-            overfits: Whether the loader delivers its first epoch again and again.
+        `limit` is the most batches of an epoch if it is an int, else a share of them; a trainer that overfits gets the
+        loader's first epoch again and again.
         """
         if loader.resumed and self._saved >= 0:
             over = epoch > self._saved  # the trainer takes the saved epoch for done

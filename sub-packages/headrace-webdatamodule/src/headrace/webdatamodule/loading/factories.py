@@ -76,16 +76,7 @@ def check_callable(name: str, function: Any, split: Split, hint: str = "") -> No
 def check_factories(
     split: Split, batch_size: Any, batch_sampler: Any, sizes: Any, sampler: Any, *, ranks_given: bool
 ) -> None:
-    """Refuse options that leave open how a split is batched, or that say it twice.
-
-    Args:
-        split: For messages.
-        batch_size: Samples of a batch, or None.
-        batch_sampler: A `BatchSamplerFactory` instead, or None.
-        sizes: What tells the sizes, or None.
-        sampler: A `SamplerFactory`, or None.
-        ranks_given: Whether the data module has ranks of its own.
-    """
+    """Refuse options that leave open how a split is batched, or that say it twice."""
     size, factory = batch_size, batch_sampler
     if size is None and factory is None:
         raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
@@ -126,20 +117,7 @@ def make_batches(
     rank: int,
     seed: int,
 ) -> tuple[Any, Any]:
-    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank.
-
-    Args:
-        data: The samples.
-        sizes: Of each sample, for `batch_sampler`.
-        batch_size: Samples of a batch, where there is no `batch_sampler`.
-        batch_sampler: Makes the batches.
-        sampler: Makes the order; the batches are dealt to the ranks.
-        shuffle: Of batches of `batch_size`.
-        drop_last: Of batches of `batch_size`.
-        num_replicas: Number of ranks.
-        rank: This one.
-        seed: Of all randomness.
-    """
+    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank."""
     order = None if sampler is None else call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
     factory: Any = batch_sampler
     subject: Any = sizes

@@ -141,12 +141,8 @@ def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None
 def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[str], more: Sequence[str] = ()) -> None:
     """Refuse a state of something else, or one that was damaged.
 
-    Args:
-        state: Of a sampler or a loader.
-        kind: Of its owner, for messages.
-        own: The values that its owner has: "version", and others where a state may not differ.
-        counts: Fields that are numbers.
-        more: Other fields; one that ends with "?" may be absent.
+    `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
+    are others, of which one that ends with "?" may be absent.
     """
     fields = [*own, *(name.rstrip("?") for name in more), *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"

@@ -48,29 +48,12 @@ def sizes_of(
     reading: Sequence[Any] = (),
     on_error: OnError = "raise",
 ) -> Sizes:
-    """The size of each sample of some shards.
+    """The size of each sample of some shards, which lie at `source`: shape [n_samples], or [n_samples, k].
 
-    Args:
-        shards: What to size; decoded, without a transform, when `sizes` is a function.
-        source: Where they lie.
-        sizes: The name of a column, the key of a member, whose bytes count, or a function of the decoded sample. A
-            column comes before a member of the same name. What a function says is kept as a column beside the shards,
-            and evaluated again only when its code or the shards change.
-        num_workers: Processes that evaluate a function.
-        name: What is sized, for the progress bar and errors.
-        reading: What else decides what a function gets, such as a decoder.
-        on_error: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
-            is 0, and nothing is kept.
-
-    Returns:
-        Shape [n_samples], or [n_samples, k] when a function gives k sizes, or a column holds them.
-
-    Raises:
-        ValueError: There is no such column or member, or a function or a column gives something else than sizes.
-
-    Warns:
-        SizesInMemoryWarning: What the function said could not be kept.
-        DamagedSampleWarning: Damaged samples have no size.
+    `sizes` is the name of a column, the key of a member, whose bytes count, or a function of the decoded sample; a
+    column comes before a member of the same name. What a function returns is kept as a column beside the shards, and
+    evaluated again only when its code, the shards or what decides on its argument (`reading`) change. A damaged sample
+    that is skipped has size 0, and nothing is kept then.
     """
     if isinstance(sizes, str):
         return _named(shards, sizes, name)

@@ -61,14 +61,7 @@ class Reports(dict[Any, LoaderReport]):
 
 
 class DeliveryStats:
-    """Counts delivered batches.
-
-    Args:
-        name: Of the loader.
-        dataset: Its `names` and `cumulative_sizes`, where it has them, tell the sources; else there is one source.
-        sizes: Of each sample, shape [n] or [n, k]; None without.
-        rank: (number of ranks, this one).
-    """
+    """Counts delivered batches: samples of each source that `dataset` names, and of `sizes` what padding they need."""
 
     def __init__(self, name: str, dataset: Any, sizes: npt.NDArray[Any] | None, rank: tuple[int, int] = (1, 0)) -> None:
         self.rank = rank

@@ -386,15 +386,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
 
 def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
-    """A loader of a split.
-
-    Args:
-        dataset: Of the split.
-        ranks: Returns the number of data-parallel ranks and this rank.
-
-    Raises:
-        ValueError: A method in `invoke_wld` that does not exist.
-    """
+    """A loader of a split, with the methods that the user has called on it."""
     options = dataset.options
     loader = StreamLoader(dataset, ranks)
     invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)
