@@ -59,7 +59,8 @@ class Lmdb(Squares):
         self.reading = self.database.begin(buffers=True)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.frombuffer(bytearray(self.reading.get(b"%d" % index)), dtype=torch.float32)
+        data: Any = self.reading.get(b"%d" % index)
+        return torch.frombuffer(bytearray(data), dtype=torch.float32)
 
 
 class Collate:

@@ -24,7 +24,7 @@ _AHEAD = 2**14  # places of the order that are worked out together
 class DistributedBatchSampler(Sampler[list[int]]):
     """Batches of `batch_size` samples, as many of them on every rank, each sample once.
 
-    Step s deals the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
+    Step s gives the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
     where the samples do not divide, unless `drop_last`. With fewer samples than ranks in a last step, some are
     repeated, with a warning that names them. After a `break`, iterating again begins the epoch anew.
 
@@ -69,7 +69,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
         self.sampler, self.shuffle, self.drop_last, self.seed = sampler, shuffle, drop_last, seed_int(seed)
-        self.epoch = self._start = self._position = 0
+        self.epoch = self._start_sample = self._samples_taken = 0
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._iteration: object = None
         self._listed: npt.NDArray[np.int64] | None = None
@@ -81,12 +81,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def remaining(self) -> int:
         """Batches that are left of the epoch, at the present number of ranks."""
-        return self._steps(self._position, data_parallel_ranks(*self._ranks)[0])
+        return self._steps(self._samples_taken, data_parallel_ranks(*self._ranks)[0])
 
     def __iter__(self) -> Iterator[list[int]]:
-        start, self._start, self._chosen = self._start, 0, False
+        start, self._start_sample, self._chosen = self._start_sample, 0, False
         self._iteration = token = object()  # only the latest iteration moves the position
-        self._position = start
+        self._samples_taken = start
         end, (world, rank) = self._end(), data_parallel_ranks(*self._ranks)
         steps = self._steps(start, world)
         if end and not steps and not start:
@@ -105,7 +105,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             ids = order(begin, spans[-1][1]).tolist()
             for low, high in spans:
                 if self._iteration is token:
-                    self._position = high
+                    self._samples_taken = high
                 own = rank_span(low, high, rank, world)
                 if high - low < world:
                     own = self._repeated(low, high, rank, world, ids, begin)
@@ -128,18 +128,18 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._chosen, self._listed = True, None
 
     def _go_to(self, epoch: int) -> None:
-        self.epoch, self._start, self._position, self._listed = epoch, 0, 0, None
+        self.epoch, self._start_sample, self._samples_taken, self._listed = epoch, 0, 0, None
         self._iteration = None
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was taken; true at any moment of an iteration."""
+        """The position, in samples of all ranks, behind the last batch that was taken; true at any moment."""
         return {
             "version": VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._samples_taken,
             "fingerprint": self.fingerprint,
         }
 
@@ -157,14 +157,14 @@ class DistributedBatchSampler(Sampler[list[int]]):
         epoch, position = state["epoch"], state["position"]
         if self._chosen and self.epoch > epoch:
             return
-        before = self.epoch, self._start, self._position
+        before = self.epoch, self._start_sample, self._samples_taken
         self._go_to(epoch)
         end = self._end()
         if not 0 <= position <= end:
             self._go_to(before[0])
-            self._start, self._position = before[1:]
+            self._start_sample, self._samples_taken = before[1:]
             raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
-        self._start = self._position = position
+        self._start_sample = self._samples_taken = position
         self._chosen = False
 
     @property
@@ -210,7 +210,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
 
 def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:
-    """How many steps deal out `left` samples."""
+    """How many steps `left` samples make."""
     return left // (batch_size * world) if drop_last else -(-left // (batch_size * world))
 
 

@@ -131,9 +131,9 @@ def rewind(batch_sampler: Any, epoch: int) -> None:
 
 
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
-    """Resume a batch sampler, whichever epoch it was told before."""
+    """Resume a batch sampler, whichever epoch was set before."""
     batch_sampler.load_state_dict(state)
-    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # it was told a later epoch, and kept that
+    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
         set_epoch(batch_sampler, epoch)
         batch_sampler.load_state_dict(state)
 
@@ -144,12 +144,12 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
     `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
     are others, of which one that ends with "?" may be absent.
     """
-    fields = [*own, *(name.rstrip("?") for name in more), *counts]
+    fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
     if not isinstance(state, Mapping):
         raise TypeError(f"{expected}; got {type(state).__name__}")
-    lacks = [name for name in fields if name not in state and f"{name}?" not in more]
-    if lacks or set(state) - set(fields):
+    lacks = [name for name in fields if name not in state]
+    if lacks or set(state) - {*fields, *(name.rstrip("?") for name in more)}:
         fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
         raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
     for name in (*counts, "version"):
@@ -214,9 +214,9 @@ def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tu
     num_replicas, rank = ranks
     if own.get("num_replicas") != num_replicas:
         raise ValueError(
-            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, and "
-            f"{type(batch_sampler).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
-            "give a batch sampler that has one"
+            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, "
+            f"and {type(batch_sampler).__name__} has no state_dict to share the rest among them: resume with as many "
+            "ranks, or give a batch sampler that has one"
         )
     set_epoch(batch_sampler, epoch)
     if steps > (length := len(batch_sampler)):

@@ -68,8 +68,8 @@ def sizes_of(
         return np.array(shards.column(column))
     found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
     if skipped:
-        told = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
-        warnings.warn(told, DamagedSampleWarning, stacklevel=2)
+        message = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
+        warnings.warn(message, DamagedSampleWarning, stacklevel=2)
     else:
         _keep(source, column, found, shards)
     return found
@@ -84,8 +84,8 @@ def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
         wrong = ~(np.isfinite(sizes) & (sizes >= 0)).reshape(len(sizes), -1).all(axis=1)
         if wrong.any():
             first = int(wrong.argmax())
-            told = f"column {wanted!r} of {name} holds {sizes[first]} for sample {shards.key(first)!r}"
-            raise ValueError(f"{told}: {_ALLOWED}")
+            message = f"column {wanted!r} of {name} holds {sizes[first]} for sample {shards.key(first)!r}"
+            raise ValueError(f"{message}: {_ALLOWED}")
         return sizes
     if wanted.lower() in shards.member_keys:
         return shards.sizes(wanted)
@@ -104,7 +104,7 @@ def _evaluated(
         dataset,
         batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
         num_workers=min(num_workers, len(chunks)),
-        collate_fn=partial(_sized, function),  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
+        collate_fn=partial(_sized, function),
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
     )
     found, skipped = list[Sizes](), list[Skipped]()
@@ -117,8 +117,8 @@ def _evaluated(
                     raise read.error
                 if found and sized.shape[1:] != found[0].shape[1:]:
                     key = shards.key(read.indices[0])
-                    told = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
-                    raise ValueError(f"sizes gave {told}: give as many for each")
+                    numbers = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
+                    raise ValueError(f"sizes gave {numbers}: give as many for each")
                 skipped += read.skipped
                 found.append(_filled(chunk, sized, {one.sample for one in read.skipped}))
                 bar.update(len(chunk))
@@ -147,8 +147,8 @@ def _sized(function: Callable[[Any], Any], read: RawBatch) -> tuple[Sizes, RawBa
             raise_explained(error, "the sizes function", f"in the sizes function, with sample {key!r}")
         if sizes[-1].shape != sizes[0].shape:
             first = read.samples[0]["__key__"]
-            told = f"{_many(sizes[0:1])} for sample {first!r}, and {_many(sizes[-1:])} for {key!r}"
-            raise ValueError(f"sizes gave {told}: give as many for each")
+            numbers = f"{_many(sizes[0:1])} for sample {first!r}, and {_many(sizes[-1:])} for {key!r}"
+            raise ValueError(f"sizes gave {numbers}: give as many for each")
     return np.stack(sizes) if sizes else np.zeros(0, np.int64), read._replace(samples=[])
 
 

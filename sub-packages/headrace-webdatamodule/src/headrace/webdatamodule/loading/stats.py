@@ -104,11 +104,11 @@ class DeliveryStats:
         return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank)
 
     def _count(self) -> None:
-        held, lengths = self._indices, np.array(self._lengths, np.int64)
+        waiting, lengths = self._indices, np.array(self._lengths, np.int64)
         if not len(lengths):
             return
         self._indices, self._lengths = array("q"), []
-        indices = np.frombuffer(held, np.int64)
+        indices = np.frombuffer(waiting, np.int64)
         self._batches += len(lengths)
         self._counts += count_by_source(self._dataset, indices)
         if self._sizes is not None and len(indices):

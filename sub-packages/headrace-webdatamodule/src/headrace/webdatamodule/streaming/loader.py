@@ -39,7 +39,7 @@ class _Run:
     Attributes:
         epoch: What it delivers.
         start: Batches of the epoch that were delivered before it.
-        position: Batches of the epoch that were delivered up to now.
+        steps: Batches of the epoch that were delivered up to now.
         loader: torch's, which starts the workers.
         persists: Whether the workers persist when it is over.
         samples: torch's iterator over the samples of the present pass.
@@ -47,7 +47,7 @@ class _Run:
     """
 
     def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
-        self.epoch, self.start, self.position = epoch, start, start
+        self.epoch, self.start, self.steps = epoch, start, start
         self.loader, self.persists = loader, persists
         self.samples: Any = None
         self.n_samples = 0
@@ -79,7 +79,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
         self._epoch = 0  # of the next iteration
-        self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
+        self._resumed: tuple[int, int] | None = None  # epoch and steps of a loaded state,
         self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._latest: _Run | None = None
@@ -128,7 +128,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def _counted(self, run: _Run) -> int:
         """Batches of the epoch that were delivered; in a trainer, those that counted."""
         done = None if self.fit_loop is None else self.fit_loop.steps_done()
-        return run.position if done is None else max(run.start, min(done, run.position))
+        return run.steps if done is None else max(run.start, min(done, run.steps))
 
     @property
     def resumed(self) -> bool:
@@ -145,12 +145,12 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
-        epoch, position = self._at
+        epoch, steps = self._at
         return {
             "version": VERSION,
             "seed": self.options.seed,
             "epoch": epoch,
-            "position": position,
+            "position": steps,
             "num_replicas": self._replicas or self.ranks()[0],
             "num_workers": self.options.num_workers,
             "fingerprint": self.fingerprint,
@@ -174,10 +174,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
         self._check_state(state)
-        epoch, position = state["epoch"], state["position"]
+        epoch, steps = state["epoch"], state["position"]
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return  # an epoch that was chosen after the state was saved
-        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
+        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, steps), None, False
         self._replicas = state["num_replicas"]
 
     def _check_state(self, state: Any) -> None:
@@ -186,23 +186,23 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         check_state(state, name, {"version": VERSION}, counts, ("seed", "fingerprint", "options"))
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"{name}: state['options'] must be a mapping, got {state['options']!r}")
-        length, position = self._length(), state["position"]
-        # At the end of an epoch, runs may go on with other numbers of ranks, and with other batches to suit these.
-        within = position not in (0, length)
+        length, steps = self._length(), state["position"]
+        # At the end of an epoch, runs may continue with other numbers of ranks, and with other batches to suit these.
+        within = steps not in (0, length)
         for part in [*self._described, *state["options"]]:
-            was, now = (held.get(part, "nothing") for held in (state["options"], self._described))
+            was, now = (options.get(part, "nothing") for options in (state["options"], self._described))
             if was != now and (within or part not in _STAGES):
                 cure = "resume with what the checkpoint was saved with, or begin without it"
                 raise ValueError(f"{name}: checkpoint has {part}={was}, got {part}={now}: {cure}")
-        if length is not None and position > length:
+        if length is not None and steps > length:
             raise ValueError(
-                f"{name}: checkpoint is at batch {position} of an epoch of {length}: give the trainer and the loader"
+                f"{name}: checkpoint is at batch {steps} of an epoch of {length}: give the trainer and the loader"
                 " the length that they had"
             )
         # One worker reads in the same order as none.
         if within and max(1, state["num_workers"]) != max(1, self.options.num_workers):
             was, now = state["num_workers"], self.options.num_workers
-            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(position)}")
+            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(steps)}")
 
     def _check_replicas(self, start: int, num_replicas: int) -> None:
         """Refuse to resume in the middle of an epoch with another number of ranks."""
@@ -211,9 +211,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             raise ValueError(f"{self._name}: {message}: {self._cure(start)}")
 
     @staticmethod
-    def _cure(position: int) -> str:
+    def _cure(steps: int) -> str:
         return (
-            f"it is at batch {position} of an epoch, where a stream resumes with the same numbers of ranks and workers"
+            f"it is at batch {steps} of an epoch, where a stream resumes with the same numbers of ranks and workers"
             " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
         )
 
@@ -242,14 +242,14 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             first = self._one_lap(run, now)  # starts the workers, before the first collective
             if not beside:
                 self._replicas = num_replicas
-                ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
+                ours = {"epoch": epoch, "steps done": start, "batches": self.n_batches, "num_replicas": num_replicas}
                 compare_plans({**ours, **self._described}, self._name)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
                 _logger.info(message, self._name, start, epoch)
             for batch in islice(self._turns(run, now, first), start, self._length()):
-                run.position += 1
-                if run.position == self._length():
+                run.steps += 1
+                if run.steps == self._length():
                     self._advance(run)
                 yield batch
             self._advance(run)
