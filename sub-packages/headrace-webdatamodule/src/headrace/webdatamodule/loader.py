@@ -31,8 +31,8 @@ from headrace.webdatamodule.loading.position import (
     Iteration,
     Position,
     Requests,
+    check_batch_sampler,
     check_loader_state,
-    checked,
     has_state,
     length_of,
     load_state,
@@ -133,7 +133,7 @@ class ResumableLoader(EpochLoader):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
         is_factory = callable(batch_sampler) and not hasattr(batch_sampler, "__iter__")
         self._factory: Callable[[int, int], Any] | None = batch_sampler if is_factory else None
-        self._batch_sampler: Any = None if is_factory else checked(batch_sampler, dataset)
+        self._batch_sampler: Any = None if is_factory else check_batch_sampler(batch_sampler, dataset)
         self.dataset, self._name = dataset, name
         self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
         self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
@@ -328,7 +328,7 @@ class ResumableLoader(EpochLoader):
             mid_epoch = position.steps > 0 and not self._begun
             if mid_epoch and not has_state(self._batch_sampler):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-            self._batch_sampler, self._factory_ranks = checked(self._factory(*ranks), self.dataset), ranks
+            self._batch_sampler, self._factory_ranks = check_batch_sampler(self._factory(*ranks), self.dataset), ranks
             set_epoch(self._batch_sampler, self._epoch)
             self._length = None
             if mid_epoch:
@@ -431,7 +431,9 @@ class ResumableLoader(EpochLoader):
         if self._factory is None:
             other._batch_sampler = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
         else:
-            other._batch_sampler = checked(self._factory(*(self._factory_ranks or self.ranks)), self.dataset)
+            other._batch_sampler = check_batch_sampler(
+                self._factory(*(self._factory_ranks or self.ranks)), self.dataset
+            )
         rewind(other._batch_sampler, self._epoch)
         if has_state(other._batch_sampler) and position.steps and position.state is not None:
             load_state(other._batch_sampler, position.state, self._epoch)

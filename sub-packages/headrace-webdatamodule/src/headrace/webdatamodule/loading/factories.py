@@ -92,15 +92,15 @@ def check_factories(
             "or a function of the sample"
         )
     check_callable("sampler", sampler, split, f"; give {_SAMPLER}")
-    for name in named_by(sampler) & set(RANKS):
+    for name in keywords_of(sampler).keys() & set(RANKS):
         raise ValueError(
             f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
             f"afterwards; leave {name} out"
         )
-    given = named_by(factory) & set(RANKS)
+    given = keywords_of(factory).keys() & set(RANKS)
     if given and ranks_given:
         raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
-    if sampler is not None and "sampler" in named_by(factory):
+    if sampler is not None and "sampler" in keywords_of(factory):
         raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
 
 
@@ -138,14 +138,9 @@ def keywords_of(factory: Any) -> dict[str, Any]:
     return dict(factory.keywords) if isinstance(factory, partial) else {}
 
 
-def named_by(factory: Any) -> set[str]:
-    """Their names."""
-    return set(keywords_of(factory))
-
-
 def call_factory(factory: Any, subject: Any, **options: Any) -> Any:
     """Call a factory with the options that its partial does not name."""
-    own = named_by(factory)
-    if own & set(RANKS):
+    own = keywords_of(factory)
+    if not own.keys().isdisjoint(RANKS):
         options = {name: value for name, value in options.items() if name not in RANKS}
     return factory(subject, **{name: value for name, value in options.items() if name not in own})

@@ -103,7 +103,7 @@ def own_position(position: Position, ranks: tuple[int, int]) -> dict[str, Any]:
     return {"num_replicas": ranks[0], "rank": ranks[1], **(position.state or {})}
 
 
-def checked(batch_sampler: Any, dataset: Any) -> Any:
+def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
         kind = type(batch_sampler).__name__
