@@ -36,7 +36,6 @@ from headrace.webdatamodule.loading.position import (
     has_state,
     length_of,
     load_state,
-    own_position,
     requested,
     resume,
     rewind,
@@ -242,7 +241,9 @@ class ResumableLoader(EpochLoader):
         position = self._positions[-1]
         if done is not None and done < position.steps:
             position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
-        own = position.state if has_state(batches) else own_position(position, self.ranks)
+        own = position.state
+        if not has_state(batches):  # every rank has batches of its own
+            own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (own or {})
         order = getattr(batches, "order_digest", "") if position.steps else ""
         return {
             "version": VERSION,

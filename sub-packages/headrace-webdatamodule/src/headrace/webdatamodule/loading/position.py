@@ -14,6 +14,11 @@ from headrace.webdatamodule.loading.dataset import Request
 
 VERSION = 1
 LARGEST = 2**62  # no number in a state is as large
+_CURES = {
+    "seed": "use that seed, or start without the checkpoint",
+    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
+    "the checkpoint",
+}
 
 
 class Position(NamedTuple):
@@ -98,11 +103,6 @@ def has_state(batch_sampler: Any) -> bool:
     return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
 
 
-def own_position(position: Position, ranks: tuple[int, int]) -> dict[str, Any]:
-    """Describe a position of a batch sampler without a state; every rank has batches of its own."""
-    return {"num_replicas": ranks[0], "rank": ranks[1], **(position.state or {})}
-
-
 def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
@@ -163,13 +163,6 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
     for name, value in own.items():
         if state[name] != value:
             raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
-
-
-_CURES = {
-    "seed": "use that seed, or start without the checkpoint",
-    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
-    "the checkpoint",
-}
 
 
 def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
