@@ -590,9 +590,33 @@ class Two(Squares):
     cumulative_sizes = (3, COUNT)
 
 
-@pytest.mark.parametrize("dataset", [[i**2 for i in range(COUNT)], Squares(), Columns(), Two()])
+class Database(Squares):
+    """A dataset in LMDB, which each process opens for itself."""
+
+    fingerprint = "database"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opened: tuple[int, Any] = (0, None)
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(str(path)) as database, database.begin(write=True) as writing:
+            for index in range(COUNT):
+                writing.put(b"%d" % index, b"%d" % index**2)
+
+    def __getitem__(self, index: int) -> int:
+        if self.opened[0] != os.getpid():
+            import lmdb
+
+            self.opened = os.getpid(), lmdb.open(str(self.path), readonly=True, lock=False)
+        with self.opened[1].begin() as reading:
+            return int(reading.get(b"%d" % index))
+
+
+@pytest.mark.parametrize("kind", [list, Squares, Columns, Two, Database])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_map_style_dataset(dataset: Any, workers: int) -> None:
+def test_any_map_style_dataset(tmp_path: Path, kind: Any, workers: int) -> None:
+    dataset = [i**2 for i in range(COUNT)] if kind is list else Database(tmp_path) if kind is Database else kind()
+
     def loader() -> ResumableLoader:
         return ResumableLoader(dataset, DistributedBatchSampler(COUNT, 4, seed=1), collate_fn=list, num_workers=workers)
 

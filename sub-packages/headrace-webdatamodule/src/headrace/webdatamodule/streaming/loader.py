@@ -247,7 +247,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
                 _logger.info(message, self._name, start, epoch)
-            for batch in islice(self._turns(run, now, first), start, self._length()):
+            for batch in islice(self._repeated(run, now, first), start, self._length()):
                 run.steps += 1
                 if run.steps == self._length():
                     self._advance(run)
@@ -287,7 +287,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         iterator, self.pipeline[0]._iterator = self.pipeline[0]._iterator, None
         end_workers(iterator)
 
-    def _turns(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
+    def _repeated(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
         """The batches of the promised epoch, as often as the user has it repeated."""
         laps = (first if lap == 0 else self._one_lap(run, now._replace(lap=lap)) for lap in count())
         for _ in range(int(self.repetitions)):
@@ -335,32 +335,29 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def _warn_of_more(self, batches: Iterator[Any]) -> None:
         # In the first epoch only: the answer costs a batch. Before the last batch is delivered, because a trainer
         # that knows the length never comes back after it.
-        if self.samples.endless or "more" in self._warned:
-            return
-        self._warned.add("more")
-        if next(batches, _END) is not _END:
-            self._warn(
-                f"samples remain after the {self.n_batches} batches of an epoch ({self._promise}): they are left out"
-            )
+        if self._is_first("more") and next(batches, _END) is not _END:
+            self._warn(f"samples remain after the {self._promise}: they are left out")
 
     def _warn_of_less(self, run: _Run, done: int, *, again: bool) -> None:
-        if "less" in self._warned or self.samples.endless:
-            return
-        self._warned.add("less")
-        what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
-        self._warn(
-            f"the shards ran out after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
-            f" of an epoch ({self._promise}): {what}"
-        )
+        if self._is_first("less"):
+            what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
+            ran_out = f"the shards ran out after {run.n_samples} samples in {done} batches"
+            self._warn(f"{ran_out}, before the {self._promise}: {what}")
+
+    def _is_first(self, warning: str) -> bool:
+        if self.samples.endless or warning in self._warned:
+            return False
+        self._warned.add(warning)
+        return True
 
     @property
     def _promise(self) -> str:
-        return f"n_samples={self.options.n_samples}, global_batch_size={self.options.global_batch_size}"
+        given = f"n_samples={self.options.n_samples}, global_batch_size={self.options.global_batch_size}"
+        return f"{self.n_batches} batches of an epoch ({given})"
 
     def _warn(self, message: str) -> None:
-        cure = (
-            f"Set {self.options.argument('n_samples')} and global_batch_size to what the shards and the batching give"
-        )
+        totals = f"{self.options.argument('n_samples')} and global_batch_size"
+        cure = f"Set {totals} to what the shards and the batching give"
         warnings.warn(f"{self._name}: {message}. {cure}", UserWarning, stacklevel=2)
 
     def _length(self) -> int | None:
