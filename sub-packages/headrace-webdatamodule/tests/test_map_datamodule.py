@@ -21,7 +21,7 @@ from meeting import Meeting
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from headrace.webdatamodule import MapDataModule, Split
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of_data
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 
 
 def samples(name: str, count: int, word: str = "x") -> list[dict[str, str]]:
@@ -133,7 +133,7 @@ def test_what_stands_for_a_dataset() -> None:
     rows = samples("t", 1000)
     changed = [*rows[:-1], {**rows[-1], "txt": "other"}]
     tensors = torch.arange(12.0).reshape(6, 2)
-    one = fingerprint_of_data
+    one = fingerprint_of
     assert one(rows) == one(samples("t", 1000)) != one(changed)
     assert len({one(rows), one(rows[::-1]), one(rows[:-1]), one(changed), one([]), one(range(1000))}) == 6
     assert one(tensors.numpy()) != one(tensors.numpy() + 1)

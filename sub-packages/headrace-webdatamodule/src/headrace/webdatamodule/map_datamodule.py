@@ -13,7 +13,7 @@ from headrace.webdatamodule.loading.columns import array_of_column
 from headrace.webdatamodule.loading.dataset import OnError
 from headrace.webdatamodule.loading.distributed import Mesh, on_one_rank
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of_data
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 from headrace.webdatamodule.loading.options import PerSplit
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
@@ -152,7 +152,7 @@ class GivenData:
     def fingerprint(self, split: Split) -> str:
         """Stands for the data of a split."""
         if split not in self._fingerprints:
-            self._fingerprints[split] = fingerprint_of_data(self._datasets[split])
+            self._fingerprints[split] = fingerprint_of(self._datasets[split])
         return self._fingerprints[split]
 
     def sizes(self, split: Split) -> Sizes | None:

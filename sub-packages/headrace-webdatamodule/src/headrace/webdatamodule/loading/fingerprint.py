@@ -16,7 +16,7 @@ _ROWS = 64  # that are looked at; all of them would take as long as an epoch
 _DEEP = 8  # levels of containers
 
 
-def fingerprint_of_data(dataset: Any) -> str:
+def fingerprint_of(dataset: Any) -> str:
     """Stand for a dataset: its own `fingerprint`, else its length and what can be said of its samples.
 
     Of a list, an array, a tensor, a `TensorDataset` or a Hugging Face dataset these are samples at even distances, 64
@@ -26,7 +26,7 @@ def fingerprint_of_data(dataset: Any) -> str:
     Args:
         dataset: Anything with `len()` and integer indices.
 
-    >>> fingerprint_of_data([1, 2, 3]) == fingerprint_of_data([1, 2, 3]) != fingerprint_of_data([1, 2, 4])
+    >>> fingerprint_of([1, 2, 3]) == fingerprint_of([1, 2, 3]) != fingerprint_of([1, 2, 4])
     True
     """
     own = getattr(dataset, "fingerprint", None)
@@ -38,9 +38,9 @@ def fingerprint_of_data(dataset: Any) -> str:
 
 def _described(dataset: Any) -> Any:
     if isinstance(dataset, Subset):
-        return "subset", fingerprint_of_data(dataset.dataset), np.asarray(dataset.indices)
+        return "subset", fingerprint_of(dataset.dataset), np.asarray(dataset.indices)
     if isinstance(dataset, ConcatDataset):
-        return ["concatenated", *map(fingerprint_of_data, dataset.datasets)]
+        return ["concatenated", *map(fingerprint_of, dataset.datasets)]
     rows = range(0, len(dataset), max(1, len(dataset) // _ROWS))
     chosen = [*rows, len(dataset) - 1] if len(dataset) else []
     if isinstance(dataset, TensorDataset):
