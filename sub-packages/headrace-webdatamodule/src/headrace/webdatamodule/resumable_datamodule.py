@@ -34,7 +34,7 @@ from headrace.webdatamodule.loading.position import has_state
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import Reports
-from headrace.webdatamodule.splits import Split, needed_by, stage_name
+from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
 VERSION = 1
 
@@ -399,6 +399,4 @@ class ResumableDataModule(lightning.LightningDataModule):
         return needed_by(stage, [split for split in Split if split in self._given])
 
     def _need(self, split: Split, what: str) -> None:
-        if split not in self._given:
-            name, have = self._given.name, ", ".join(map(str, self._given.given or ())) or "no split"
-            raise ValueError(f"{what} needs {split}, but {name} has {have}: add {name}[{split}]")
+        need(split, what, self._given.name, [one for one in Split if one in self._given])
