@@ -19,11 +19,11 @@ from headrace.webdatamodule.loading.dataset import (
     OnError,
     Skipped,
     explain_worker,
-    fingerprint_of,
     warn_of_skipped,
 )
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
 from headrace.webdatamodule.loading.epochs import EpochLoader
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 from headrace.webdatamodule.loading.options import check_loading, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.position import (
@@ -78,7 +78,8 @@ class ResumableLoader(EpochLoader):
             sample, count it and warn.
         sizes: Of each sample, shape [n] or [n, k], for the report on padding.
         seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
-        fingerprint: Stands for the dataset in states; the dataset's own `fingerprint` when None, else its length.
+        fingerprint: Stands for the dataset in states; when None, the dataset's own `fingerprint`, else its length and,
+            of lists, arrays, tensors and Hugging Face datasets, some samples.
         num_replicas: Number of data-parallel ranks; from the process group when an epoch begins, if None.
         rank: This one; the same.
         mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.

@@ -121,12 +121,6 @@ def explain_worker(error: Exception, waited_for: str, dataset: Any, indices: Seq
         error.add_note(f"{waited_for}: {shown}{more}")
 
 
-def fingerprint_of(dataset: Any) -> str:
-    """A dataset's own fingerprint, else one of its length alone."""
-    own = getattr(dataset, "fingerprint", None)
-    return str(own) if own is not None else blake2b(f"length {len(dataset)}".encode(), digest_size=16).hexdigest()
-
-
 class Request(NamedTuple):
     """A batch to be read: the `key` of the random numbers of epoch and rank, and its number in the epoch."""
 
