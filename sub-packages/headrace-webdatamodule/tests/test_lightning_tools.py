@@ -81,7 +81,8 @@ def test_the_throughput_monitor_counts_samples(module: Any, tmp_path: Path) -> N
     if hasattr(monitor, "_samples"):  # before, Lightning took all batches for as large as the present one
         module.batch_size = 3
     model, logger = Learning(), CSVLogger(tmp_path)
-    trainer(tmp_path, logger=logger, callbacks=[monitor], log_every_n_steps=1).fit(model, datamodule=module)
+    options: dict[str, Any] = {"logger": logger, "callbacks": [monitor], "limit_val_batches": 2}
+    trainer(tmp_path, log_every_n_steps=1, **options).fit(model, datamodule=module)
     logger.save()
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         seen = [float(row["train|samples"]) for row in csv.DictReader(file) if row["train|samples"]]
