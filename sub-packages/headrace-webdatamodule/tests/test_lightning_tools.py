@@ -27,7 +27,7 @@ def module(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def trainer(folder: Path, **options: Any) -> lightning.Trainer:
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     chosen = {"max_epochs": 2, "logger": False, **options}
     return lightning.Trainer(accelerator="cpu", devices=1, default_root_dir=folder, **quiet, **chosen)
 
@@ -51,8 +51,7 @@ def whole_epochs(model: Model, epochs: int) -> None:
         assert sorted(key for at, batch in model.seen if at == epoch for key in batch) == EVERY
 
 
-@pytest.mark.parametrize("mode", ["power", "binsearch"])
-@pytest.mark.parametrize("method", ["fit", "validate"])
+@pytest.mark.parametrize(("mode", "method"), [("power", "fit"), ("binsearch", "validate")])
 def test_the_batch_size_finder(module: Any, tmp_path: Path, mode: str, method: Any) -> None:
     running = trainer(tmp_path)
     found = Tuner(running).scale_batch_size(
@@ -82,7 +81,8 @@ def test_the_throughput_monitor_counts_samples(module: Any, tmp_path: Path) -> N
     if hasattr(monitor, "_samples"):  # before, Lightning took all batches for as large as the present one
         module.batch_size = 3
     model, logger = Learning(), CSVLogger(tmp_path)
-    trainer(tmp_path, logger=logger, callbacks=[monitor], log_every_n_steps=1).fit(model, datamodule=module)
+    options: dict[str, Any] = {"logger": logger, "callbacks": [monitor], "limit_val_batches": 2}
+    trainer(tmp_path, log_every_n_steps=1, **options).fit(model, datamodule=module)
     logger.save()
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         seen = [float(row["train|samples"]) for row in csv.DictReader(file) if row["train|samples"]]

@@ -138,7 +138,7 @@ def test_what_stands_for_a_dataset() -> None:
     assert len({one(rows), one(rows[::-1]), one(rows[:-1]), one(changed), one([]), one(range(1000))}) == 6
     assert one(tensors.numpy()) != one(tensors.numpy() + 1)
     assert one(TensorDataset(tensors)) == one(TensorDataset(tensors.clone())) != one(TensorDataset(tensors + 1))
-    subset = Subset(Own(rows), [3, 1])  # type: ignore[arg-type]
+    subset = Subset(Own(rows), [3, 1])
     assert one(subset) == one(Subset(Own(rows), np.array([3, 1]))) != one(Subset(Own(rows), [1, 3]))  # type: ignore[arg-type]
     assert one(ConcatDataset([Own(rows), Own(changed)])) == one(ConcatDataset([Own(changed), Own(rows)]))  # not read
     named = Own(rows)

@@ -16,8 +16,9 @@ def batches(
     sizes: npt.NDArray[Any], /, *, sampler: Iterable[int] | None, num_replicas: int, rank: int, seed: int
 ) -> Iterable[Sequence[int]]:
     """Make batches of 200 letters; a configuration names this function, since it cannot hold a `partial`."""
-    ranks = {"num_replicas": num_replicas, "rank": rank}
-    return DistributedSizeAwareBatchSampler(sizes, max_total_size=200, sampler=sampler, seed=seed, **ranks)
+    return DistributedSizeAwareBatchSampler(
+        sizes, max_total_size=200, sampler=sampler, seed=seed, num_replicas=num_replicas, rank=rank
+    )
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:

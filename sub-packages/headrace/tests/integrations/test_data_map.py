@@ -64,7 +64,8 @@ class Entries(torch.utils.data.Dataset[Any]):
     """The values of an LMDB; each process opens it for itself."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.opened = path, None
+        self.path = path
+        self.opened: Any = None
 
     def __len__(self) -> int:
         return N

@@ -14,7 +14,8 @@ SIZES = [5, 1, 4, 1, 5, 9, 2, 6]
 
 
 def planned(sizes: Any) -> list[Any]:
-    return DistributedSizeAwareBatchSampler(sizes, 10, num_replicas=1, rank=0).sizes.tolist()
+    sampler = DistributedSizeAwareBatchSampler(sizes, 10, num_replicas=1, rank=0)
+    return list(sampler.sizes.tolist())
 
 
 def shared(sizes: Any, buffer: Any) -> bool:
