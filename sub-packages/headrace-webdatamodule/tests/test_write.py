@@ -38,12 +38,13 @@ from headrace.webdatamodule.shards import (
     open_column,
     verify_shards,
 )
-from headrace.webdatamodule.shards.format import ustar
+from headrace.webdatamodule.shards.format.files import StagedFile, StoppedError
+from headrace.webdatamodule.shards.format.tar import MOST_BYTES, tar_end, ustar_header
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.writing import executor as running
 from headrace.webdatamodule.shards.writing.executor import InProcessWarning
 from headrace.webdatamodule.shards.writing.plan import bounds_by_bytes, bounds_of
-from headrace.webdatamodule.shards.writing.shard_task import Part, StoppedError, remove_parts
+from headrace.webdatamodule.shards.writing.shard_task import remove_parts
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 pytestmark = pytest.mark.slow
@@ -144,11 +145,11 @@ def test_no_shard_is_larger_than_asked_unless_one_sample_is(sizes: list[int], mo
     assert (bounds[0], bounds[-1]) == (0, len(sizes))
     for start, stop in pairwise(bounds):
         nbytes = sum(sizes[start:stop])
-        assert stop == start + 1 or nbytes + len(ustar.end(nbytes)) <= most
+        assert stop == start + 1 or nbytes + len(tar_end(nbytes)) <= most
     for start, stop, after in zip(bounds, bounds[1:], bounds[2:], strict=False):  # nor smaller than need be
         nbytes = sum(sizes[start : stop + 1])
         assert after > stop
-        assert nbytes + len(ustar.end(nbytes)) > most
+        assert nbytes + len(tar_end(nbytes)) > most
 
 
 def test_measured_sizes_are_those_of_the_files(tmp_path: Path) -> None:
@@ -334,8 +335,8 @@ def refused(tmp_path: Path, sample: Any, message: str, workers: int) -> None:
 
 
 def test_members_of_8_gib_are_refused() -> None:
-    assert ustar.MOST_BYTES == (8 << 30) - 1
-    assert ustar.header(b"a", ord("a"), ustar.MOST_BYTES)[124:136] == b"77777777777\0"
+    assert MOST_BYTES == (8 << 30) - 1
+    assert ustar_header(b"a", ord("a"), MOST_BYTES)[124:136] == b"77777777777\0"
 
 
 def test_other_bytes_like_members_are_taken(tmp_path: Path) -> None:
@@ -683,7 +684,7 @@ def test_a_part_that_was_removed_stops_its_writer(tmp_path: Path) -> None:
     others = [tmp_path / ".shard-x-000001.tar.aa-bb.part", tmp_path / ".shard-000001.tar.xyz-bb.part", tmp_path / "b"]
     for path in [dead, *others]:
         path.touch()
-    with Part(tmp_path / "shard-000000.tar", "cc") as part:
+    with StagedFile(tmp_path / "shard-000000.tar", "cc") as part:
         part.write(b"1")
         remove_parts(tmp_path, "shard", "dd")
         part.write(b"2")

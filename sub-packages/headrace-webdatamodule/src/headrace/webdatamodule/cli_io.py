@@ -188,9 +188,6 @@ def error_text(error: Exception) -> str:
 def escaped(text: str) -> str:
     r"""A text without control characters; tabs stay.
 
-    Args:
-        text: Any text.
-
     >>> escaped("a\x1b[2Jb\tc\n"), escaped("\u00e9\u202e\udcff")
     ('a\\x1b[2Jb\tc\\n', 'é\\u202e\\udcff')
     """
@@ -203,12 +200,6 @@ def escaped(text: str) -> str:
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:
     """Lay out rows in columns: the first to the left, numbers to the right.
-
-    Args:
-        rows: Of equal length, the first one the heads; integers get thousands separators.
-
-    Returns:
-        The lines.
 
     >>> table([("name", "bytes"), ("a.tar", 10240)])
     ['name    bytes', 'a.tar  10,240']

@@ -19,12 +19,6 @@ class AllowedGlobal:
 
     The real functions (``numpy.ndarray``, ``torch.storage._load_from_bytes``) can be abused, so a pickle
     never holds them, not even as an argument to a class that the user allowed.
-
-    Args:
-        name: The name, for messages.
-        make: Called in place of the real thing.
-        cost: Bytes that a call copies, of its arguments; None counts the arguments themselves.
-        takes_names: Whether globals may be among the arguments.
     """
 
     __slots__ = ("cost", "make", "name", "takes_names")
@@ -153,12 +147,6 @@ AllowedClass: TypeAlias = type | Callable[..., Any] | str
 
 class AllowedClasses:
     """Finds allowed names and remembers what they stood for.
-
-    Args:
-        classes: Classes or functions, or their names as "module.QualifiedName".
-
-    Raises:
-        ValueError: When an entry is neither.
 
     >>> import fractions
     >>> AllowedClasses(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction

@@ -52,19 +52,7 @@ _MAX_REASON = 500
 
 
 def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
-    """Read an array.
-
-    Args:
-        data: A `.npy` file.
-        max_bytes: Most bytes that the array may have.
-
-    Returns:
-        The array, of the shape that the file says.
-
-    Raises:
-        DecodeError: The array is larger than that, or claims more than the file holds.
-        ValueError: The bytes are no such file.
-    """
+    """Read an array."""
     return _npy(data, (), MemoryBudget(max_bytes))
 
 

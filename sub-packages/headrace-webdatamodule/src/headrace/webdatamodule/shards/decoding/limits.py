@@ -21,13 +21,6 @@ _PER_DIRECTORY_BYTE, _SMALL_DIRECTORY = 40, 1 << 20
 class MemoryBudget:
     """How many bytes decoding one member may still take.
 
-    Args:
-        max_bytes: The most bytes for all that is held at once.
-
-    Attributes:
-        max_bytes: The same.
-        used: Bytes that are reserved.
-
     >>> budget = MemoryBudget(10)
     >>> budget.reserve(8, "the member has")
     >>> budget.left

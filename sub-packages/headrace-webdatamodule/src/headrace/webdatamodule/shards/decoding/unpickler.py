@@ -67,11 +67,6 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     A byte of a pickle may make hundreds in memory, so each instruction and each argument of a call has a price. Pickles
     so short that they fit whatever they hold are not charged for instructions, which would take a fifth longer.
-
-    Args:
-        file: Where the pickle is read from.
-        allowed: The classes and functions that the user trusts.
-        budget: For all that is made.
     """
 
     # The base class sets these; its stub does not name them.

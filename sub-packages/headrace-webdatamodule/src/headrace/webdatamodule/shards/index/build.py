@@ -46,13 +46,7 @@ class SkippedMembersWarning(UserWarning):
 
 
 class Indexed(NamedTuple):
-    """What came of indexing one shard.
-
-    Args:
-        entry: For the manifest.
-        members: The member keys that occur.
-        skipped: Names of some members that are no part of a sample.
-    """
+    """What came of indexing one shard."""
 
     entry: ShardEntry
     members: tuple[str, ...]
@@ -128,11 +122,7 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
 
 
 def fitting_index(path: Path) -> ShardIndex | None:
-    """The index of a shard; None when there is none, or it is damaged, older than the shard or of another shard.
-
-    Raises:
-        IndexVersionError: It has the format of another release; never taken for damage, which would be overwritten.
-    """
+    """The index of a shard; None when there is none, or it is damaged, older than the shard or of another shard."""
     try:
         if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
             return None
@@ -146,21 +136,7 @@ def fitting_index(path: Path) -> ShardIndex | None:
 
 
 def build_index(data: Bytes, *, shard: str = "") -> bytes:
-    """Read a whole shard, check its structure and make its index; the same for the same shard.
-
-    Args:
-        data: The bytes of a tar file, a memory map, or an open file.
-        shard: Path or URL, named in errors.
-
-    Returns:
-        The bytes of an index file, for `ShardIndex`.
-
-    Raises:
-        DamagedShardError: The file is no whole tar file.
-        RefusedMemberError: A member is no plain file.
-        GroupingError: The members do not form samples.
-        ShardError: The names of members do not fit into an index.
-    """
+    """Read a whole shard, check its structure and make its index; the same for the same shard."""
     view = data if isinstance(data, FileBytes) else memoryview(data)
     try:
         samples = group(walk(view, shard=shard), shard=shard)
@@ -178,18 +154,7 @@ def pack_index(
     gap_checksums: npt.ArrayLike,
     read: Callable[[int, int], bytes | memoryview],
 ) -> bytes:
-    """Make an index of what is known of a shard.
-
-    Args:
-        samples: What lies in it.
-        shard_bytes: Bytes of the tar file.
-        checksums: `checksum32` of the data of each member.
-        gap_checksums: As of `shard_checksums`.
-        read: Gives the bytes of the tar file between begin and end; asked for three short pieces.
-
-    Returns:
-        The bytes of an index file.
-    """
+    """Make an index of what is known of a shard."""
     layouts = list(samples.layouts)
     pieces = [read(begin, end) for begin, end in fingerprint_ranges(shard_bytes, samples.end)]
     keys, key_arrays = describe_keys(samples.keys)
@@ -235,17 +200,7 @@ def open_shard_bytes(path: Path) -> FileBytes:
 def spread(
     function: Callable[[Path], _Result], paths: Sequence[Path], executor: Executor | None, *, what: str
 ) -> list[_Result]:
-    """Call a function with each file, with a progress bar over their bytes; the first error cancels what has not begun.
-
-    Args:
-        function: Can be pickled when the executor is one of processes.
-        paths: The files; those that are missing count as empty.
-        executor: Where to call it; here when None.
-        what: Stands before the bar.
-
-    Returns:
-        The results, in the order of the files.
-    """
+    """Call a function with each file, in order, with a progress bar; the first error cancels the rest."""
     sizes = {path: path.stat().st_size if path.exists() else 0 for path in paths}
     bar: tqdm[Never]
     with tqdm(total=sum(sizes.values()), desc=what, unit="B", unit_scale=True, disable=None) as bar:

@@ -37,15 +37,7 @@ _TYPES = ("|u1", "<u2", "<u4", "<u8")
 
 
 class Unpacked(NamedTuple):
-    """What an index file holds.
-
-    Args:
-        description: The JSON object, less the list of arrays.
-        arrays: Views into the file, not copies.
-        checksum: Of the head; it covers the checksum of the arrays, and so stands for the whole file.
-        body: The bytes behind the description.
-        body_checksum: What their checksum has to be.
-    """
+    """What an index file holds."""
 
     description: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
@@ -56,13 +48,6 @@ class Unpacked(NamedTuple):
 
 def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Make the bytes of an index file; the same for the same content.
-
-    Args:
-        description: What JSON can hold.
-        arrays: Unsigned integers, one-dimensional.
-
-    Raises:
-        ShardError: The description is longer than 16 MiB.
 
     >>> unpack(memoryview(pack({"a": 1}, {"x": np.arange(3, dtype=np.uint16)}))).arrays["x"].tolist()
     [0, 1, 2]
@@ -79,12 +64,7 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
 
 
 def unpack(data: memoryview) -> Unpacked:
-    """Take an index file apart: head and description are checked, the arrays' bytes are not even read.
-
-    Raises:
-        DamagedIndexError: The bytes are cut, changed or of something else.
-        IndexVersionError: They have the format of another release.
-    """
+    """Take an index file apart: head and description are checked, the arrays' bytes are not even read."""
     if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
         raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}; index the shard again")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
@@ -173,14 +153,6 @@ def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
 def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
     """What lies between the data of members: headers, padding, skipped members, and the end of the file.
 
-    Args:
-        offsets: Where the data of each member begin, in bytes, increasing.
-        sizes: Bytes of data of each member.
-        end: Bytes of the file.
-
-    Returns:
-        `len(offsets) + 1` pairs of begin and end.
-
     >>> gaps([512, 1536], [3, 0], 3072)
     [(0, 512), (515, 1536), (1536, 3072)]
     """
@@ -191,17 +163,7 @@ def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[i
 def shard_checksums(
     data: Bytes, offsets: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[int], npt.NDArray[np.uint64]]:
-    """Checksums over the data of members, and over all that is not. The file is read once, from begin to end.
-
-    Args:
-        data: The bytes of a tar file.
-        offsets: Where the data of each member begin, in bytes, increasing.
-        sizes: Bytes of data of each member.
-
-    Returns:
-        The `checksum32` of each member, and a 64-bit checksum for each 64 of the spans that `gaps` gives, shape
-        [len(offsets) // 64 + 1].
-    """
+    """Checksums over the data of members, and over all that is not. The file is read once, from begin to end."""
     sums, gap_sums, end, state = list[int](), list[int](), 0, xxhash.xxh3_64()
     for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True), start=1):
         _update(state, data, end, offset)

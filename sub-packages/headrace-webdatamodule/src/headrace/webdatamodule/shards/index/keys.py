@@ -18,11 +18,7 @@ Described = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
 
 
 class Keys(Sequence[str]):
-    """The keys of a shard's samples, each made when it is asked for.
-
-    Args:
-        count: Number of samples.
-    """
+    """The keys of a shard's samples, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
         self._range = range(count)
@@ -53,14 +49,6 @@ class Keys(Sequence[str]):
 
 class NumberedKeys(Keys):
     """Keys that differ by a number only, in equal steps.
-
-    Args:
-        count: Number of samples.
-        prefix: What stands before the number.
-        first: The first number.
-        step: From one to the next; above 0.
-        width: Digits at the least; zeros fill up.
-        suffix: What follows the number.
 
     >>> keys = NumberedKeys(3, "s", 8, 2, 2, "x")
     >>> list(keys), keys.find("s12x")
@@ -105,15 +93,7 @@ class NumberedKeys(Keys):
 
 
 class ListedKeys(Keys):
-    """Keys of any kind.
-
-    Args:
-        count: Number of samples.
-        prefix: What all keys begin with.
-        ordered: Whether they are sorted.
-        text: The rest of all keys, in UTF-8, shape [bytes].
-        ends: Where each one ends in `text`, shape [count]; None when all are equally long.
-    """
+    """Keys of any kind."""
 
     def __init__(
         self,
@@ -260,10 +240,6 @@ def _namer_of_numbers(keys: NumberedKeys) -> Namer:
 
 class SampleKeys(Sequence[str]):
     """A sequence of texts that are made by a function.
-
-    Args:
-        count: How many.
-        key: Gives the one at a position, 0 to `count - 1`.
 
     >>> keys = SampleKeys(3, "key{}".format)
     >>> keys[-1], keys[:2], "key1" in keys

@@ -48,21 +48,7 @@ class ShardBytes(Protocol):
 
 
 class MappedShard:
-    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name.
-
-    Args:
-        index: Of the shard.
-        file: The open file.
-        verified: Whether the checksum of each member is compared when it is read. Then damage is found by those reads,
-            and the samples without damage stay readable.
-
-    Attributes:
-        data: The bytes; a slice of them is a copy.
-        stale: What is wrong with the shard as a whole, when reads are to find that.
-
-    Raises:
-        StaleIndexError: It is another shard than was indexed.
-    """
+    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name."""
 
     def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
         self.index = index
@@ -80,9 +66,6 @@ class MappedShard:
 
         This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
         who writes into the file itself, as replacing it under its name leaves the map as it was.
-
-        Raises:
-            StaleIndexError: It was cut.
         """
         if isinstance(self.data, mmap.mmap) and self.data.size() != self.index.shard_bytes:
             message = f"the shard had {self.index.shard_bytes} bytes when it was opened, and has {self.data.size()} now"
@@ -100,13 +83,7 @@ class MappedShard:
 
 
 def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
-    """Map the file that an index names.
-
-    Raises:
-        OSError: The file cannot be opened.
-        DamagedShardError: It is a directory, a FIFO or a device.
-        StaleIndexError: It is another shard than was indexed.
-    """
+    """Map the file that an index names."""
     with os.fdopen(open_plain(index.shard), "rb", buffering=0) as file:
         return MappedShard(index, file, verified=verified)
 
@@ -118,18 +95,7 @@ def map_file(file: BinaryIO) -> bytes | mmap.mmap:
 
 
 class ShardReader:
-    """Reads samples of one shard.
-
-    Args:
-        index: Of the shard.
-        source: The shard's bytes.
-        keys: Which members to read, in lower case; all when None.
-        verify: Whether to check the checksum of each member that is read.
-        max_bytes: Most bytes that a member may have; a larger one is refused before it is read.
-
-    Attributes:
-        batch: For whoever reads batches: the number of the last one that needed this shard.
-    """
+    """Reads samples of one shard."""
 
     def __init__(
         self,
@@ -154,16 +120,7 @@ class ShardReader:
         self.source.check_size()
 
     def bind(self, data: Any) -> Read:
-        """A function that reads samples from the shard's bytes, fast: it holds all that it needs.
-
-        Args:
-            data: The bytes, or as many of them as are needed.
-
-        Returns:
-            A function of the number of a sample, which has to exist. It gives the sample's key under "__key__", and
-            its members' bytes under their keys. Call `check_size` before some of them. It raises a ShardError when the
-            bytes are not those that were indexed, when the sample lacks a member, or when a member is too large.
-        """
+        """A function that reads samples from the shard's bytes, fast: it holds all that it needs."""
         # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
         blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
         keys = self.index.keys
@@ -190,18 +147,7 @@ class ShardReader:
         return list(map(self.bind(self.source.data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """Read samples that stand in a row; twice as fast as `bind` where all have the same members.
-
-        Args:
-            start: The first one.
-            stop: The one after the last.
-
-        Yields:
-            A few samples at once, as of `bind`; when there is an error, those that come before it first.
-
-        Raises:
-            ShardError: As of `bind`.
-        """
+        """Read samples that stand in a row; twice as fast as `bind` where all have the same members."""
         yield from self.between_of(self.source, start, stop)
 
     def between_of(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
@@ -223,11 +169,7 @@ class ShardReader:
             yield samples
 
     def check_all(self) -> None:
-        """Check the checksum of each member of the shard.
-
-        Raises:
-            ShardError: The bytes are not those that were indexed.
-        """
+        """Check the checksum of each member of the shard."""
         index, data = self.index, self.source.data
         for at, (begin, size, expected) in enumerate(zip(index.offsets, index.sizes, index.checksums, strict=True)):
             if not at % _SAMPLES:
@@ -240,14 +182,7 @@ class ShardReader:
         return _place(self.index, self.index.span(number)[0] + self.index.layout(number).index(member))
 
     def positions(self, numbers: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Where the members of some samples stand in the index's arrays.
-
-        Args:
-            numbers: Of the samples.
-
-        Returns:
-            For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
-        """
+        """Where the members of some samples stand in the index's arrays."""
         starts = np.fromiter(self.index.starts_of(numbers), np.int64, len(numbers))
         layouts = np.fromiter(self.index.layouts_of(numbers), np.int64, len(numbers))
         found = []
@@ -331,10 +266,6 @@ class LruCache(Generic[_Thing]):
     """Opens things by their numbers, and evicts the least recently used ones.
 
     Safe in threads: what is evicted is closed when its last user has finished.
-
-    Args:
-        open_one: Opens one.
-        limit: How many to keep.
 
     >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
     >>> cache.get(3), cache.get(3)

@@ -390,18 +390,7 @@ def _positions(indices: Sequence[int], total: int) -> list[int]:
 
 
 class SampleDecoder:
-    """Decodes and transforms samples, and names the place when one of both fails.
-
-    Args:
-        members: The member keys that occur, in lower case.
-        decode: As for `IndexedShards`.
-        transform: The same.
-        allowed_classes: The same.
-        max_bytes: The same.
-
-    Raises:
-        ValueError: One of them is not allowed.
-    """
+    """Decodes and transforms samples, and names the place when one of both fails."""
 
     def __init__(
         self,

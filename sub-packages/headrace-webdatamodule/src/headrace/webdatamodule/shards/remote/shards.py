@@ -109,12 +109,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class RemoteSet(ShardSet):
-    """Some shards on another machine.
-
-    Args:
-        remote: Where, and how to read them.
-        nbytes: Bytes of each shard, as the manifest says; empty when there is none.
-    """
+    """Some shards on another machine."""
 
     remote: Remote
     nbytes: tuple[int, ...] = ()
@@ -179,16 +174,7 @@ class RemoteSet(ShardSet):
 
 
 def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
-    """Find out what there is to read.
-
-    Args:
-        source: A URL, several of tar files, or these in a `Remote`.
-
-    Raises:
-        ManifestError: The manifest is damaged.
-        ShardError: There is none, or no index, or one that is damaged; or the place cannot be reached.
-        ValueError: It is no URL, or a pattern.
-    """
+    """Find out what there is to read."""
     remote = source if isinstance(source, Remote) else Remote(source)
     path, mark, query = split_query(remote.url[0])
     if len(remote.url) == 1 and not path.lower().endswith(".tar"):
@@ -203,18 +189,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
 
 
 class RangedShard(ShardReader):
-    """A shard of which ranges are read: members that lie close together in one request, several at a time.
-
-    Args:
-        index: Of the shard; it names the URL.
-        remote: How to read there.
-        keys: Which members to read, in lower case; all when None.
-        verify: Whether to check the checksum of each member that is read.
-        max_bytes: Most bytes that a member may have.
-
-    Raises:
-        ShardError: Without `verify`: the shard cannot be read, or is not the one that was indexed.
-    """
+    """A shard of which ranges are read: members that lie close together in one request, several at a time."""
 
     def __init__(
         self,
@@ -292,13 +267,6 @@ class _Ranges:
 
 def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
     """Cut a row of samples into parts of about as many bytes.
-
-    Args:
-        sizes: Bytes of each, shape [n].
-        most: Bytes of a part, less than one sample more at most.
-
-    Returns:
-        Begin and end of each part.
 
     >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
     [(0, 2), (2, 4), (4, 6)]

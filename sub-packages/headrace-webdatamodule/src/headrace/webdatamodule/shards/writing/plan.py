@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, read_plain, sync_directory
-from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.format.ustar import RECORD
+from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
@@ -42,15 +41,7 @@ _CURE = "give fingerprint=, a text that changes with the samples, or overwrite=T
 
 @dataclass(frozen=True)
 class Plan:
-    """How a set of samples becomes shards.
-
-    Args:
-        prefix: Begin of the shards' names.
-        samples: Number of samples.
-        shards: Number of shards.
-        bounds: 16 hexadecimal digits that stand for the bounds of all shards, or for the rule that makes them.
-        fingerprint: What the caller says of the samples' version.
-    """
+    """How a set of samples becomes shards."""
 
     prefix: str
     samples: int
@@ -78,20 +69,7 @@ class Plan:
         atomic_write(directory / f"{self.prefix}{NOTE}", self.to_json().encode())
 
     def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
-        """Make a directory ready for this plan, and refuse to touch what is of another one.
-
-        Args:
-            directory: Where the shards are to lie.
-            replaces: Whether another plan's shards may be removed.
-            anew: Whether shards of this plan are removed as well.
-            stream: Whether the number of samples is unknown.
-
-        Returns:
-            Whether all that is there is of this plan.
-
-        Raises:
-            FileExistsError: There are other tar files, or shards of another plan.
-        """
+        """Make a directory ready for this plan, and refuse to touch what is of another one."""
         before = self._noted(directory)
         names = {path.name for path in shard_paths(directory, self.prefix, 0 if stream else self.shards)}
         own = re.compile(rf"{re.escape(self.prefix)}-[0-9]{{6,}}\.tar({re.escape(SUFFIX)})?")
@@ -173,16 +151,6 @@ def bounds_of(
 ) -> list[int]:
     """Where each shard begins, and the end.
 
-    Args:
-        n_samples: Number of samples.
-        sizes: Bytes of each one in a tar file, shape [n_samples]; needed for `bytes_per_shard`.
-        samples_per_shard: Most samples of a shard, in equal shares.
-        bytes_per_shard: Most bytes of a shard; a larger sample has one of its own.
-        n_shards: Number of shards, equal up to one sample.
-
-    Raises:
-        ValueError: They are not exactly one positive number, or a shard would be empty.
-
     >>> bounds_of(5, None, samples_per_shard=2, bytes_per_shard=None, n_shards=None)
     [0, 1, 3, 5]
     """
@@ -223,10 +191,6 @@ def whole_number(value: object) -> int | None:
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
     """Where each shard begins, and the end, when each one holds as many samples as fit.
-
-    Args:
-        sizes: Bytes of each sample in a tar file, shape [n_samples].
-        most: Bytes of a tar file, its end included; a sample that is larger gets one of its own.
 
     >>> bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240)
     [0, 2, 3, 4, 5]
@@ -293,7 +257,7 @@ def stored_bytes(nbytes: int) -> int:
     >>> stored_bytes(0), stored_bytes(1), stored_bytes(512)
     (512, 1024, 1024)
     """
-    return nbytes + -nbytes % BLOCK + BLOCK
+    return BLOCK + padded(nbytes)
 
 
 def sample_bytes(key: str, sample: Any) -> int:
@@ -307,14 +271,7 @@ def sample_bytes(key: str, sample: Any) -> int:
 
 
 def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Ask for each sample once, with a progress bar.
-
-    Returns:
-        Bytes of each in a tar file, shape [n_samples], and the keys.
-
-    Raises:
-        ShardError: A sample cannot be read, or its members are no bytes.
-    """
+    """Ask for each sample once, with a progress bar."""
     keys: list[str] = []
     sizes = np.empty(len(samples), np.int64)
     bar: tqdm[Never]
@@ -348,18 +305,6 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None, *, same: bool) 
 
     Its index has to fit it. Where no fingerprint says that the samples are the same, all keys are compared where they
     are known, and the first, the middle and the last sample are made again and compared byte by byte.
-
-    Args:
-        task: What would write the shard.
-        hashes: Of the keys of its samples, shape [n_samples]; None when they are not known.
-        same: Whether the samples are known to be the same.
-
-    Returns:
-        None when the shard is to be written.
-
-    Raises:
-        FileExistsError: The shard is whole, but holds other samples.
-        ShardError: A sample cannot be read, or could not be stored.
     """
     index = fitting_index(task.path) if task.path.exists() else None
     if index is None:

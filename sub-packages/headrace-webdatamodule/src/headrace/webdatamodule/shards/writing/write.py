@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
+from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed, save_with_index
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
@@ -43,6 +43,7 @@ from headrace.webdatamodule.shards.writing.plan import (
     whole_number,
 )
 from headrace.webdatamodule.shards.writing.shard_task import (
+    CHUNK,
     MapStyle,
     Sample,
     ShardFile,
@@ -51,8 +52,8 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     check_key,
     key_hashes,
     load,
+    read_sample,
     remove_parts,
-    stage_tar,
     unreadable,
 )
 
@@ -208,7 +209,7 @@ def _write_stream(
                     plan.grown(len(written) + 2).save(folder)
                     shard = ShardFile(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
                 shard.add(key, sample)
-                if shard.builder.pending >= 1 << 20:
+                if shard.builder.pending >= CHUNK:
                     shard.flush()
                 count += 1
                 bar.update()
@@ -247,19 +248,7 @@ def _save(folder: Path, written: Sequence[Written], arrays: Arrays) -> Manifest:
 
 
 def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
-    """Write the columns, the index of the set, then the manifest.
-
-    Args:
-        directory: Where the shards lie.
-        written: The shards.
-        columns: {name: array}, checked.
-
-    Returns:
-        The manifest; columns of an earlier one of the same shards stay.
-
-    Raises:
-        ManifestError: An earlier manifest has columns that belong to other shards.
-    """
+    """Write the columns, the index of the set, then the manifest."""
     members = sorted({member for one in written for member in one.members})
     manifest = Manifest(tuple(one.entry for one in written), tuple(members))
     cure = "Remove manifest.json, call again, and add them again"
@@ -277,16 +266,6 @@ def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | N
     A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
     training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
     alone is removed, and one of all tar files, which somebody asked for, stays.
-
-    Args:
-        directory: Where the shards lie.
-        done: What is known of each.
-
-    Returns:
-        The manifest; None when there are other tar files.
-
-    Raises:
-        ManifestError: The columns of an earlier manifest would be lost.
     """
     tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
     if tars == {one.entry.name for one in done}:
@@ -391,29 +370,23 @@ def write_tars(
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
     seen: dict[str, Path] = {}
-    staged: dict[Path, Path] = {}
-    try:
-        with progress(len(samples), target) as bar:
-            for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):
-                staged[path] = stage_tar(path, _unique(samples, start, stop, path, seen, bar))
-        publish(staged)
-    finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
+    with ExitStack() as stack, progress(len(samples), target) as bar:
+        shards = []
+        for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
+            shard = stack.enter_context(ShardFile(path))
+            for position in range(start, stop):
+                key, sample = read_sample(samples, position, position, path)
+                shard.add(key, sample)
+                if key in seen:
+                    message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
+                    raise ShardError(message, shard=str(path), sample=key)
+                seen[key] = path
+                if shard.builder.pending >= CHUNK:
+                    shard.flush()
+                bar.update()
+            shard.finish_tar()
+            shards.append(shard)
+        for shard in shards:
+            shard.publish()
+        sync_directory(target)
     return paths
-
-
-def _unique(
-    samples: Sequence[Sample], start: int, stop: int, path: Path, seen: dict[str, Path], bar: tqdm[Never]
-) -> Iterator[Sample]:
-    for position in range(start, stop):
-        try:
-            key, sample = samples[position]
-        except Exception as error:
-            raise unreadable(error, position, path) from error
-        yield key, sample
-        if key in seen:  # a text: the shard has checked that
-            message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
-            raise ShardError(message, shard=str(path), sample=key)
-        seen[key] = path
-        bar.update()
