@@ -359,7 +359,7 @@ def test_a_key_that_occurs_twice_is_named_and_there_is_no_manifest(tmp_path: Pat
     "size", [{}, {"n_shards": 0}, {"n_shards": 4}, {"n_shards": 1, "samples_per_shard": 1}, {"bytes_per_shard": 1.5}]
 )
 def test_sizes_of_shards_that_are_not_allowed(tmp_path: Path, size: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"n_shards"):
+    with pytest.raises(ValueError, match=r"n_shards|bytes_per_shard must be an int >= 1, got 1.5"):
         write_shards(some(3), tmp_path / "new", **size)
     assert not (tmp_path / "new").exists()
 
@@ -376,13 +376,13 @@ def test_integers_of_numpy_are_numbers_too(tmp_path: Path) -> None:
         given, plain = {name: number}, {name: int(number)}
         manifest = write_shards(some(3), tmp_path / name, **given, workers=workers)
         assert manifest == write_shards(some(3), tmp_path / f"{name} plain", **plain, workers=1)
-    with pytest.raises(ValueError, match="whole number of 1 or more"):
+    with pytest.raises(ValueError, match="n_shards must be an int >= 1, got True"):
         write_shards(some(3), tmp_path / "new", n_shards=True)
 
 
 def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"workers": 0}, "workers must be None or an int >= 1"),
+        ({"workers": 0}, "workers must be an int >= 1"),
         ({"prefix": "a/b"}, "prefix must be"),
         ({"prefix": "a:b"}, "prefix must be"),
         ({"prefix": 3}, "prefix must be"),
@@ -401,7 +401,7 @@ def test_other_arguments_that_are_not_allowed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="directory must be a local one, got 's3://bucket/a'"):
         write_shards(some(3), "s3://bucket/a", n_shards=1)
     assert not (tmp_path / "new").exists()
-    assert bounds_of(3, None, samples_per_shard=2, bytes_per_shard=None, n_shards=None) == [0, 1, 3]
+    assert bounds_of(3, None, ("samples_per_shard", 2)) == [0, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,7 @@ class Component(NamedTuple):
 
 
 def dali_path(shard: str | Path) -> Path:
-    """Where `wds2idx` puts the index of a shard.
-
-    >>> dali_path("data/a-000000.tar").name
-    'a-000000.idx'
-    """
+    """Where `wds2idx` puts the index of a shard."""
     path = Path(shard)
     return path.with_name(path.name[: path.name.find(".", 1)] + ".idx")
 
@@ -163,11 +159,7 @@ _MOST_ENERGON = 1 << 30
 
 
 def energon_path(shard: str | Path) -> Path:
-    """Where Energon puts the index of a shard.
-
-    >>> energon_path("data/a-000000.tar").name
-    'a-000000.tar.idx'
-    """
+    """Where Energon puts the index of a shard."""
     return Path(shard).with_suffix(".tar.idx")
 
 

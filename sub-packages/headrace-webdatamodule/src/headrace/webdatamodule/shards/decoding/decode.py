@@ -217,7 +217,7 @@ def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBud
 
 def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
     if data[:4] == b"PK\x03\x04":
-        return load_torch_zip(data, allowed, budget)
+        return load_torch_zip(data, AllowedClasses(allowed), budget)
     if data.startswith(_LEGACY_TORCH):
         raise DecodeError(
             "torch.save wrote this in its old format, which is not read; load it with torch where you trust "

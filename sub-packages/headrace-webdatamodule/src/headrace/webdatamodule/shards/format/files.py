@@ -63,6 +63,10 @@ class FileBytes:
         self._begin, self._end = begin, begin + len(self._buffer)
         return self._buffer[: max(0, end - begin)]
 
+    def between(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to `end`."""
+        return self[begin:end]
+
     def _read(self, begin: int, size: int) -> bytes:
         os.lseek(self._descriptor, begin, os.SEEK_SET)
         pieces, left = list[bytes](), max(0, size)
@@ -132,10 +136,18 @@ class StagedFile:
         self.path = path
         digits = "-".join(filter(None, (run, secrets.token_hex(4))))
         self.temporary = path.with_name(f".{path.name}.{digits}.part")
-        self.stream = self.temporary.open("w+b")
+        self.stream: BinaryIO
 
-    def __enter__(self) -> Self:
+    def begin(self) -> Self:
+        """Make the file; a `with` block does so."""
+        try:
+            self.stream = self.temporary.open("w+b")
+        except BaseException:  # Ctrl-C, when it is there already
+            self.temporary.unlink(missing_ok=True)
+            raise
         return self
+
+    __enter__ = begin
 
     def __exit__(self, *_: object) -> None:
         # What was published is on the disk already; what was not may fail once more while it is closed.

@@ -12,7 +12,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
 from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
@@ -27,6 +30,7 @@ _MAX_GLOBAL_RECORDS = 1000
 _LARGEST = (1 << 63) - 1
 _EXTENDED = frozenset((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, b"L", b"K"))
 _LABEL = b"V"
+_Size = TypeVar("_Size", int, npt.NDArray[np.int64])
 _KINDS = dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE), "file")
 _KINDS |= {tarfile.DIRTYPE: "directory", _LABEL: "label"}
 _REFUSED = {
@@ -56,7 +60,7 @@ class Member(NamedTuple):
 
 
 def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
-    """Find the members of a tar file in USTAR, GNU, PAX or V7 format."""
+    """Find the members of a tar file in USTAR, GNU, PAX or V7 format; those that are no files have no data."""
     stream = _HeaderStream(data if isinstance(data, FileBytes) else memoryview(data))
     try:
         yield from _members(stream)
@@ -66,12 +70,8 @@ def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
         raise
 
 
-def padded(size: int) -> int:
-    """The next multiple of 512.
-
-    >>> padded(0), padded(1), padded(512)
-    (0, 512, 512)
-    """
+def padded(size: _Size) -> _Size:
+    """The next multiple of 512."""
     return size + -size % BLOCK
 
 
@@ -335,11 +335,7 @@ def long_ustar_header(name: bytes, size: int) -> bytes | None:
 
 
 def tar_end(nbytes: int) -> bytes:
-    """What ends a tar file: two blocks of zeros, and more up to a multiple of 10240 bytes, as tar does.
-
-    >>> len(tar_end(0)), len(tar_end(9728))
-    (10240, 10752)
-    """
+    """What ends a tar file: two blocks of zeros, and more up to a multiple of 10240 bytes, as tar does."""
     return bytes(2 * BLOCK + -(nbytes + 2 * BLOCK) % RECORD)
 
 

@@ -40,10 +40,10 @@ class Unpacked(NamedTuple):
     """What an index file holds."""
 
     description: dict[str, Any]
-    arrays: dict[str, npt.NDArray[Any]]
-    checksum: int
-    body: memoryview
-    body_checksum: int
+    arrays: dict[str, npt.NDArray[Any]]  # views into the file, not copies
+    checksum: int  # of the head; it covers the checksum of the arrays, and so stands for the whole file
+    body: memoryview  # the bytes behind the description
+    body_checksum: int  # what their checksum has to be
 
 
 def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -110,40 +110,23 @@ def _arrays(listed: list[list[Any]], body: memoryview) -> dict[str, npt.NDArray[
     return arrays
 
 
-def checksum32(data: bytes | memoryview) -> int:
-    """The checksum of a member's data: the low 32 bits of XXH3.
-
-    >>> hex(checksum32(b"abc"))
-    '0x892f3950'
-    """
-    return xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF
-
-
 def checksum64(*pieces: bytes | memoryview) -> int:
-    """XXH3 in 64 bits of some pieces, as if they were one.
-
-    >>> checksum64(b"ab", b"c") == checksum64(b"abc")
-    True
-    """
+    """XXH3 in 64 bits of some pieces, as if they were one."""
     state = xxhash.xxh3_64()
     for piece in pieces:
         state.update(piece)
     return state.intdigest()
 
 
-def checksum_between(data: Bytes, begin: int, end: int) -> int:
-    """XXH3 in 64 bits of a part of a file, which may be larger than the memory."""
-    if end - begin <= PIECE:
-        return xxhash.xxh3_64_intdigest(data[begin:end])
-    return checksum_spans(data, [(begin, end)])
+def checksum32(data: Bytes, begin: int, end: int) -> int:
+    """The checksum of a member's data, which may be larger than the memory: the low 32 bits of XXH3."""
+    if end - begin > PIECE:
+        return checksum_spans(data, [(begin, end)]) & 0xFFFFFFFF
+    return xxhash.xxh3_64_intdigest(data[begin:end]) & 0xFFFFFFFF
 
 
 def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
-    """XXH3 in 64 bits of some parts of a file, as if they were one.
-
-    >>> checksum_spans(b"abcd", [(0, 1), (2, 4)]) == checksum64(b"acd")
-    True
-    """
+    """XXH3 in 64 bits of some parts of a file, as if they were one."""
     state = xxhash.xxh3_64()
     for begin, end in spans:
         _update(state, data, begin, end)
@@ -151,11 +134,7 @@ def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
 
 
 def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
-    """What lies between the data of members: headers, padding, skipped members, and the end of the file.
-
-    >>> gaps([512, 1536], [3, 0], 3072)
-    [(0, 512), (515, 1536), (1536, 3072)]
-    """
+    """Begin and end of what lies between the data of members: headers, padding, skipped members, the file's end."""
     begins = [0, *(offset + size for offset, size in zip(offsets, sizes, strict=True))]
     return list(zip(begins, [*offsets, end], strict=True))
 
@@ -163,7 +142,7 @@ def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[i
 def shard_checksums(
     data: Bytes, offsets: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[int], npt.NDArray[np.uint64]]:
-    """Checksums over the data of members, and over all that is not. The file is read once, from begin to end."""
+    """The `checksum32` of each member, and one of 64 bits for each 64 of the `gaps`; the file is read once."""
     sums, gap_sums, end, state = list[int](), list[int](), 0, xxhash.xxh3_64()
     for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True), start=1):
         _update(state, data, end, offset)
@@ -171,7 +150,7 @@ def shard_checksums(
             gap_sums.append(state.intdigest())
             state.reset()
         end = offset + size
-        sums.append(checksum_between(data, offset, end) & 0xFFFFFFFF)
+        sums.append(checksum32(data, offset, end))
     _update(state, data, end, len(data))
     return sums, np.array([*gap_sums, state.intdigest()], np.uint64)
 

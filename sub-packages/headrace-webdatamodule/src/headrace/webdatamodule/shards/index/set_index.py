@@ -64,7 +64,7 @@ class SetIndex:
 
     @classmethod
     def open(cls, directory: str | Path, manifest: Manifest) -> SetIndex | None:
-        """Open the one that lies beside a manifest; large ones are mapped."""
+        """Open the one that lies beside a manifest, None when there is none that fits; large ones are mapped."""
         path = Path(directory) / SET_INDEX_NAME
         try:
             descriptor = open_plain(path, DamagedIndexError)
@@ -87,6 +87,9 @@ class SetIndex:
     def shard(self, number: int, path: str) -> ShardIndex:
         """The index of one shard."""
         begin, end = self._bounds[number : number + 2]
+        whole = self._data.obj
+        if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look behind its end would kill the process
+            raise DamagedIndexError("the index of the set was cut since it was opened", shard=path)
         index = ShardIndex(self._data[begin:end], shard=path, end=end)
         if f"{index.checksum:016x}" != self._manifest.shards[number].index:
             message = "the shard's index in that of the set does not match the manifest: index the directory again"
@@ -100,16 +103,12 @@ def shards_fingerprint(manifest: Manifest) -> bytes:
 
 
 def head_bytes(count: int) -> int:
-    """Where the first index begins in the index of a set.
-
-    >>> head_bytes(2)
-    56
-    """
+    """Where the first index begins in the index of a set."""
     return _HEAD.size + 8 * count + 8
 
 
 def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = False) -> bool:
-    """Write the index of a set beside the place of its manifest; before the manifest itself."""
+    """Write the index of a set, before its manifest; whether it was written. A set of one shard needs none."""
     folder = Path(directory)
     if len(manifest.shards) < 2:
         (folder / SET_INDEX_NAME).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import checksum_between
-from headrace.webdatamodule.shards.index.keys import NumberedKeys, namer
+from headrace.webdatamodule.shards.index.container import checksum32
+from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Sample: TypeAlias = dict[str, Any]
@@ -32,28 +32,32 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _Thing = TypeVar("_Thing")
 
 
-class ShardBytes(Protocol):
-    """Where the bytes of a shard come from; see `MappedShard`."""
+class ShardBytes:
+    """Where the bytes of a shard come from."""
 
-    data: Any
+    data: Any  # the bytes; a slice of them is a copy
 
     def check_size(self) -> None:
         """Refuse a file that was cut since it was opened."""
 
-    def fetch_again(self, begin: int, end: int, /) -> bytes | None:
+    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
         """Some bytes once more from where the shard comes from; None where there is no such place."""
+        return None
 
     def diagnose(self) -> None:
         """Raise a StaleIndexError when it is another shard."""
 
 
-class MappedShard:
-    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name."""
+class MappedShard(ShardBytes):
+    """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name.
+
+    Where reads compare checksums (`verified`), damage is left to them, so that samples without damage stay readable.
+    """
 
     def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
         self.index = index
         self.stale: StaleIndexError | None = None
-        self.data: Any = map_file(file)
+        self.data = map_file(file)
         try:
             index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
         except StaleIndexError as error:
@@ -72,12 +76,8 @@ class MappedShard:
             cure = "restore it, and open it again (a new IndexedShards)"
             raise StaleIndexError(f"{message}: {cure}", shard=self.index.shard)
 
-    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
-        """Some bytes once more from where the shard comes from; None where there is no such place."""
-        return None
-
     def diagnose(self) -> None:
-        """Raise a StaleIndexError when it is another shard."""
+        """As of `ShardBytes`."""
         if self.stale is not None:
             raise StaleIndexError(self.stale.message, shard=self.stale.shard)
 
@@ -106,7 +106,8 @@ class ShardReader:
         verify: bool,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self.index, self.source, self.batch = index, source, -1
+        self.index, self.source = index, source
+        self.batch = -1  # for `IndexedShards`: the number of the last one that needed this shard
         self._verify, self._max_bytes = verify, max_bytes
         self._plans = [_plan(layout, keys) for layout in index.layouts]
         self._too_large = _too_large(index, keys, max_bytes)
@@ -120,7 +121,7 @@ class ShardReader:
         self.source.check_size()
 
     def bind(self, data: Any) -> Read:
-        """A function that reads samples from the shard's bytes, fast: it holds all that it needs."""
+        """A function of a sample's number that reads it from these bytes, fast; call `check_size` before some reads."""
         # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
         blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
         keys = self.index.keys
@@ -147,7 +148,10 @@ class ShardReader:
         return list(map(self.bind(self.source.data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """Read samples that stand in a row; twice as fast as `bind` where all have the same members."""
+        """Read samples that stand in a row, a few at once; those before an error come first.
+
+        Twice as fast as `bind` where all have the same members.
+        """
         yield from self.between_of(self.source, start, stop)
 
     def between_of(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
@@ -174,7 +178,7 @@ class ShardReader:
         for at, (begin, size, expected) in enumerate(zip(index.offsets, index.sizes, index.checksums, strict=True)):
             if not at % _SAMPLES:
                 self.check_size()
-            if checksum_between(data, int(begin), int(begin) + int(size)) & MASK != expected:
+            if checksum32(data, int(begin), int(begin) + int(size)) != expected:
                 self._refuse(at)
 
     def place(self, number: int, member: str) -> dict[str, Any]:
@@ -182,7 +186,10 @@ class ShardReader:
         return _place(self.index, self.index.span(number)[0] + self.index.layout(number).index(member))
 
     def positions(self, numbers: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Where the members of some samples stand in the index's arrays."""
+        """Where the members of some samples stand in the index's arrays.
+
+        For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
+        """
         starts = np.fromiter(self.index.starts_of(numbers), np.int64, len(numbers))
         layouts = np.fromiter(self.index.layouts_of(numbers), np.int64, len(numbers))
         found = []
@@ -213,7 +220,7 @@ class ShardReader:
         """Read samples with the same members column by column."""
         index, members = self.index, self._members or ()
         columns, names = np.array([column for _, column in members], np.int64), [name for name, _ in members]
-        keys, empty = namer(index.keys), dict.fromkeys(("__key__", *names))
+        keys, empty = index.keys.many, dict.fromkeys(("__key__", *names))
         for first in range(start, stop, _SAMPLES):
             index.check_size()
             where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
@@ -279,6 +286,9 @@ class LruCache(Generic[_Thing]):
 
     def get(self, number: int) -> _Thing:
         """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
+        things = self.things
+        if len(things) < self.limit and number in things:  # which was used last matters only when one has to go
+            return things[number]
         thing = self.things.pop(number, None)
         if thing is None:
             self._evict(self.limit - 1)

@@ -32,14 +32,14 @@ _Made = TypeVar("_Made")
 class ShardSet:
     """Some shards on this machine; small enough to be sent to each worker."""
 
-    folder: str
-    names: tuple[str, ...]
+    folder: str  # where the manifest lies; empty when there is none
+    names: tuple[str, ...]  # of the tar files, seen from there
     samples: tuple[int, ...]
-    checksums: tuple[int, ...]
+    checksums: tuple[int, ...]  # of their indexes
     members: tuple[str, ...]
     columns: tuple[str, ...]
     fingerprint: str
-    concurrent: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = False  # whether several shards are read at the same time
 
     @property
     def holds_descriptors(self) -> bool:
@@ -85,6 +85,10 @@ class ShardSet:
             return self.open_set_index() if same else None
         except (OSError, ShardError):  # the shards have indexes of their own
             return None
+
+    def open_shared(self) -> None:
+        """Open what all shards share, before threads would do so, each for itself."""
+        self.set_index  # noqa: B018
 
     def open_set_index(self) -> SetIndex | None:
         """Map the index of the whole set; None when there is none."""

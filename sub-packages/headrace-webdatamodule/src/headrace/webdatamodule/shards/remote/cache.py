@@ -21,8 +21,9 @@ from headrace.webdatamodule.shards.errors import (
     IndexVersionError,
     ShardError,
     StaleIndexError,
+    as_int,
 )
-from headrace.webdatamodule.shards.format.files import sync_directory
+from headrace.webdatamodule.shards.format.files import expanded, sync_directory
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
@@ -47,14 +48,13 @@ class Cache:
     """
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large the cache may grow")
-        self.directory, self.max_bytes = Path(directory).expanduser().absolute(), max_bytes
+        self.directory = expanded(directory).absolute()
+        self.max_bytes = as_int("max_bytes", max_bytes, 1, "say how large the cache may grow")
 
     def find(self, name: str) -> BinaryIO | None:
         """Open a file, and note that it was used; None when it is not here."""
         try:
-            file = self._path(name).open("rb")
+            file = (self.directory / name).open("rb")
         except FileNotFoundError:
             return None
         with contextlib.suppress(PermissionError):  # of another user
@@ -62,12 +62,12 @@ class Cache:
         return file
 
     def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
-        """Make a file, unless another process does so meanwhile."""
+        """Make a file that `fill` writes and checks, unless another process does so meanwhile; it is returned open."""
         if nbytes > self.max_bytes:
             cure = "raise cache_bytes, or read without a cache"
             raise ShardError(f"the file of {nbytes} bytes does not fit into a cache of {self.max_bytes} bytes: {cure}")
-        path = self._path(name)
-        part = path.with_name(f"{name}{_PART}")
+        path = self.directory / name
+        part = self.directory / f"{name}{_PART}"
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._lock(name):
             found = self.find(name)
@@ -92,18 +92,7 @@ class Cache:
 
     def drop(self, name: str) -> None:
         """Remove a file."""
-        self._path(name).unlink(missing_ok=True)
-
-    def nbytes(self) -> int:
-        """The bytes of all files in the cache, those that are being written included."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._lock():
-            return sum(size for _, size, _ in self._listed())
-
-    def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 32 hexadecimal digits, '-', 16, '.tar' or '.hri', got {name!r}")
-        return self.directory / name
+        (self.directory / name).unlink(missing_ok=True)
 
     def _lock(self, name: str = "") -> FileLock:
         """The lock of the directory, or that of a file and a few others."""
@@ -156,7 +145,7 @@ class CachedShard(MappedShard):
         self._again: Callable[[], BinaryIO] | None = again
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `MappedShard`."""
+        """As of `ShardBytes`."""
         again, self._again = self._again, None
         if again is not None:
             with closing(again()) as file:
@@ -165,16 +154,12 @@ class CachedShard(MappedShard):
 
 
 def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """The name under which a file is kept. Other content has another name, so that an entry is never stale.
-
-    >>> cached_name("s3://bucket/a.tar", 255, ".tar")
-    '8558cc2d5dc25eacec349d39164465b5-00000000000000ff.tar'
-    """
+    """The name under which a file is kept. Other content has another name, so that an entry is never stale."""
     return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
 
 
 def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard:
-    """Map a shard that is in the cache, or is fetched now."""
+    """Map a shard that is in the cache, or is fetched now and compared with all checksums of its index."""
     name = cached_name(index.shard, index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
@@ -203,7 +188,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
-    """Map an index that is in the cache, or is fetched now."""
+    """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
     def put() -> BinaryIO:
         data = files.read(beside(url, SUFFIX), most)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.errors import ShardError, as_int
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Span = tuple[int, int]
@@ -64,8 +64,9 @@ class RetryPolicy:
     max_backoff: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
-            raise ValueError(f"max_attempts must be an int >= 1, backoff and max_backoff seconds >= 0, got {self}")
+        as_int("max_attempts", self.max_attempts, 1, "1 asks once")
+        if self.backoff < 0 or self.max_backoff < 0:
+            raise ValueError(f"backoff and max_backoff must be seconds >= 0, got {self}")
 
     def seconds(self, attempts: int) -> float:
         """How long to wait after some attempts."""
@@ -214,12 +215,7 @@ class RemoteFiles:
 
 
 class KnownParts:
-    """Some parts of a file, which give slices as all of its bytes would.
-
-    >>> parts = KnownParts({(0, 4): b"abcd", (10, 12): b"ef"})
-    >>> parts[1:3], parts[10:12], parts[7:7]
-    (b'bc', b'ef', b'')
-    """
+    """Some parts of a file, which give slices as all of its bytes would."""
 
     def __init__(self, data: dict[Span, bytes]) -> None:
         cache = import_module("fsspec.caching").KnownPartsOfAFile
@@ -250,7 +246,7 @@ def retry(
     policy: RetryPolicy,
     attempts: Callable[[], int] | None = None,
 ) -> list[_Got | BaseException]:
-    """Ask for some items, and again for those that failed."""
+    """Ask for some items, and again for those that failed; errors stand for those that failed to the end."""
     got: list[_Got | BaseException] = list(ask(wanted))
     for attempt in range(1, policy.max_attempts if attempts is None else attempts()):
         failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]

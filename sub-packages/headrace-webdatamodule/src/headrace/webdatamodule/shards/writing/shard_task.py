@@ -99,7 +99,7 @@ class ShardFile:
         self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
         self.add = self.builder.add
         with _named(path):
-            self._staged = StagedFile(path, run)
+            self._staged = StagedFile(path, run).begin()
         # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
         self._begun = os.fstat(self._staged.stream.fileno()).st_mtime_ns - 1
 
