@@ -85,14 +85,14 @@ def _read(value: Any, path: Path, sample: int) -> tuple[str, Any]:
     """Return how a value is joined, and the value; numbers and lists of numbers as tensors."""
     if isinstance(value, torch.Tensor):
         return ("a tensor" if value.ndim else "a number"), value
-    if isinstance(value, Mapping):
-        return "a dict", value
-    if isinstance(value, str | bytes):
-        return "text", value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return ("a tensor" if value.ndim else "a number"), torch.from_numpy(_plain_array(np.asarray(value)))
     if isinstance(value, list) and (tensor := _tensor_of_list(value)) is not None:
         return "a tensor", tensor
+    if isinstance(value, Mapping):
+        return "a dict", value
+    if isinstance(value, str | bytes):
+        return "text", value
     if isinstance(value, tuple | list):
         return "a tuple", value
     if isinstance(value, _NUMBERS):
@@ -131,6 +131,8 @@ def _tensor_of_list(values: list[Any]) -> torch.Tensor | None:
 
 def _plain_array(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in native byte order, contiguous and writeable, copied only where it is not."""
+    if array.flags.carray and array.dtype.isnative:  # np.require takes longer to find that out
+        return array
     return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
 
 
