@@ -113,7 +113,7 @@ def _tensor_of_list(values: list[Any]) -> torch.Tensor | None:
         # Four times as fast as numpy, which looks at each element's type first. Refuses what numpy would widen to.
         array = np.empty(len(values), np.int64 if first is int else np.float32)
         try:
-            struct.pack_into(f"{len(values)}{'q' if first is int else 'f'}", array, 0, *values)
+            struct.pack_into(f"{len(values)}{'q' if first is int else 'f'}", array.data, 0, *values)
         except (struct.error, OverflowError):
             pass
         else:
