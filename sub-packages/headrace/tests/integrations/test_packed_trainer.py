@@ -41,9 +41,9 @@ def model(name: str) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double()
 
 
-def masked_lm_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    losses = cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten(), reduction="sum")
-    return losses / num_items_in_batch
+def masked_lm_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: int | None = None) -> torch.Tensor:
+    logits: torch.Tensor = outputs["logits"].flatten(0, 1)
+    return cross_entropy(logits, labels.flatten(), reduction="sum") / (num_items_in_batch or 1)
 
 
 def update(net: Any, data: list[dict[str, Any]], collate: Any, folder: Path, **options: Any) -> torch.Tensor:
@@ -54,16 +54,14 @@ def update(net: Any, data: list[dict[str, Any]], collate: Any, folder: Path, **o
     assert len(sampler) == ACCUMULATED
     loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]  # a list is a dataset
 
-    class OwnLoader(transformers.Trainer):  # type: ignore[misc]  # Any where transformers is absent
-        def get_train_dataloader(self) -> Any:
-            return loader
-
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=1, gradient_accumulation_steps=ACCUMULATED, learning_rate=1.0, max_grad_norm=0.0,
         optim="sgd", lr_scheduler_type="constant", report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     before = torch.cat([weight.detach().flatten().clone() for weight in net.parameters()])
-    OwnLoader(net, arguments, **options).train()
+    trainer = transformers.Trainer(net, arguments, **options)
+    trainer.get_train_dataloader = lambda: loader  # not prepared by accelerate, which would share it out again
+    trainer.train()
     return torch.cat([weight.detach().flatten() for weight in net.parameters()]) - before
 
 
