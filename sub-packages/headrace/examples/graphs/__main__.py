@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ class GraphNetwork(torch.nn.Module):
         nodes, edges = self.atoms(batch.x), self.bonds(batch.edge_attr)
         for layer in self.rounds:
             nodes = nodes + layer(nodes, batch.edge_index, edges).relu()
-        return self.head(global_mean_pool(nodes, batch.batch, batch.num_graphs)).squeeze(1)
+        numbers: torch.Tensor = self.head(global_mean_pool(nodes, batch.batch, batch.num_graphs))
+        return numbers.squeeze(1)
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -76,7 +76,7 @@ def train(options: argparse.Namespace) -> None:
         for batch in loader:
             loss = torch.nn.functional.mse_loss(model(batch), batch.y)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             trained[batch.number] += 1
             step = len(loader) - loader.remaining
@@ -91,4 +91,4 @@ def train(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(train(arguments()))
+    train(arguments())
