@@ -267,6 +267,9 @@ def test_the_layout_of_hugging_face() -> None:
     assert set(batch) == {
         *("input_ids", "labels", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     }  # a mask of ones would keep models from seeing where samples begin
+    for label, fixed in ((1, []), ([0.0, 1.0], ["labels"])):  # one for each sample: no targets of tokens
+        classes = PackedCollate(layout="huggingface", fixed=fixed)([{"input_ids": [5, 6], "labels": label}] * 2)
+        assert classes["labels"].tolist() == [label, label]
     unlabelled = PackedCollate(layout="huggingface", position_start=2)([{"input_ids": np.arange(2)}] * 2)
     assert "labels" not in unlabelled
     assert unlabelled["position_ids"].tolist() == [[2, 3, 2, 3]]

@@ -236,7 +236,7 @@ class PackedCollate:
 
         batch = gather(samples, join)
         fields.refuse_unknown(self.fixed, "fixed")
-        fields.refuse_unknown(separator, "separator")
+        fields.refuse_unknown(self.separator or {}, "separator")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")
         lengths = fields.one_length("packed samples need one length for all of their fields")
