@@ -162,6 +162,7 @@ def test_arguments_of_padding() -> None:
         ({"pad_value": {"x": None}}, TypeError),
         ({"length_multiple": 0}, ValueError),
         ({"length_multiple": 1.5}, TypeError),
+        ({"length_multiple": None}, TypeError),
         ({"fixed": "x"}, TypeError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
@@ -341,6 +342,9 @@ def test_packs_of_one_shape() -> None:
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 4, 7, 10, 12]  # the padding: sequences no longer than the longest
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1]]
     assert collate([TOKENIZED[0]] * 4)["input_ids"].shape == (1, 12)
+    for pad_value in (0, 1, {"input_ids": 1}):  # padding is never a target, with or without separators
+        masked = PackedCollate(layout="huggingface", separator={}, total_multiple=6, pad_value=pad_value)
+        assert masked(TOKENIZED)["labels"].tolist() == [[15, 16, 17, 18, -100, -100]]
     with pytest.raises(ValueError, match=r"total_length must be at least the 15 tokens of the batch, got 12.*budget"):
         collate([TOKENIZED[0]] * 5)
     empty = PackedCollate(total_length=3)([torch.ones(0)])
@@ -358,6 +362,7 @@ def test_arguments_of_packing() -> None:
         ({"position_start": 1.5}, TypeError),
         ({"length_multiple": 0}, ValueError),
         ({"total_multiple": 2.5}, TypeError),
+        ({"total_multiple": None}, TypeError),
         ({"total_length": 0}, ValueError),
         ({"pad_value": "0"}, TypeError),
         ({"return_lengths": 1}, TypeError),

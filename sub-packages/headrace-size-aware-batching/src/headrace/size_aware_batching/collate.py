@@ -96,7 +96,7 @@ class PaddedCollate:
 
     def __post_init__(self) -> None:
         _check_numbers("pad_value", self.pad_value)
-        whole_number("length_multiple", self.length_multiple)
+        _check_multiple("length_multiple", self.length_multiple)
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -148,8 +148,8 @@ class PackedCollate:
 
     A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
     sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample
-    makes sequences of its own, none longer than the longest of the samples. Padding is also what the loss must
-    not count: give ``labels`` a separator or a pad value of -100.
+    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: give
+    labels a separator or a pad value of -100.
 
     Args:
         layout: ``"flat"`` or ``"huggingface"``, see above.
@@ -164,6 +164,7 @@ class PackedCollate:
         total_length: The total is padded to this, for one shape in all batches; None: it is not.
         pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
             mapping get their separator, if they have one, or else 0; a number is for fields without a separator.
+            ``"labels"`` get -100 in any case, with ``layout="huggingface"`` and no mapping that names them.
         return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
             sequences of padding; int32, shape ``[n]``. It is ``seqused_k`` of variable-length attention. Samples
             have to be dicts.
@@ -204,8 +205,9 @@ class PackedCollate:
                 raise TypeError(f"separator must be a mapping from field to number, or None, got {self.separator!r}")
             _check_numbers("separator", self.separator)
         bounded_int("position_start", self.position_start, _INT32_END, "from 0 to 2**31 - 1")
-        for name in ("length_multiple", "total_multiple", "total_length"):
-            whole_number(name, getattr(self, name))
+        _check_multiple("length_multiple", self.length_multiple)
+        _check_multiple("total_multiple", self.total_multiple)
+        whole_number("total_length", self.total_length)
         if self.total_length is not None and self.total_length % self.total_multiple:
             raise ValueError(
                 f"total_length must be a multiple of total_multiple={self.total_multiple}, got {self.total_length}: "
@@ -275,10 +277,11 @@ class PackedCollate:
         padded, tail = self._sequences(lengths)
         dtype, first = tensors[0].dtype, _value_for(path, separator, None)
         if padded != lengths or tail:
-            pads = self.pad_value
-            if first is not None and not isinstance(pads, Mapping):
+            no_target = -100 if self.layout == "huggingface" and path == ("labels",) else None
+            pads, special = self.pad_value, no_target if first is None else first
+            if special is not None and not isinstance(pads, Mapping):
                 pads = {}
-            value = _value_for(path, pads, first or 0)
+            value = _value_for(path, pads, special or 0)
             _refuse_value("pad_value", value, dtype, path)
             padding = tensors[0].new_full((sum(tail) + self.length_multiple, *tensors[0].shape[1:]), value)
             pieces = [(x, padding[: size - length]) for x, size, length in zip(tensors, padded, lengths, strict=True)]
@@ -319,6 +322,12 @@ def _positions(lengths: Sequence[int], start: int) -> torch.Tensor:
     """Return the position of each token in its own sequence: 0, 1, 2, 0, 1 for lengths 3 and 2 and start 0."""
     counts = torch.tensor(lengths, dtype=torch.int64)
     return torch.arange(start, start + int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+
+
+def _check_multiple(name: str, value: Any) -> None:
+    """Refuse what is not an int of at least 1; None is not."""
+    if whole_number(name, value) is None:
+        raise TypeError(f"{name} must be an int >= 1, got None: leave it out, or give 1")
 
 
 def _check_numbers(name: str, value: Any) -> None:
