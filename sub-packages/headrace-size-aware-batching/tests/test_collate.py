@@ -342,7 +342,8 @@ def test_packs_of_one_shape() -> None:
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 4, 7, 10, 12]  # the padding: sequences no longer than the longest
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1]]
     assert collate([TOKENIZED[0]] * 4)["input_ids"].shape == (1, 12)
-    for pad_value in (0, 1, {"input_ids": 1}):  # padding is never a target, with or without separators
+    paddings: list[Any] = [0, 1, {"input_ids": 1}]
+    for pad_value in paddings:  # padding is never a target, with or without separators
         masked = PackedCollate(layout="huggingface", separator={}, total_multiple=6, pad_value=pad_value)
         assert masked(TOKENIZED)["labels"].tolist() == [[15, 16, 17, 18, -100, -100]]
     with pytest.raises(ValueError, match=r"total_length must be at least the 15 tokens of the batch, got 12.*budget"):
