@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,13 +72,18 @@ def accumulate(model: Any, own: list[tuple[torch.Tensor, torch.Tensor]], reducti
 
 def rank_of_two(rank: int, store: str) -> dict[str, Any]:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found = {}
+    found: dict[str, Any] = {}
     for name, step in STEPS.items():
         for reduction in ("sum", "none"):
             model = DistributedDataParallel(network())
             losses = torch.tensor(accumulate(model, batches(step, rank), reduction))
             dist.all_reduce(losses)
             found[f"{name}, {reduction}"] = (gradient(model).tolist(), float(losses) / 2)
+    both: Any = init_device_mesh("cpu", (2,))
+    shared: Any = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"]  # one batch for two ranks
+    for name, mesh in (("both", both), ("shared", shared)):
+        total = global_num_tokens([2 + rank, 10], mesh=mesh)
+        found[name] = (int(total), float(token_weighted_loss(torch.ones(()), total, mesh=mesh)))
     dist.barrier()
     dist.destroy_process_group()
     return found
@@ -98,8 +104,10 @@ def test_two_ranks_with_unequal_targets_have_the_gradient_of_the_whole_batch(tmp
         for process in ranks:
             process.kill()
             process.wait()
-    for out in outs:
+    for rank, out in enumerate(outs):
         found = json.loads(out.read_text())
+        assert found.pop("both") == [25, pytest.approx(2 / 25)]
+        assert found.pop("shared") == [12 + rank, pytest.approx(1 / (12 + rank))]
         assert len(found) == 2 * len(STEPS)
         for name, (values, loss) in found.items():
             step = STEPS[name.rpartition(", ")[0]]
