@@ -21,7 +21,8 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 1,
 }
 # Position of the first token: the models of ESM count from behind the padding token's.
-MODELS = {"Llama": 0, "Bert": 0, "Esm": 2, "ModernBert": 0}
+MODELS = {"Llama": 0, "Qwen2": 0, "GPT2": 0, "Bert": 0, "Esm": 2, "ModernBert": 0}
+CAUSAL = {"Llama": "ForCausalLM", "Qwen2": "ForCausalLM", "GPT2": "LMHeadModel"}
 
 
 def tokenized(lengths: list[int] = LENGTHS) -> list[dict[str, Any]]:
@@ -32,12 +33,14 @@ def tokenized(lengths: list[int] = LENGTHS) -> list[dict[str, Any]]:
 
 def model(name: str, attention: str) -> Any:
     torch.manual_seed(0)
-    options = SMALL | ({"bos_token_id": 2, "eos_token_id": 3} if name in ("Llama", "ModernBert") else {})
+    options = SMALL | ({} if name in ("Bert", "Esm") else {"bos_token_id": 2, "eos_token_id": 3})
     if name == "ModernBert":
         options |= {"cls_token_id": 2, "sep_token_id": 3}
+    if name == "Qwen2":
+        options |= {"num_key_value_heads": 1}
     if name == "Esm":
         options |= {"mask_token_id": 4, "token_dropout": False}
-    head = "ForCausalLM" if name == "Llama" else "ForMaskedLM"
+    head = CAUSAL.get(name, "ForMaskedLM")
     config = getattr(transformers, f"{name}Config")(**options)
     config._attn_implementation = attention
     return getattr(transformers, name + head)(config).double().eval()
@@ -69,6 +72,9 @@ def blocks(offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         ("Llama", "sdpa", {"use_cache": False}, True),
         ("Llama", "eager", {"use_cache": False}, True),
         ("Llama", "sdpa", {"use_cache": True}, False),
+        ("Qwen2", "sdpa", {"use_cache": False}, True),
+        ("GPT2", "sdpa", {"use_cache": False}, True),
+        ("GPT2", "eager", {"use_cache": False}, True),
         ("Bert", "sdpa", {}, False),
         ("Bert", "eager", {}, False),
         ("Esm", "sdpa", {}, False),
