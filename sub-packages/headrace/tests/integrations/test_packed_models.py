@@ -73,6 +73,7 @@ def blocks(offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         ("Llama", "eager", {"use_cache": False}, True),
         ("Llama", "sdpa", {"use_cache": True}, False),
         ("Qwen2", "sdpa", {"use_cache": False}, True),
+        ("Qwen2", "eager", {"use_cache": False}, True),
         ("GPT2", "sdpa", {"use_cache": False}, True),
         ("GPT2", "eager", {"use_cache": False}, True),
         ("Bert", "sdpa", {}, False),
