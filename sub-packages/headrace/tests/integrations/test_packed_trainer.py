@@ -1,5 +1,12 @@
-"""The gradient of the whole batch in Trainer of Hugging Face, from packed and padded batches of different sizes."""
+"""The gradient of the whole batch in Trainer of Hugging Face, from packed and padded batches of different sizes.
 
+As a script: one rank of a gloo group.
+"""
+
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +21,13 @@ from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, Packe
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+PADDED = PaddedCollate({"labels": -100, "input_ids": 1}, return_mask=True)
+
 # transformers and accelerate on this processor, about themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
 LENGTHS = [30, 4, 6, 12, 3, 18, 5, 9, 7, 2]
-ACCUMULATED = 4
+BATCHES = 4
 
 
 def samples(*, masked: bool) -> list[dict[str, Any]]:
@@ -48,20 +57,19 @@ def masked_lm_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: int |
 
 def update(net: Any, data: list[dict[str, Any]], collate: Any, folder: Path, **options: Any) -> torch.Tensor:
     """Weights that one step of plain gradient descent adds, over all batches of the data."""
-    sampler = DistributedSizeAwareBatchSampler(
-        LENGTHS, 30, shuffle=False, strategy="sequential", num_replicas=1, rank=0
-    )
-    assert len(sampler) == ACCUMULATED
+    sampler = DistributedSizeAwareBatchSampler(LENGTHS, 30, shuffle=False, strategy="sequential")
     loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]  # a list is a dataset
 
+    accumulated = BATCHES // int(os.environ.get("WORLD_SIZE", "1"))
     arguments = transformers.TrainingArguments(
-        str(folder), max_steps=1, gradient_accumulation_steps=ACCUMULATED, learning_rate=1.0, max_grad_norm=0.0,
+        str(folder), max_steps=1, gradient_accumulation_steps=accumulated, learning_rate=1.0, max_grad_norm=0.0,
         optim="sgd", lr_scheduler_type="constant", report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     before = torch.cat([weight.detach().flatten().clone() for weight in net.parameters()])
     trainer = transformers.Trainer(net, arguments, **options)
     trainer.get_train_dataloader = lambda: loader  # not prepared by accelerate, which would share it out again
     trainer.train()
+    assert len(sampler) == accumulated
     return torch.cat([weight.detach().flatten() for weight in net.parameters()]) - before
 
 
@@ -84,15 +92,54 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_llama_divides_by_the_targets_of_all_accumulated_batches(layout: str, tmp_path: Path) -> None:
     data = samples(masked=False)
-    padded = PaddedCollate({"labels": -100}, return_mask=True)
-    collate = PackedCollate(layout="huggingface") if layout == "packed" else padded
+    collate = PackedCollate(layout="huggingface") if layout == "packed" else PADDED
     assert distance(-update(model("Llama"), data, collate, tmp_path), whole_gradient(model("Llama"), data)) < 1e-6
 
 
 def test_bert_needs_a_loss_that_does(tmp_path: Path) -> None:
     data, expected = samples(masked=True), whole_gradient(model("Bert"), samples(masked=True))
-    collate = PaddedCollate({"labels": -100, "input_ids": 1}, return_mask=True)
-    by_itself = -update(model("Bert"), data, collate, tmp_path)
+    by_itself = -update(model("Bert"), data, PADDED, tmp_path)
     assert 3 < float(by_itself.norm() / expected.norm()) < 5  # four means, added up
-    exact = -update(model("Bert"), data, collate, tmp_path, compute_loss_func=masked_lm_loss)
+    exact = -update(model("Bert"), data, PADDED, tmp_path, compute_loss_func=masked_lm_loss)
     assert distance(exact, expected) < 1e-6
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+    from meeting import Meeting  # not there for the ranks
+
+    meeting, outs = Meeting(2), [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    processes = []
+    for rank, out in enumerate(outs):
+        environment = os.environ | meeting.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(subprocess.Popen([sys.executable, __file__, str(out)], env=environment))
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    llama, bert = (whole_gradient(model(n), samples(masked=n == "Bert")) for n in ("Llama", "Bert"))
+    for out in outs:
+        found = {
+            name: -torch.tensor(values, dtype=torch.float64) for name, values in json.loads(out.read_text()).items()
+        }
+        assert distance(found["Llama"], llama) < 1e-6
+        assert distance(found["Bert with a loss"], bert) < 1e-6
+        assert 3 < float(found["Bert"].norm() / bert.norm()) < 5  # the means of two batches on two ranks, added up
+
+
+def one_rank(out: Path) -> None:
+    masked, folder = samples(masked=True), out.parent / out.stem
+    packed = PackedCollate(layout="huggingface")
+    found = {
+        "Llama": update(model("Llama"), samples(masked=False), packed, folder),
+        "Bert": update(model("Bert"), masked, PADDED, folder),
+        "Bert with a loss": update(model("Bert"), masked, PADDED, folder, compute_loss_func=masked_lm_loss),
+    }
+    out.write_text(json.dumps({name: values.tolist() for name, values in found.items()}))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    one_rank(Path(sys.argv[1]))
