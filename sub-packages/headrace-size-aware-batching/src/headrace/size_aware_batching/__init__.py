@@ -3,6 +3,7 @@
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.loss import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.memory import collect_cuda_peak_alloc
 from headrace.size_aware_batching.memory_model import PolynomialRegression
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
@@ -29,5 +30,7 @@ __all__ = [
     "bucketed_batching",
     "collect_cuda_peak_alloc",
     "create_buckets",
+    "global_num_tokens",
     "size_aware_batching",
+    "token_weighted_loss",
 ]
