@@ -19,7 +19,7 @@ from headrace.size_aware_batching._fields import (
     place,
     with_keys,
 )
-from headrace.size_aware_batching._validation import bounded_int, checked_flag, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
 
 _INT32_END = 2**31
 _LAYOUTS = ("flat", "huggingface")
@@ -204,7 +204,7 @@ class PackedCollate:
             if not isinstance(self.separator, Mapping):
                 raise TypeError(f"separator must be a mapping from field to number, or None, got {self.separator!r}")
             _check_numbers("separator", self.separator)
-        bounded_int("position_start", self.position_start, _INT32_END, "from 0 to 2**31 - 1")
+        checked_int("position_start", self.position_start, 0, _INT32_END)
         _check_multiple("length_multiple", self.length_multiple)
         _check_multiple("total_multiple", self.total_multiple)
         whole_number("total_length", self.total_length)
