@@ -62,9 +62,8 @@ class TrainerGuard:
     what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's batches once more, and epochs of
     different lengths, of which it would drop the rest. It reads no data and does nothing at the steps.
 
-    Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is. (Or
-    return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler and
-    ``accelerator_config={"even_batches": False}`` in the arguments.)
+    Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
+    return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
 
     Args:
         sampler: The batch sampler of the trainer's loader, or its sampler; it has ``fingerprint`` and ``set_epoch``.

@@ -1,8 +1,9 @@
 """The data-parallel ranks: how many there are, which one this is, and which positions each takes."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch.distributed as dist
@@ -92,6 +93,23 @@ class Ranks:
         if rank >= size:
             raise ValueError(f"rank must be from 0 to num_replicas - 1, got rank={rank} with num_replicas={size}")
         return size, rank
+
+
+def refuse_sharding_again() -> None:
+    """Raise if one rank's samples are about to be distributed once more, by accelerate.
+
+    Only the calls that are going on show it: accelerate tells a sampler nothing.
+    """
+    frame = sys._getframe(2) if "accelerate" in sys.modules else None
+    for _ in range(4):  # torch's batch sampler, and what accelerate puts around that
+        shard: Any = None if frame is None else frame.f_locals.get("self")
+        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
+            raise RuntimeError(
+                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
+                "and lose the others: construct the sampler with num_replicas=1 and rank=0, or leave its loader out of "
+                "prepare()"
+            )
+        frame = None if frame is None else frame.f_back
 
 
 def sharded_end(length: int, start: int, num_replicas: int, drop_last: bool) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, sharded_end
+from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, refuse_sharding_again, sharded_end
 from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
 from headrace.weighted_sampler._validation import (
     DIGEST_DIGITS,
@@ -84,7 +84,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
 
-    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of.
+    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only
+    accelerate's ``prepare`` distributes every loader once more, so it takes ``num_replicas=1, rank=0``; else it raises.
 
     Args:
         dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
@@ -236,6 +237,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
         # workers makes two iterators and throws the first away.
         (num_replicas, rank), epoch, start = self._ranks.resolve(), self.epoch, self._next_start()
+        if num_replicas > 1:
+            refuse_sharding_again()
         end = self._end(start, num_replicas)
         self._loaded, self._skip, self._epoch_pending = None, None, False
         iteration.start = iteration.block_end = start
