@@ -35,3 +35,9 @@ def test_each_sample_comes_once(how: str, found: dict[str, Any]) -> None:
 
 def test_a_resumable_loader_is_left_alone(found: dict[str, Any]) -> None:
     assert found["left alone"] is True
+
+
+def test_ranks_and_accumulated_batches_of_different_sizes_give_the_gradient_of_all_of_them(
+    found: dict[str, Any],
+) -> None:
+    assert found["gradients"] < 1e-6
