@@ -32,8 +32,9 @@ def launcher(name: str, world: int) -> list[str]:
 
 
 def run(name: str, world: int, folder: Path, die_at: int = 0, workers: int = 0) -> Run:
-    """Run an example, which is killed in a step if that is not 0."""
-    script = [str(HERE / "runner.py"), str(LOOPS / f"{name}.py")]
+    """Run an example, or a script of this folder, which is killed in a step if that is not 0."""
+    folder_of = LOOPS if (LOOPS / f"{name}.py").exists() else HERE
+    script = [str(HERE / "runner.py"), str(folder_of / f"{name}.py")]
     if name == "lightning_trainer":
         script.append(str(world))
     settings = {"CHECKPOINTS": str(folder / "checkpoints"), "DIE_AT": str(die_at), "WORKERS": str(workers)}

@@ -13,7 +13,7 @@ from typing import Any
 
 script = Path(sys.argv[1])
 sys.argv = sys.argv[1:]
-sys.path.insert(0, str(script.parent))
+sys.path[:0] = [str(script.parent), str(Path(__file__).parents[2] / "examples" / "loops")]
 
 import task  # type: ignore[import-not-found]  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "task")
 # Steps in which a run dies, counted from 1 in each run; an epoch has 40 in one process and 20 in two.
 KILLS = {1: [50], 2: [8, 16]}
 MANY_KILLS = {1: [8, 20, 17, 20, 11], 2: [5, 8, 7, 9, 5]}
-ELASTIC = ["accelerate_registered", "fabric", "plain", "stateful"]
+ELASTIC = ["accelerate_registered", "fabric", "nodes", "plain", "stateful"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -62,6 +62,12 @@ def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:
     refused = run("hf_trainer", 1, tmp_path)
     assert refused.code
     assert "the checkpoint is of 2 processes, got 1" in refused.output, refused.output
+
+
+def test_a_trainer_with_a_prepared_loader_and_accumulated_batches_goes_on_exactly(tmp_path: Path) -> None:
+    for step in (8, 23):
+        killed("trainer_prepared", 2, tmp_path, step)
+    assert_exact(run("trainer_prepared", 2, tmp_path), 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
