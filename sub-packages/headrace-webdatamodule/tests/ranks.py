@@ -3,6 +3,7 @@
 The processes are forked from a server that has imported torch and Lightning already, which saves seconds for each.
 """
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -24,6 +25,8 @@ LIMIT = 120.0  # seconds, far below gloo's own half hour
 def _run(task: Callable[..., Any], out: str, env: dict[str, str], arguments: tuple[Any, ...]) -> None:
     os.setsid()
     os.environ.update(env)
+    stacks = Path(f"{out}.stacks").open("w")  # of a rank that hangs
+    faulthandler.dump_traceback_later(LIMIT - 15, file=stacks)
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     result: dict[str, Any] = {}
     try:
@@ -71,7 +74,9 @@ def outcomes(task: Callable[..., Any], folder: Path, world: int, *arguments: Any
             process.start()
         for process in ranks:
             process.join(LIMIT)
-        assert [process.exitcode for process in ranks] == [0] * world
+        codes = [process.exitcode for process in ranks]
+        said = [file.read_text() for file in sorted(folder.glob("*.json*"))]
+        assert codes == [0] * world, f"the ranks ended with {codes}; what they said and where they hung: {said}"
     finally:
         for process in ranks:
             if process.pid is not None and process.exitcode is None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from headrace.weighted_sampler._mixture import StreamOrder
+from headrace.weighted_sampler._mixture import Stage, StreamOrder
 from headrace.weighted_sampler._streams import STOPPINGS, Stopping, parse_streams
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
@@ -58,9 +58,9 @@ def weight_lists(draw: st.DrawFn, most: int = 8) -> list[Fraction]:
     return weights if any(weights) else [*weights, Fraction(1)]
 
 
-def turns(dataset: InterleavedDataset[Any], weights: Sequence[int], seed: int, epoch: int = 0) -> Iterator[int]:
+def turns(dataset: InterleavedDataset[Any], stages: Sequence[Stage], seed: int, epoch: int = 0) -> Iterator[int]:
     """The sources of the first rank's stream, in the main process."""
-    order = StreamOrder(weights, seed, epoch, rank=0, worker=0)
+    order = StreamOrder(stages, seed, epoch, rank=0, worker=0)
     position = 0
     while True:
         yield order.source_at(position)
@@ -122,16 +122,17 @@ def test_sources_of_weight_zero_are_never_touched_and_change_nothing(seed: int, 
 def test_streams_of_different_seeds_epochs_ranks_and_workers_agree_by_chance_only(
     streams: list[tuple[int, int, int, int]],
 ) -> None:
-    one, two = (StreamOrder((1, 1, 1, 1), *stream) for stream in streams)
+    one, two = (StreamOrder([Stage(0, (1, 1, 1, 1))], *stream) for stream in streams)
     same = sum(one.source_at(position) == two.source_at(position) for position in range(1024))
     assert abs(same - 256) <= 120  # the deviation by chance is 14
 
 
 @given(SEEDS, st.lists(st.integers(0, 2**50), min_size=1, max_size=20))
 def test_the_source_at_a_position_does_not_depend_on_what_was_asked_before(seed: int, positions: list[int]) -> None:
-    weights, order = (5, 3, 2), StreamOrder((5, 3, 2), seed, 0, 0, 0)
+    stages = [Stage(0, (5, 3, 2)), Stage(500, (0, 1, 1))]
+    order = StreamOrder(stages, seed, 0, 0, 0)
     for position in positions:
-        assert order.source_at(position) == StreamOrder(weights, seed, 0, 0, 0).source_at(position)
+        assert order.source_at(position) == StreamOrder(stages, seed, 0, 0, 0).source_at(position)
 
 
 def reference(lists: Sequence[Sequence[T]], order: Iterator[int], stopping: Stopping, most: int) -> list[T]:
@@ -158,7 +159,7 @@ def test_each_rule_stops_where_a_plain_reference_does(data: st.DataObject, stopp
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
     lists = [[(source, number) for number in range(size)] for source, size in enumerate(sizes)]
     dataset = InterleavedDataset(lists, weights, seed=seed, stopping=stopping)
-    whole = parse_streams(lists, weights, seed, stopping).weights
+    whole = parse_streams(lists, weights, seed, stopping).stages
     expected = reference(lists, turns(dataset, whole, seed), stopping, most=2000)
     assert list(islice(dataset, 2000)) == expected
     if stopping == "all_exhausted":
@@ -299,9 +300,14 @@ ONE_TWO = {"a": [1], "b": [2]}
 @pytest.mark.parametrize(
     ("sources", "weights", "error", "message"),
     [
-        (ONE_TWO, {"a": 1}, ValueError, r"weights lacks the sources \['b'\]"),
-        (ONE_TWO, {"a": 1, "b": 1, "c": 1}, ValueError, r"weights names \['c'\], which are not in sources"),
-        (ONE_TWO, {"a": 0, "b": 0}, ValueError, "weights must hold at least one above 0"),
+        (ONE_TWO, {"a": 1}, ValueError, r"weights lacks 'b': every source needs a weight"),
+        (
+            ONE_TWO,
+            {"a": 1, "b": 1, "c": 1},
+            ValueError,
+            r"weights names 'c', which sources does not hold; it holds 'a', 'b'",
+        ),
+        (ONE_TWO, {"a": 0, "b": 0}, ValueError, "weights must hold at least one weight above 0"),
         (ONE_TWO, {"a": 1, "b": -1}, ValueError, r"weights\['b'\] must not be negative"),
         (ONE_TWO, {"a": 1, "b": float("nan")}, ValueError, r"weights\['b'\] must be finite"),
         (ONE_TWO, {"a": 1, "b": float("inf")}, ValueError, r"weights\['b'\] must be finite"),
@@ -309,11 +315,11 @@ ONE_TWO = {"a": [1], "b": [2]}
         (ONE_TWO, {"a": 1, "b": True}, TypeError, r"weights\['b'\] must be an int"),
         (ONE_TWO, [1, 1], TypeError, "weights must be a mapping"),
         ({1: [1]}, {1: 1}, TypeError, "strings as names, got 1"),
-        ({}, {}, ValueError, "weights must hold at least one above 0"),
+        ({}, {}, ValueError, "weights must hold at least one weight above 0"),
         ([[1], [2]], {"0": 1, "1": 1}, TypeError, "weights must be a list, as sources is one, got dict"),
         ([[1], [2]], [1], ValueError, "got 1 for 2 sources"),
         ([[1], [2]], [1, -1], ValueError, r"weights\[1\] must not be negative"),
-        ([], [], ValueError, "weights must hold at least one above 0"),
+        ([], [], ValueError, "weights must hold at least one weight above 0"),
         ([[1], [2]], torch.tensor(1.0), TypeError, r"weights must hold numbers in one dimension, .* shape \(\)"),
         ([[1], [2]], torch.ones(2, 1), TypeError, r"weights must hold numbers in one dimension, .* shape \(2, 1\)"),
         ([[1], 2], [1, 1], TypeError, r"sources\['1'\] must have __iter__ and yield samples, got int"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from headrace.weighted_sampler import WeightedDistributedSampler
 from headrace.weighted_sampler._streams import STOPPINGS, Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
@@ -324,7 +325,7 @@ STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()
             {"fingerprint": STATE["fingerprint"][:16]},
             r"state\['fingerprint'\] must be 32 hex digits, got '[0-9a-f]{16}'",
         ),
-        ({"sources": {"s0": None, "x": None}}, r"sources \['s0', 'x'\], this dataset draws from \['s0', 's1'\]"),
+        ({"sources": {"s0": None, "x": None}}, "sources 's0', 'x', this dataset draws from 's0', 's1' there"),
         ({"sources": {"s0": {}, "s1": {}}}, r"state\['sources'\]\['s0'\] lacks"),
         ({"stream": {"rank": 0}}, r"state\['stream'\] lacks \['num_replicas', 'num_workers', 'worker'\]"),
         ({"position": -1}, r"state\['position'\] must be an int from 0"),
@@ -343,7 +344,7 @@ def test_a_state_that_is_no_state_is_refused() -> None:
     dataset = make(["plain", "plain"], [5, 5], [1, 2], "endless")
     with pytest.raises(ValueError, match="state lacks"):
         dataset.load_state_dict({})
-    with pytest.raises(TypeError, match="state must be a mapping returned by state_dict"):
+    with pytest.raises(TypeError, match=r"state must be a mapping returned by \w+.state_dict"):
         dataset.load_state_dict([])  # type: ignore[arg-type]
 
 
@@ -566,3 +567,117 @@ def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
         InterleavedDataset([[1]], [1], semantics="count")
     with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
         InterleavedDataset([[1]], [1], temperature=2)
+
+
+# -- Nested weights and schedules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", ["ratio", "temperature"])
+def test_nested_weights_are_proportions_only(semantics: str) -> None:
+    temperature = 2 if semantics == "temperature" else None
+    with pytest.raises(ValueError, match=f"nested weights need semantics='proportion', got '{semantics}'"):
+        InterleavedDataset(
+            {"en": [1], "de": [2]}, {"web": (1, {"en": 3, "de": 1})}, semantics=semantics, temperature=temperature
+        )
+
+
+def scheduled(*schedule: tuple[int, Any], stopping: Stopping = "endless") -> InterleavedDataset[str]:
+    sources = {name: Again([name] * 700) for name in "abc"}
+    return InterleavedDataset(sources, {"a": 3, "b": 1, "c": 0}, stopping=stopping, schedule=schedule, seed=2)
+
+
+def test_a_schedule_changes_the_weights_of_a_stream() -> None:
+    nested = {"old": (1, {"a": 1, "b": 1}), "c": 1}
+    items = list(islice(scheduled((1024, {"a": 0, "b": 1, "c": 1}), (3072, nested)), 7168))
+    assert Counter(items[:1024]) == {"a": 768, "b": 256}
+    assert Counter(items[1024:3072]) == {"b": 1024, "c": 1024}
+    assert Counter(items[3072:]) == {"a": 1024, "b": 1024, "c": 2048}
+    assert items[:1024] == list(islice(scheduled(), 1024))
+
+
+FUTURES: list[Any] = [
+    (1024, [], [(1024, {"a": 0, "b": 1, "c": 1})]),
+    (1000, [], [(1024, {"a": 0, "b": 1, "c": 1})]),
+    (1800, [(500, {"a": 0, "b": 1, "c": 1})], [(500, {"a": 0, "b": 1, "c": 1}), (2600, {"a": 1, "b": 1, "c": 0})]),
+    (1800, [(2548, {"a": 0, "b": 1, "c": 1})], []),
+    (0, [(1, {"a": 0, "b": 1, "c": 1})], []),
+]
+
+
+@IGNORE_SKIPS
+@pytest.mark.parametrize(("position", "old", "new"), FUTURES)
+def test_a_stream_accepts_another_future(position: int, old: list[Any], new: list[Any]) -> None:
+    before, after = scheduled(*old), scheduled(*new)
+    begin = list(islice(before, position))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert begin + list(islice(after, 2000)) == list(islice(scheduled(*new), position + 2000))
+
+
+@pytest.mark.parametrize(
+    ("position", "old", "new"),
+    [
+        (1000, [], [(1023, {"a": 1, "b": 1, "c": 0})]),
+        (1000, [], [(1023, {"a": 1, "b": 1, "c": 1})]),
+        (1000, [(1010, {"a": 1, "b": 1, "c": 0})], []),
+        (2000, [(500, {"a": 0, "b": 1, "c": 1})], [(501, {"a": 0, "b": 1, "c": 1})]),
+        (2000, [(500, {"a": 0, "b": 1, "c": 1})], []),
+    ],
+)
+def test_a_stream_refuses_another_past(position: int, old: list[Any], new: list[Any]) -> None:
+    before, after = scheduled(*old), scheduled(*new)
+    list(islice(before, position))
+    state = before.state_dict()
+    with pytest.raises(ValueError, match=r"an earlier part of the schedule differs|this dataset draws from"):
+        after.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stopping", "error", "message"),
+    [
+        ([(0, {})], "endless", ValueError, r"schedule\[0\] position must be an int from 1"),
+        ([(5, {"a": 1})], "endless", ValueError, r"schedule\[0\] weights lacks 'b', 'c'"),
+        ([(5, {"a": 0, "b": 0, "c": 0})], "endless", ValueError, r"schedule\[0\] weights must hold at least one"),
+        ([5], "endless", TypeError, "schedule must be a list of tuples"),
+        ([(5, {"a": 1, "b": 1, "c": 1})], "drop_exhausted", ValueError, "schedule cannot be followed with stopping"),
+    ],
+)
+def test_a_schedule_of_a_stream_that_cannot_be_is_refused(
+    schedule: Any, stopping: Stopping, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        scheduled(*schedule, stopping=stopping)
+
+
+# -- States of other classes, and data in messages ---------------------------------------------------------------
+
+
+def test_a_state_of_another_class_is_named_as_such() -> None:
+    sampler = WeightedDistributedSampler(range(9), {(0, 9): 1})
+    stream = InterleavedDataset({"a": [1]}, {"a": 1})
+    with pytest.raises(ValueError, match=r"44 hex digits, .*: this is no state of WeightedDistributedSampler; load it"):
+        sampler.load_state_dict(stream.state_dict())
+    other = {**sampler.state_dict(), "version": 7, "fingerprint": "ab"}
+    with pytest.raises(ValueError, match="this is no state of WeightedDistributedSampler"):
+        sampler.load_state_dict(other)
+    with pytest.raises(ValueError, match=r"lacks .* pass what InterleavedDataset.state_dict\(\) returned"):
+        stream.load_state_dict(sampler.state_dict())
+
+
+def test_messages_do_not_hold_whole_datasets() -> None:
+    many = list(range(10**5))
+    for wrong in (
+        lambda: WeightedDistributedSampler(many, [1] * len(many), many),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, weight_dict=many),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, [0] * len(many)),
+        lambda: WeightedDistributedSampler(many, {(0, 9): many}),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, [1] * len(many), semantics=many),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, [1] * len(many), schedule=many),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, [1] * len(many), drop_last=many),  # type: ignore[arg-type]
+        lambda: WeightedDistributedSampler(many, semantics="temperature", temperature=many),  # type: ignore[arg-type]
+        lambda: InterleavedDataset([many], [many]),  # type: ignore[list-item]
+        lambda: InterleavedDataset({str(n): [n] for n in many[:999]}, {"a": 1}),
+        lambda: InterleavedDataset([many, many], [0, 0], stopping=many),  # type: ignore[arg-type]
+    ):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            wrong()
+        assert len(str(caught.value)) < 500

@@ -113,7 +113,7 @@ def test_draws_run_on_from_epoch_to_epoch_and_stage_to_stage(mixture: Mixture) -
     for source in range(mixture.num_sources):
         draws = np.sort(found[found[:, 0] == source, 1])
         assert np.array_equal(draws, np.arange(len(draws)))
-        assert len(draws) == mixture.draws_before(epochs * length)[source]
+        assert len(draws) == mixture.draws_before(epochs)[source]
 
 
 @given(mixtures(), st.integers(0, 10**9), st.data())

@@ -7,47 +7,38 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
-from headrace.weighted_sampler._ranks import Ranks, process_group, rank_positions, sharded_end
-
-LENGTHS = st.integers(0, 300)
-WORLDS = st.integers(1, 16)
 
 
-@given(LENGTHS, st.integers(0, 320), WORLDS, st.booleans())
-def test_the_end_is_the_nearest_full_step(length: int, start: int, world: int, drop_last: bool) -> None:
-    end = sharded_end(length, start, world, drop_last)
-    assert (end - start) % world == 0
-    if start >= length:
-        assert end == start
-    elif drop_last:
-        assert length - world < end <= length
-    else:
-        assert length <= end < length + world
-
-
-@given(st.integers(0, 50), st.integers(0, 300), WORLDS, st.integers(1, 7))
-def test_the_ranks_share_the_positions_in_turn(start: int, steps: int, world: int, block: int) -> None:
-    end = start + steps * world
-    shares = []
-    for rank in range(world):
-        blocks = list(rank_positions(start, end, world, rank, block))
-        assert all(1 <= len(part) <= block for part in blocks)
-        shares.append(np.concatenate([np.empty(0, np.int64), *blocks]))
+@given(st.integers(1, 700), st.integers(0, 700), st.integers(1, 16), st.booleans())
+def test_the_ranks_share_the_rest_of_an_epoch_in_turn(length: int, start: int, world: int, drop_last: bool) -> None:
+    options: dict[str, Any] = {"epoch_length": length + world, "drop_last": drop_last, "seed": 1}
+    ranks = [WeightedDistributedSampler(range(90), {(0, 90): 1}, world, rank, **options) for rank in range(world)]
+    length, start = ranks[0].epoch_length, min(start, length)
+    state = ranks[0].state_dict(position=start)
+    for rank in ranks:
+        rank.load_state_dict(state)
+    steps = (length - start) // world if drop_last else -(-(length - start) // world)
+    assert [rank.remaining for rank in ranks] == [steps] * world
+    shares = [list(rank) for rank in ranks]
     assert [len(share) for share in shares] == [steps] * world
-    assert np.array_equal(np.stack(shares, axis=1).ravel(), np.arange(start, end))
+    whole = ranks[0].take(0, length).tolist()
+    wanted = (whole[start:] + whole)[: steps * world]
+    assert [index for step in zip(*shares, strict=True) for index in step] == wanted
+    assert ranks[0].padded(start).tolist() == whole[: max(0, start + steps * world - length)]
+    assert ranks[0].dropped(start).tolist() == whole[start + steps * world :]
 
 
 def test_one_rank_when_nothing_is_known() -> None:
-    assert process_group() is None
-    assert Ranks().resolve() == (1, 0)
-    assert Ranks(1).resolve() == (1, 0)
+    options: list[dict[str, Any]] = [{}, {"num_replicas": 1}, {"rank": 0}]
+    for ranks in options:
+        sampler = WeightedDistributedSampler(range(10), {(0, 10): 1}, **ranks)
+        assert (sampler.num_replicas, sampler.rank, len(list(sampler))) == (1, 0, 10)
 
 
 def test_a_world_without_a_rank_is_refused_rather_than_read_twice() -> None:

@@ -1,8 +1,12 @@
-"""The report counts what is really delivered."""
+"""The report counts what is really delivered; its picture shows that, and matplotlib stays optional."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler
+from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler, plot_mixture
 
 WEIGHTS = {(0, 100): 0.255, (100, 110): 2, (110, 113): 0}
 
@@ -89,7 +93,7 @@ def test_a_schedule_shows_in_the_report() -> None:
         found.append((report.changes, [int(line.weight) for line in report.sources]))
     assert found == [((), [1, 0]), ((30,), [1, 0]), ((), [2, 5])]
     sampler.set_epoch(1)
-    assert "the schedule changes the weights at position 30 of this epoch" in str(sampler.report())
+    assert "the weights change at position 30 of this epoch" in str(sampler.report())
 
 
 @pytest.mark.parametrize(("drop_last", "extra"), [(False, "2 padded, 0 dropped"), (True, "0 padded, 1 dropped")])
@@ -162,3 +166,89 @@ def test_the_report_of_nested_weights_is_a_tree() -> None:
 def test_nested_weights_that_cannot_be_are_refused(weights: Any, options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         WeightedDistributedSampler(LANGUAGES, weights, **options)
+
+
+def test_nested_weights_and_schedules_may_come_from_json() -> None:
+    web: dict[str, Any] = {"web": [0.7, {"en": 3, "de": 1}], "code": 0.3, "fi": 0}
+    read: Any = json.loads(json.dumps({"weights": [1, 0, 0, 0], "schedule": [[100, web]]}))
+    want = WeightedDistributedSampler(
+        LANGUAGES, [1, 0, 0, 0], schedule=[(100, {**web, "web": (0.7, {"en": 3, "de": 1})})]
+    )
+    assert WeightedDistributedSampler(LANGUAGES, **read).fingerprint == want.fingerprint
+
+
+def test_a_group_without_a_weight_says_how_to_write_one() -> None:
+    bare: dict[str, Any] = {"web": {"en": 3, "de": 1, "fi": 0}, "code": 0.3}
+    message = r"weights\['web'\] must be a weight, or \(weight, {name: weight}\), got {'de': 1"
+    with pytest.raises(TypeError, match=message):
+        WeightedDistributedSampler(LANGUAGES, bare)
+    with pytest.raises(TypeError, match=message):
+        InterleavedDataset({name: [1] for name in LANGUAGES.names}, bare)
+
+
+# -- As a picture ----------------------------------------------------------------------------------------------------
+
+PICTURED = NamedConcatDataset({"large": range(1000), "small": range(50), "off": range(3)})
+
+
+def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sampler = WeightedDistributedSampler(PICTURED, {"large": 0.25, "small": 2, "off": 0}, semantics="ratio")
+    sampler.set_epoch(1)
+    figure = plot_mixture(sampler.report())
+    figure.savefig(tmp_path / "mixture.png")
+    assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
+    axes: list[Any] = figure.axes
+    shares, seen = axes
+    assert [label.get_text() for label in shares.get_yticklabels()] == ["large", "small", "off"]
+    widths = [bar.get_width() for bar in shares.patches]
+    assert widths == pytest.approx([250 / 350, 100 / 350, 0] * 2)
+    assert [bar.get_width() for bar in seen.patches] == pytest.approx([0.5, 4, 0])
+    assert [text.get_text() for text in seen.texts] == [
+        " 50% seen, 0 repeats",
+        " 100% seen, 150 repeats",
+        " 0% seen, 0 repeats",
+    ]
+
+
+def test_many_sources_are_cut_and_the_title_says_so() -> None:
+    pytest.importorskip("matplotlib")
+    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 + place for place in range(100)}).report()
+    figure = plot_mixture(report)
+    axes: list[Any] = figure.axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()][::39] == ["60-61", "99-100"]
+    assert "40 most drawn of 100 sources" in figure.get_suptitle()
+
+
+def test_something_else_is_refused_by_name() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(TypeError, match=r"report must be what sampler.report\(\) returns, got WeightedDistributedS"):
+        plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
+
+
+def test_without_matplotlib_all_but_the_picture_works() -> None:
+    code = """
+import sys
+sys.modules["matplotlib"] = None  # an import of it fails from now on
+from headrace.weighted_sampler import WeightedDistributedSampler, plot_mixture
+report = WeightedDistributedSampler(range(9), {(0, 9): 1}).report()
+print(report)
+try:
+    plot_mixture(report)
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0: 9 samples" in done.stdout
+    assert "pip install 'headrace-weighted-sampler[plot]'" in done.stdout
+
+
+def test_importing_the_package_loads_no_optional_module() -> None:
+    code = """
+import sys, headrace.weighted_sampler
+loaded = {"webdataset", "torchdata", "lightning", "matplotlib"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

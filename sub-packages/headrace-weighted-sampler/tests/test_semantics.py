@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 from headrace.weighted_sampler._mixture import MAX_PERIOD, apportion, integer_weights
-from headrace.weighted_sampler._semantics import Amounts, count, per_sample, proportion, ratio, tempered
+from headrace.weighted_sampler._semantics import Amounts, normalize
 
 SIZE_LISTS = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**6), st.integers(0, 6))
 def test_ratio_counts_are_exact_for_every_decimal(size: int, digits: int, places: int) -> None:
-    shares = ratio([Fraction(digits, 10**places)], Amounts((size,)))
+    shares = normalize([Fraction(digits, 10**places)], Amounts((size,)), "ratio")
     assert shares.weights == (-(-size * digits // 10**places),)
     assert shares.epoch_length == sum(shares.weights)
 
@@ -52,36 +53,36 @@ def test_what_is_shared_out_adds_up(weights: list[int], total: int) -> None:
 @given(SIZE_LISTS)
 def test_temperature_1_is_the_sizes_and_a_high_one_is_even(sizes: list[int]) -> None:
     amounts, ones = Amounts(tuple(sizes)), [Fraction(1)] * len(sizes)
-    warm = tempered(ones, amounts, Fraction(1)).requested
+    warm = normalize(ones, amounts, "temperature", Fraction(1)).requested
     assert warm == tuple(map(Fraction, sizes))
-    hot = tempered(ones, amounts, Fraction(10**6)).requested
+    hot = normalize(ones, amounts, "temperature", Fraction(10**6)).requested
     assert max(hot) / min(hot) < 1 + 1e-4
 
 
 def test_roots_are_exact_where_they_can_be() -> None:
-    shares = tempered([Fraction(1)] * 3, Amounts((100, 400, 2500)), Fraction(2))
+    shares = normalize([Fraction(1)] * 3, Amounts((100, 400, 2500)), "temperature", Fraction(2))
     assert shares.requested == tuple(map(Fraction, (10, 20, 50)))
-    third = tempered([Fraction(1)] * 2, Amounts((27, 8)), Fraction(3))
+    third = normalize([Fraction(1)] * 2, Amounts((27, 8)), "temperature", Fraction(3))
     assert third.weights == (3, 2)
 
 
 def test_by_tokens_a_source_of_long_samples_is_drawn_less() -> None:
     amounts = Amounts((100, 100), (Fraction(1000), Fraction(9000)))  # 10 and 90 tokens per sample
-    assert proportion([Fraction(1), Fraction(1)], amounts).weights == (9, 1)
-    assert count([Fraction(1000), Fraction(1000)], amounts).weights == (100, 12)
+    assert normalize([Fraction(1), Fraction(1)], amounts, "proportion").weights == (9, 1)
+    assert normalize([Fraction(1000), Fraction(1000)], amounts, "count").weights == (100, 12)
     # Square roots of 1000 and 9000 tokens: 1 to 3 in tokens, 3 to 1 in samples.
-    warm = tempered([Fraction(1)] * 2, amounts, Fraction(2)).requested
+    warm = normalize([Fraction(1)] * 2, amounts, "temperature", Fraction(2)).requested
     assert float(warm[0] / warm[1]) == pytest.approx(3, rel=1e-12)
 
 
 def test_one_weight_per_sample_rounds_the_epoch_once() -> None:
-    shares = per_sample([Fraction("0.1"), Fraction("0.3")], Amounts((7, 1)))
+    shares = normalize([Fraction("0.1"), Fraction("0.3")], Amounts((7, 1)), "ratio", per_sample=True)
     assert (shares.weights, shares.epoch_length) == ((7, 3), 1)
 
 
 @pytest.mark.parametrize("value", [Decimal("1e-9"), Decimal("1e9")])
 def test_extreme_masses_have_roots(value: Decimal) -> None:
-    [root] = tempered([Fraction(value)], Amounts((1,)), Fraction("0.01")).requested
+    [root] = normalize([Fraction(value)], Amounts((1,)), "temperature", Fraction("0.01")).requested
     assert root == Fraction(value) ** 100
 
 
@@ -280,3 +281,99 @@ def test_the_fingerprint_knows_what_the_order_depends_on() -> None:
     assert len({sampler.fingerprint for sampler in made}) == len(made)
     same = WeightedDistributedSampler(DATA, {"off": 1, "long": 1, "short": 1})
     assert same.fingerprint == made[0].fingerprint
+
+
+# -- Sources that are dropped when they have run out -------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9)), min_size=1, max_size=6), st.integers(0, 9))
+def test_dropped_sources_give_each_sample_once_an_epoch(parts: list[tuple[int, int]], epoch: int) -> None:
+    sizes = [size for size, _ in parts] + [5]
+    weights = [weight * (size > 0) for size, weight in parts] + [1]
+    data = NamedConcatDataset({str(place): range(size) for place, size in enumerate(sizes)})
+    options: dict[str, Any] = {"stopping": "drop_exhausted", "seed": 3}
+    sampler = WeightedDistributedSampler(data, weights, **options)
+    sampler.set_epoch(epoch)
+    order = sampler.take(0, sampler.epoch_length)
+    ends = np.cumsum(sizes)
+    wanted = [
+        index
+        for end, size, weight in zip(ends, sizes, weights, strict=True)
+        if weight
+        for index in range(end - size, end)
+    ]
+    assert sorted(order.tolist()) == wanted
+    report = sampler.report()
+    assert [line.draws for line in report.sources] == [size * bool(w) for size, w in zip(sizes, weights, strict=True)]
+    assert [line.asked for line in report.sources] == pytest.approx(
+        [line.share for line in report.sources], abs=0.02 + 2 / len(order)
+    )
+    # Between drops, the sources that are left keep their proportions.
+    kinds = np.searchsorted(ends, order, side="right")
+    cuts = [0, *report.changes, len(order)]
+    left = np.array(sizes) * np.array(weights, bool)
+    for low, high in pairwise(cuts):
+        counts = np.bincount(kinds[low:high], minlength=len(sizes))
+        share = np.array(weights) * (left > 0)
+        assert (np.abs(counts - (high - low) * share / share.sum()) < 2).all()
+        left = left - counts
+        assert (left[counts > 0] == 0).any()
+
+
+def test_ranks_and_resumed_runs_of_dropped_sources_deliver_each_sample_once() -> None:
+    options: dict[str, Any] = {"stopping": "drop_exhausted", "seed": 5}
+    ranks = [
+        WeightedDistributedSampler(DATA, {"long": 1, "short": 1, "off": 1}, 3, rank, **options) for rank in range(3)
+    ]
+    orders = []
+    for epoch in range(2):
+        shares = []
+        for rank in ranks:
+            rank.set_epoch(epoch)
+            shares.append(list(rank))
+        orders.append([index for step in zip(*shares, strict=True) for index in step])
+        assert sorted(orders[-1][:407]) == list(range(407))
+    assert orders[0] != orders[1]
+    again = WeightedDistributedSampler(DATA, [1, 1, 1], **options)
+    again.load_state_dict(ranks[0].state_dict(position=200))
+    assert list(again) == orders[1][200:407]
+    others: list[dict[str, Any]] = [{"seed": 5}, {**options, "drop_last": True}]
+    for other in others:
+        with pytest.raises(ValueError, match="state was saved with"):
+            WeightedDistributedSampler(DATA, [1, 1, 1], **other).load_state_dict(ranks[0].state_dict())
+
+
+def test_nested_sources_are_dropped_too_and_the_others_keep_their_proportions() -> None:
+    nested: dict[str, Any] = {"web": (0.5, {"long": 1, "off": 1}), "short": 0.5}
+    report = WeightedDistributedSampler(DATA, nested, stopping="drop_exhausted").report()
+    assert [(line.name, line.draws) for line in report.tree] == [
+        ("web", 107),
+        ("long", 100),
+        ("off", 7),
+        ("short", 300),
+    ]
+    # "off" lasts for 28 draws; "long" and "short" go on at 1 to 2, and "long" lasts for 279 more.
+    assert report.changes == pytest.approx((28, 307), abs=6)
+    assert "the weights change at positions" in str(report)
+
+
+@pytest.mark.parametrize("options", [{"epoch_length": 9}, {"schedule": [(5, [1, 1, 1])]}])
+def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="draws each sample once an epoch: it takes no epoch_length, no schedule"):
+        WeightedDistributedSampler(DATA, [1, 1, 1], stopping="drop_exhausted", **options)
+
+
+def test_a_schedule_that_looks_like_the_drops_of_one_epoch_has_another_fingerprint() -> None:
+    data = NamedConcatDataset({"a": range(2), "b": range(4)})
+    dropped = WeightedDistributedSampler(data, [1, 1], stopping="drop_exhausted")
+    [change] = dropped.report().changes
+    scheduled = WeightedDistributedSampler(data, [1, 1], epoch_length=6, schedule=[(change, [0, 1])])
+    assert scheduled.take(0, 6).tolist() == dropped.take(0, 6).tolist()
+    assert scheduled.fingerprint != dropped.fingerprint
+
+
+def test_what_cannot_be_dropped_is_refused() -> None:
+    with pytest.raises(ValueError, match="no weights of single samples, and at most 256 sources"):
+        WeightedDistributedSampler(range(9), [1.0] * 9, stopping="drop_exhausted")
+    with pytest.raises(ValueError, match="stopping must be one of 'endless', 'drop_exhausted', got 'all_exhausted'"):
+        WeightedDistributedSampler(DATA, [1, 1, 1], stopping="all_exhausted")

@@ -76,7 +76,7 @@ def test_ranges_come_sorted() -> None:
             NAMED,
             "weights names 'c', which the dataset does not have; it has 'a', 'b', 'none'",
         ),
-        ({"a": 1, "none": 0}, NAMED, "weights lacks 'b': every dataset needs a weight; 0 leaves it out"),
+        ({"a": 1, "none": 0}, NAMED, "weights lacks 'b': every source needs a weight; 0 leaves it out"),
         ({0: 1, 2: 1}, JOINED, "names 2, which the dataset does not have; it has 0, 1"),
         ({"a": 1, "b": 1, "none": 0.5}, NAMED, r"weights\['none'\] is 0.5, but that dataset is empty"),
         ({"a": -1, "b": 1, "none": 0}, NAMED, r"weights\['a'\] must not be negative, got -1"),

@@ -35,7 +35,7 @@ MAX_PERIOD = 2**31  # the largest sum of integer weights that is kept exactly; a
 _DENSE = 64  # positions count as dense when there is one in so many
 _WINDOWS_AT_ONCE = 16  # windows that are renumbered in one call
 
-# A source, where in the given positions it is drawn, and the numbers of its draws there.
+# A source, where in the given positions it is drawn, and the numbers of its draws there, from the sequence's start.
 Assignment = tuple[int, Indices, Indices]
 
 
@@ -43,10 +43,7 @@ Assignment = tuple[int, Indices, Indices]
 
 
 def integer_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return integers in the proportions of some weights, which are >= 0 and not all 0.
-
-    The smallest such integers when their sum is at most 2**31. Otherwise integers with that sum, at least 1 where the
-    weight is above 0: off by one or two draws in 2e9 for a handful of sources.
+    """Return the smallest integers in the proportions of some weights, rounded if they add up to more than 2**31.
 
     >>> integer_weights([Fraction("0.75"), Fraction("0.25"), Fraction(0)])
     (3, 1, 0)
@@ -74,18 +71,10 @@ def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
-    """Return ``floor(counts * part / whole + 1/2)`` exactly, for counts and part from 0 to whole, up to 2**62.
-
-    The product may need 124 bits. Up to a whole of 2**31 it fits into 64; above, the counts are taken a few bits at a
-    time, as in long division by hand.
-
-    >>> rounded_share(np.array([0, 1, 2, 3]), part=1, whole=3).tolist()
-    [0, 0, 1, 1]
-    >>> int(rounded_share(np.array([2**61]), part=2**61 + 1, whole=2**62)[0]) == 2**60 + 1
-    True
-    """
+    """Return ``floor(counts * part / whole + 1/2)`` exactly, for counts and part from 0 to whole, up to 2**62."""
     if whole <= MAX_PERIOD:
         return (counts * part + whole // 2) // whole
+    # The product may need 124 bits, so the counts are taken a few bits at a time, as in long division by hand.
     bits = 63 - whole.bit_length() or 1  # of the counts in one step: rest * 2**bits + limb * part < 2**64
     words, quotient, rest = counts.view(np.uint64), np.zeros(len(counts), np.uint64), np.zeros(len(counts), np.uint64)
     for shift in reversed(range(0, whole.bit_length(), bits)):
@@ -112,11 +101,7 @@ class Node:
 
 
 def build_tree(weights: Sequence[int]) -> Node:
-    """Build the tree of integer weights; its root's weight, at most 2**62, is the period of the interleave.
-
-    >>> build_tree([2, 0, 1]).weight
-    3
-    """
+    """Build the tree of integer weights; its root's weight, at most 2**62, is the period of the interleave."""
     # The second entry breaks ties between equal weights, so that the tree is the same everywhere.
     heap = [(weight, source, Node(weight, source)) for source, weight in enumerate(weights) if weight]
     heapq.heapify(heap)
@@ -129,8 +114,6 @@ def build_tree(weights: Sequence[int]) -> Node:
 
 def draws_before(root: Node, positions: Indices, sources: int) -> Indices:
     """Count each source's draws before some positions, ``[m]``; returns ``[m, sources]``.
-
-    Rows add up to the positions, columns never fall, and every period holds exactly each source's weight.
 
     >>> draws_before(build_tree([2, 1]), np.array([0, 1, 2, 3, 6]), sources=2).tolist()
     [[0, 0], [1, 0], [1, 1], [2, 1], [4, 2]]
@@ -164,16 +147,7 @@ class Segment:
     sizes: Indices | None = None  # samples of each source, shape [s]; None when sources are not drawn in passes
 
     def assign(self, offsets: Indices) -> Iterator[Assignment]:
-        """Assign ascending positions within the segment to sources.
-
-        Each window holds as many draws of a source as the tree says: first those of source 0, then those of source 1
-        and so on, before they are shuffled. Where a pass over a source ends inside a window, its draws there are
-        numbered in the order of their positions, so that the next pass over the source begins after this one has ended.
-
-        >>> segment = Segment(build_tree([2, 1]), length=6, first=0, key=7, bases=np.array([0, 5]))
-        >>> {source: sorted(draws.tolist()) for source, where, draws in segment.assign(np.arange(6))}
-        {0: [0, 1, 2, 3], 1: [5, 6]}
-        """
+        """Assign ascending positions within the segment to sources."""
         sources = len(self.bases)
         moved = shuffle_in_windows(offsets, self.length, self.key)
         begins = moved.windows * WINDOW
@@ -181,6 +155,7 @@ class Segment:
         counts = draws_before(self.root, self.first + bounds, sources) + self.bases
         before, after = counts.reshape(2, len(begins), sources)
         shares = after - before
+        # Before it is shuffled, a window holds its draws of source 0, then those of source 1, and so on.
         owners = _owners(moved, shares)
         draws = (before - np.cumsum(shares, axis=1) + shares).ravel()[moved.rows * sources + owners] + moved.places
         if self.sizes is not None:
@@ -197,7 +172,7 @@ class Segment:
         owners: Indices,
         draws: Indices,
     ) -> None:
-        """Number draws by position, in place, in the windows where a pass over a source ends."""
+        """Number draws by position, in place, where a pass over a source ends, so that the next begins after it."""
         last = before + np.maximum(shares, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
@@ -257,18 +232,10 @@ class Stage:
 
 
 class Mixture:
-    """Sources by position, for the stages of a schedule.
+    """Sources by position, for the stages of a schedule; windows begin anew with every epoch and every stage.
 
-    Inside a stage every source's count follows its share to within about one and a half draws at the end of each
-    window of 1,024 positions, and is exact after every period, the sum of the weights. Windows begin anew with every
-    epoch and every stage.
-
-    Args:
-        stages: By rising ``start``; the first begins at 0.
-        epoch_length: Positions in an epoch.
-        seed: A 64-bit word.
-        sizes: Samples of each source: a pass over a source ends before its next one begins. None when sources are
-            not drawn in passes.
+    With ``sizes``, the samples of each source, a pass over a source ends before its next one begins. With
+    ``every_epoch`` the stages' positions count from the beginning of each epoch.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
     >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.assign(1, np.arange(6))}
@@ -276,7 +243,13 @@ class Mixture:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], epoch_length: int, seed: int, sizes: Sequence[int] | None = None
+        self,
+        stages: Sequence[Stage],
+        epoch_length: int,
+        seed: int,
+        sizes: Sequence[int] | None = None,
+        *,
+        every_epoch: bool = False,
     ) -> None:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
@@ -284,57 +257,98 @@ class Mixture:
         self.num_sources = len(stages[0].weights)
         self._sizes = None if sizes is None else np.maximum(sizes, 1)
         self._trees = [build_tree(stage.weights) for stage in stages]
-        self._bases = [[0] * self.num_sources]  # each source's draws before each stage
-        for number, (stage, after) in enumerate(pairwise(self.stages)):
-            self._bases.append(self._counts(number, after.start - stage.start))
+        self._every_epoch = every_epoch
+        ends = [stage.start for stage in self.stages[1:]] + [epoch_length] * every_epoch
+        self._bases = [np.zeros(self.num_sources, np.int64)]  # each source's draws before each stage
+        for number, end in enumerate(ends):
+            self._bases.append(self._counts(number, end))
 
     def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
-        """Assign ascending positions of an epoch, shape ``[m]``, to sources.
-
-        Yields, for each source that occurs, once a stage: its number, where in ``offsets`` it is drawn, and for each of
-        those the number of its draw, counted from the beginning of the sequence.
-        """
-        begin = epoch * self.epoch_length
-        for start, stop in pairwise(self._cuts(epoch)):
+        """Assign ascending positions of an epoch, shape ``[m]``, to sources, each source once a stage."""
+        begin, origin = epoch * self.epoch_length, self.origin(epoch)
+        cuts = [begin, *(origin + start for start in self.changes(epoch)), begin + self.epoch_length]
+        for start, stop in pairwise(cuts):
             low, high = (int(at) for at in np.searchsorted(offsets, (start - begin, stop - begin)))
             if low == high:
                 continue
-            stage = self.stage_at(start)
+            stage = self.stage_at(start - origin)
             segment = Segment(
                 root=self._trees[stage],
                 length=stop - start,
-                first=start - self.stages[stage].start,
+                first=start - origin - self.stages[stage].start,
                 key=int(derive(self.seed, WINDOWS, start)[0]),
-                bases=np.array(self._bases[stage]),
+                bases=self._bases[stage] + self._earlier(epoch),
                 sizes=self._sizes,
             )
             for source, where, draws in segment.assign(offsets[low:high] - (start - begin)):
                 yield source, where + low, draws
 
-    def draws_before(self, position: int) -> list[int]:
-        """Count each source's draws before a position; exact at the end of every window, stage and epoch."""
-        stage = self.stage_at(position)
-        return self._counts(stage, position - self.stages[stage].start)
+    def draws_before(self, epoch: int) -> list[int]:
+        """Count each source's draws before an epoch."""
+        position = epoch * self.epoch_length - self.origin(epoch)
+        counts: list[int] = (self._counts(self.stage_at(position), position) + self._earlier(epoch)).tolist()
+        return counts
+
+    def origin(self, epoch: int) -> int:
+        """Where the positions of an epoch's stages count from."""
+        return epoch * self.epoch_length * self._every_epoch
+
+    def changes(self, epoch: int) -> list[int]:
+        """Where stages begin inside an epoch, counted as stages count."""
+        begin = epoch * self.epoch_length - self.origin(epoch)
+        return [stage.start for stage in self.stages if begin < stage.start < begin + self.epoch_length]
 
     def stage_at(self, position: int) -> int:
-        """Return the number of the stage that a position is in."""
+        """Return the number of the stage that a position is in, counted as stages count."""
         return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
 
     def stages_before(self, epoch: int, position: int) -> int:
-        """Count the stages that an epoch's order before a position depends on, to the end of the position's window."""
-        here = epoch * self.epoch_length + position
-        segment = next(start for start, stop in pairwise(self._cuts(epoch)) if here <= stop)
-        end = min(segment + -(-(here - segment) // WINDOW) * WINDOW, (epoch + 1) * self.epoch_length)
-        return max(1, bisect_left(self.stages, end, key=lambda stage: stage.start))
+        """Count the stages that an epoch's order before a position depends on."""
+        if self._every_epoch:
+            return len(self.stages)
+        begin = epoch * self.epoch_length
+        return stages_before(self.stages, begin + position, begin, begin + self.epoch_length)
 
-    def _cuts(self, epoch: int) -> list[int]:
-        """Where an epoch's segments begin, and its end."""
-        begin, end = epoch * self.epoch_length, (epoch + 1) * self.epoch_length
-        return [begin, *(stage.start for stage in self.stages if begin < stage.start < end), end]
+    def _earlier(self, epoch: int) -> Indices:
+        """Each source's draws before the epoch that the stages count from."""
+        return self._bases[-1] * (epoch * self._every_epoch)
 
-    def _counts(self, stage: int, offset: int) -> list[int]:
-        own = draws_before(self._trees[stage], np.array([offset]), self.num_sources)[0]
-        return [base + int(count) for base, count in zip(self._bases[stage], own, strict=True)]
+    def _counts(self, stage: int, position: int) -> Indices:
+        offset = np.array([position - self.stages[stage].start])
+        counts: Indices = self._bases[stage] + draws_before(self._trees[stage], offset, self.num_sources)[0]
+        return counts
+
+
+def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) -> int:
+    """Count the stages that the order from ``begin`` depends on, to the end of the window of a position."""
+    segment = max((stage.start for stage in stages if begin < stage.start < position), default=begin)
+    reached = min(segment + -(-(position - segment) // WINDOW) * WINDOW, end)
+    return max(1, bisect_left(stages, reached, key=lambda stage: stage.start))
+
+
+def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
+    """Draw each source once through, then drop it; those that are left keep their proportions.
+
+    >>> drop_stages([1, 1], [2, 4])
+    [Stage(start=0, weights=(1, 1)), Stage(start=4, weights=(0, 1))]
+    """
+    left = np.where(np.array(weights, bool), sizes, 0)
+    stages, start = [], 0
+    while left.any():
+        stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
+        tree = build_tree(stages[-1].weights)
+        # A count is less than 2 away from its share, so the first source runs out above low, not above high.
+        parts = [(weight, rest) for weight, rest in zip(stages[-1].weights, left.tolist(), strict=True) if rest]
+        low = max(0, min((rest - 2) * tree.weight // weight for weight, rest in parts))
+        high = min(int(left.sum()), *((rest + 2) * tree.weight // weight + 1 for weight, rest in parts))
+        while high - low > 1:
+            points = low + (high - low) * np.arange(1, 65) // 64
+            counts = draws_before(tree, points, len(left))
+            first = int(np.argmax(((counts >= left) & (left > 0)).any(axis=1)))
+            low, high = int(points[first - 1]) if first else low, int(points[first])
+        left = left - draws_before(tree, np.array([high]), len(left))[0]
+        start += high
+    return stages
 
 
 # -- Samples -------------------------------------------------------------------------------------------------------
@@ -346,15 +360,9 @@ _MAX_SPAN = 2**22  # positions that a block spans at most, those of other ranks 
 
 
 class SampleOrder:
-    """Dataset indices at any position of the endless sequence of a mixture.
+    """Dataset indices at any position of a mixture; ``ranges`` are of indices, or of places in ``members``.
 
-    A pure function of its arguments; the tables that are kept between calls only make it faster. A source's samples
-    are shuffled with a key made from its range, so that other sources do not change its order.
-
-    Args:
-        mixture: Sources by position.
-        ranges: (begin, end) of each source's indices, or of its places in ``members``.
-        members: Dataset indices, shape ``[n]``; None when the ranges are of dataset indices.
+    A pure function of its arguments; the tables that are kept between calls only make it faster.
     """
 
     def __init__(self, mixture: Mixture, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
@@ -386,7 +394,7 @@ class SampleOrder:
         return max(1, min(self._block, _MAX_SPAN // num_replicas, windows * max(1, WINDOW // num_replicas)))
 
     def _source_passes(self) -> list[SourcePasses]:
-        begins, ends = np.array(self._ranges, np.uint64).T
+        begins, ends = np.array(self._ranges, np.uint64).T  # in the keys, so that other sources change nothing
         keys = derive(self.mixture.seed, DRAWS, begins, ends).tolist()
         return [SourcePasses(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
 
@@ -395,21 +403,20 @@ class SampleOrder:
 
 
 class StreamOrder:
-    """The source at every position of one stream: a pure function of weights, seed, epoch, rank and worker.
-
-    Each source's count is within about one and a half of its share at the end of every window of 1,024 positions.
-    Every (epoch, rank, worker) has a key of its own, so that ranks do not all draw the same source in the same step.
+    """The source at every position of one stream: a pure function of stages, seed, epoch, rank and worker.
 
     After some sources were ``dropped`` and have weight 0, positions count from the latest drop.
 
-    >>> order = StreamOrder((3, 1), seed=0, epoch=0, rank=0, worker=0)
+    >>> order = StreamOrder([Stage(0, (3, 1))], seed=0, epoch=0, rank=0, worker=0)
     >>> sum(order.source_at(position) for position in range(1024))
     256
     """
 
-    def __init__(self, weights: Sequence[int], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0
+    ) -> None:
         key = int(derive(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
-        self._mixture = Mixture([Stage(0, tuple(weights))], MAX_POSITION, key)
+        self._mixture = Mixture(stages, MAX_POSITION, key)
         self._window = -1
         self._sources: list[int] = []  # of that window, so that a position costs one look-up
 

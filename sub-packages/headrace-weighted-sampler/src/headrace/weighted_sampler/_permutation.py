@@ -12,7 +12,7 @@ Everything is 64-bit integer arithmetic on keys, the same on every platform and 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,7 @@ Indices = NDArray[np.int64]
 
 
 def splitmix64(words: Words) -> Words:
-    """Scramble 64-bit words with one step of SplitMix64, a bijection.
-
-    >>> hex(splitmix64(np.zeros(1, np.uint64))[0])
-    '0xe220a8397b1dcdaf'
-    """
+    """Scramble 64-bit words with one step of SplitMix64, a bijection."""
     mixed: Words = words + np.uint64(0x9E3779B97F4A7C15)  # unsigned words wrap around, as they should
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -39,11 +35,7 @@ def splitmix64(words: Words) -> Words:
 
 
 def derive(*words: int | Words) -> Words:
-    """Hash words, integers or arrays that broadcast, to keys; every word and its place in the list matter.
-
-    >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
-    ((1,), (4,))
-    """
+    """Hash words, integers or arrays that broadcast, to keys; every word and its place in the list matter."""
     key = np.zeros(1, np.uint64)
     for word in words:
         key = splitmix64(key ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
@@ -51,11 +43,7 @@ def derive(*words: int | Words) -> Words:
 
 
 def below(words: Words, bound: int) -> Indices:
-    """Scale random words to ``0 .. bound - 1``, uniform to within ``bound / 2**32``, for a bound of at most 2**31.
-
-    >>> below(np.array([0, 2**64 - 1], np.uint64), 10).tolist()
-    [0, 9]
-    """
+    """Scale random words to ``0 .. bound - 1``, uniform to within ``bound / 2**32``, for a bound of at most 2**31."""
     scaled: Indices = (((words >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).view(np.int64)
     return scaled
 
@@ -66,14 +54,8 @@ MAX_SORTED = 2**16  # longest list that is shuffled by sorting
 
 
 def sort_shuffles(size: int, keys: Words) -> Indices:
-    """Shuffle ``0 .. size - 1`` once for each key ``[p]``; returns a permutation in each row of ``[p, size]``.
-
-    Random words of 48 bits above the elements' 16 bits are sorted. No two words are equal, so the result does not
-    depend on the sorting algorithm.
-
-    >>> sorted(sort_shuffles(5, derive(0))[0].tolist())
-    [0, 1, 2, 3, 4]
-    """
+    """Shuffle ``0 .. size - 1`` once for each key ``[p]``; returns a permutation in each row of ``[p, size]``."""
+    # 48 random bits above 16 of the element: no two words are equal, so every sorting algorithm gives the same.
     low_bits = np.uint64(MAX_SORTED - 1)
     elements = np.arange(size, dtype=np.uint64)
     words = splitmix64(keys[:, None] ^ splitmix64(elements))
@@ -93,33 +75,22 @@ MAX_TABLE_ROWS = 2**13  # of a tabulated permutation: 800 KB of tables
 Round = Callable[[int, Indices, Indices], Indices]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rectangle:
-    """The domain of the network: ``size`` elements in rows and columns.
+    """The domain of the network: ``size`` elements, 1 to 2**62, in rows and columns.
 
     A round adds a keyed random number to the row, selected by the column, or to the column, selected by the row. Each
     round can be undone, so together they permute the rectangle. An element that lands beyond ``size`` goes through
     the network again until it lands inside ("cycle walking").
-
-    Attributes:
-        size: Number of elements, 1 to 2**62.
-        rows: The square root of ``size``, rounded up.
-        columns: The smallest number with ``rows * columns >= size``.
     """
 
     size: int
-    rows: int
-    columns: int
+    rows: int = field(init=False)  # the square root of ``size``, rounded up
+    columns: int = field(init=False)  # the smallest number with ``rows * columns >= size``
 
-    @classmethod
-    def of(cls, size: int) -> "Rectangle":
-        """Make the rectangle of ``size`` elements.
-
-        >>> Rectangle.of(10)
-        Rectangle(size=10, rows=4, columns=3)
-        """
-        rows = math.isqrt(size - 1) + 1
-        return cls(size, rows, -(-size // rows))
+    def __post_init__(self) -> None:
+        self.rows = math.isqrt(self.size - 1) + 1
+        self.columns = -(-self.size // self.rows)
 
     def moduli(self) -> list[tuple[int, int]]:
         """(Modulus of the number added, modulus of its selector) of each round; row and column alternate."""
@@ -129,7 +100,7 @@ class Rectangle:
 def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
     """Apply the permutation of each key, ``[m]`` or ``[1]``, to its element, ``[m]``.
 
-    >>> sorted(permute(Rectangle.of(10), np.arange(10), derive(3)).tolist())
+    >>> sorted(permute(Rectangle(10), np.arange(10), derive(3)).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     moduli = shape.moduli()
@@ -153,12 +124,7 @@ def round_tables(shape: Rectangle, key: Words) -> list[Indices]:
 
 
 def permute_by_tables(shape: Rectangle, tables: list[Indices], elements: Indices) -> Indices:
-    """Apply a tabulated permutation; the same as ``permute``, faster.
-
-    >>> shape, key, elements = Rectangle.of(1000), derive(3), np.arange(1000)
-    >>> bool((permute_by_tables(shape, round_tables(shape, key), elements) == permute(shape, elements, key)).all())
-    True
-    """
+    """Apply a tabulated permutation; the same as ``permute``, faster."""
 
     def number(turn: int, selector: Indices, _at: Indices) -> Indices:
         return np.take(tables[turn], selector, mode="clip")  # the mode without a bounds check
@@ -199,33 +165,22 @@ _NUMBERS = ROUNDS << _SIDE_BITS  # of one window, one byte each
 
 @dataclass(frozen=True)
 class WindowPositions:
-    """Shuffled positions of some offsets.
+    """Shuffled positions of some offsets."""
 
-    Attributes:
-        windows: Numbers of the windows that occur, ascending, shape ``[w]``.
-        rows: For each offset, its entry in ``windows``, shape ``[m]``.
-        places: For each offset, its shuffled place in that window, shape ``[m]``.
-    """
-
-    windows: Indices
-    rows: Indices
-    places: Indices
+    windows: Indices  # numbers of the windows that occur, ascending, shape [w]
+    rows: Indices  # for each offset, its entry in ``windows``, shape [m]
+    places: Indices  # for each offset, its shuffled place in that window, shape [m]
 
 
 def shuffle_in_windows(offsets: Indices, length: int, key: int) -> WindowPositions:
     """Shuffle ``0 .. length - 1`` inside windows of 1,024 and return where some ascending offsets go.
 
-    Counts at the end of each window stay as they are. Without the shuffle an exact interleave is regular: with eight
-    equal sources, a rank that takes every eighth position would read a single source.
-
-    A full window is a Feistel network over its square with keyed tables; the last, shorter one is sorted.
-
-    >>> moved = shuffle_in_windows(np.arange(1500), 1500, key=1)
-    >>> moved.windows.tolist(), sorted(moved.places[:1024]) == list(range(1024))
-    ([0, 1], True)
+    Without it an exact interleave is regular: with eight equal sources, a rank that takes every eighth position would
+    read a single source.
     """
     windows, rows = _unique_windows(offsets // WINDOW)
     cut = int(np.searchsorted(offsets, length - length % WINDOW))
+    # A full window is a Feistel network over its square with keyed tables; the last, shorter one is sorted.
     places = _full_windows(offsets[:cut] & (WINDOW - 1), rows[:cut], windows, key)
     if cut < len(offsets):
         last = sort_shuffles(length % WINDOW, derive(key, length // WINDOW))[0]
@@ -263,11 +218,10 @@ MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memor
 
 
 class SourcePasses:
-    """The endless sequence of draws from one source, pass after pass, each in an order of its own.
+    """The endless sequence of draws from one source: draw ``k`` is element ``k % size`` of pass ``k // size``.
 
-    Draw ``k`` is element ``k % size`` of pass ``k // size``, so an element comes again only after all
-    the others. A pure function of (size, key, draw). The tables of the latest pass are kept for speed: at most
-    0.5 MB for a short source, 0.8 MB for a long one.
+    Each pass has an order of its own, a pure function of (size, key, pass). The tables of the latest pass are kept for
+    speed: at most 0.5 MB for a short source, 0.8 MB for a long one.
 
     >>> drawn = SourcePasses(4, key=0)(np.arange(2, 10))
     >>> sorted(drawn[2:6].tolist())
@@ -277,7 +231,7 @@ class SourcePasses:
     def __init__(self, size: int, key: int) -> None:
         self.size = size
         self._key = np.uint64(key)
-        self._shape = Rectangle.of(max(1, size))
+        self._shape = Rectangle(max(1, size))
         self._cache: tuple[int, list[Indices]] = (-1, [])  # (number, its tables)
 
     def __call__(self, draws: Indices) -> Indices:

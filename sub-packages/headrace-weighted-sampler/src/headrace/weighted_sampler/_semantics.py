@@ -1,8 +1,8 @@
 """What weights mean: ratios, proportions, counts or a temperature, turned into integer weights exactly."""
 
 import math
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -12,12 +12,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
-from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, integer_weights
-from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int
+from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, drop_stages, integer_weights
+from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int, shown
 from headrace.weighted_sampler.weights import Sources, Weights, parse_sources
 
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 
+SEMANTICS = ("ratio", "proportion", "count", "temperature")
+MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
 
@@ -29,15 +31,10 @@ class Amounts:
     samples: tuple[int, ...]
     tokens: tuple[Fraction, ...] | None = None  # when weights are meant by tokens
 
-    def mass(self) -> tuple[Fraction, ...]:
-        """What shares refer to: tokens or samples."""
-        return self.tokens or tuple(map(Fraction, self.samples))
-
-    def mean(self) -> tuple[Fraction, ...]:
-        """Mass of one sample of each source; 1 by samples and for empty sources, which are never drawn from."""
-        return tuple(
-            mass / samples if mass else Fraction(1) for mass, samples in zip(self.mass(), self.samples, strict=True)
-        )
+    def means(self) -> list[Fraction]:
+        """Tokens of one sample of each source; 1 by samples and for sources that are never drawn from."""
+        tokens: Sequence[Fraction | int] = self.tokens or self.samples
+        return [Fraction(part, size) if part else Fraction(1) for part, size in zip(tokens, self.samples, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -49,55 +46,41 @@ class NormalizedWeights:
     epoch_length: int  # unless the user gives another one
 
 
-def ratio(weights: Sequence[Fraction], amounts: Amounts) -> NormalizedWeights:
-    """Multiply each source's size by its weight and round up.
+def normalize(
+    weights: Sequence[Fraction],
+    amounts: Amounts,
+    semantics: str,
+    temperature: Fraction | None = None,
+    *,
+    per_sample: bool = False,
+) -> NormalizedWeights:
+    """Turn the weights of sources into draws; ``per_sample`` where a source is a group of samples of equal weight.
 
-    >>> ratio([Fraction("1.1"), Fraction(0)], Amounts((100, 50))).weights
+    >>> normalize([Fraction("1.1"), Fraction(0)], Amounts((100, 50)), "ratio").weights
     (110, 0)
-    """
-    return _rounded_up([weight * size for weight, size in zip(weights, amounts.samples, strict=True)])
-
-
-def count(weights: Sequence[Fraction], amounts: Amounts) -> NormalizedWeights:
-    """Take each weight as the number of samples, or of tokens, that an epoch draws; round up.
-
-    >>> count([Fraction(30), Fraction(5)], Amounts((100, 50))).epoch_length
-    35
-    """
-    return _rounded_up([weight / mean for weight, mean in zip(weights, amounts.mean(), strict=True)])
-
-
-def _rounded_up(requested: Sequence[Fraction]) -> NormalizedWeights:
-    draws = tuple(map(math.ceil, requested))
-    return NormalizedWeights(tuple(requested), draws, sum(draws))
-
-
-def proportion(weights: Sequence[Fraction], amounts: Amounts) -> NormalizedWeights:
-    """Take each weight as a share of the epoch, which is as long as the sources that are drawn from.
-
-    >>> normalized = proportion([Fraction(3), Fraction(1)], Amounts((100, 50)))
-    >>> normalized.weights, normalized.epoch_length
-    ((3, 1), 150)
-    """
-    requested = tuple(weight / mean for weight, mean in zip(weights, amounts.mean(), strict=True))
-    length = sum(size for size, weight in zip(amounts.samples, weights, strict=True) if weight)
-    return NormalizedWeights(requested, integer_weights(requested), length)
-
-
-def tempered(weights: Sequence[Fraction], amounts: Amounts, temperature: Fraction) -> NormalizedWeights:
-    """Raise weight times size to the power ``1 / temperature``, and take that as a share.
-
-    Temperature 1 keeps the proportions of the sizes, a higher one evens them out (Arivazhagan et al., "Massively
-    Multilingual Neural Machine Translation in the Wild", arXiv 1907.05019).
-
-    >>> tempered([Fraction(1), Fraction(1)], Amounts((100, 400)), Fraction(2)).weights
+    >>> normalize([Fraction(3), Fraction(1)], Amounts((100, 50)), "proportion").weights
+    (3, 1)
+    >>> normalize([Fraction(1), Fraction(1)], Amounts((100, 400)), "temperature", Fraction(2)).weights
     (1, 2)
     """
-    masses = [weight * mass for weight, mass in zip(weights, amounts.mass(), strict=True)]
-    return proportion([_root(mass, temperature) for mass in masses], amounts)
+    sizes, means = amounts.samples, amounts.means()
+    by_size = [weight * size for weight, size in zip(weights, sizes, strict=True)]
+    by_mean = [weight / mean for weight, mean in zip(weights, means, strict=True)]
+    if semantics in ("ratio", "count") and not per_sample:
+        requested = by_size if semantics == "ratio" else by_mean
+        draws = tuple(map(math.ceil, requested))
+        return NormalizedWeights(tuple(requested), draws, sum(draws))
+    if temperature is not None:
+        by_mean = [_root(part * mean, temperature) / mean for part, mean in zip(by_size, means, strict=True)]
+    requested = by_size if per_sample else by_mean
+    length = sum(size for size, weight in zip(sizes, weights, strict=True) if weight)
+    if semantics == "ratio":
+        length = math.ceil(sum(by_size))  # of samples there may be thousands of groups: not each one's rounded up
+    return NormalizedWeights(tuple(requested), integer_weights(requested), length)
 
 
 def _root(mass: Fraction, temperature: Fraction) -> Fraction:
+    """The power ``1 / temperature``: 1 keeps the proportions of sizes, more evens them out (arXiv 1907.05019)."""
     if not mass or temperature == 1:
         return mass
     with localcontext() as context:
@@ -106,26 +89,6 @@ def _root(mass: Fraction, temperature: Fraction) -> Fraction:
         root = (Decimal(mass.numerator) / Decimal(mass.denominator)) ** power
         context.prec -= 4  # so that the square root of 100 is 10
         return Fraction(+root)
-
-
-def per_sample(weights: Sequence[Fraction], amounts: Amounts) -> NormalizedWeights:
-    """Multiply each source's size by its weight, and round the epoch's length up, not each source's draws.
-
-    For sources that are samples of equal weight: there may be thousands, and rounding each up would add up.
-
-    >>> per_sample([Fraction("0.1")] * 3, Amounts((1, 1, 1))).epoch_length
-    1
-    """
-    requested = tuple(weight * size for weight, size in zip(weights, amounts.samples, strict=True))
-    return NormalizedWeights(requested, integer_weights(requested), math.ceil(sum(requested)))
-
-
-_MEANINGS: dict[str, Callable[[Sequence[Fraction], Amounts], NormalizedWeights]] = {
-    "ratio": ratio,
-    "proportion": proportion,
-    "count": count,
-}
-SEMANTICS = (*_MEANINGS, "temperature")
 
 
 def parse_temperature(semantics: str | None, temperature: Weight | None) -> Fraction | None:
@@ -145,91 +108,103 @@ def parse_temperature(semantics: str | None, temperature: Weight | None) -> Frac
     return exact
 
 
-def normalize(
-    weights: Sequence[Fraction], amounts: Amounts, semantics: str, temperature: Fraction | None
-) -> NormalizedWeights:
-    """Apply the semantics to the weights of sources."""
-    if temperature is not None:
-        return tempered(weights, amounts, temperature)
-    return _MEANINGS[semantics](weights, amounts)
-
-
 # -- The specification of a mixture --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class MixtureOptions:
-    """The arguments of ``WeightedDistributedSampler`` of the same names."""
-
-    semantics: str | None = None
-    epoch_length: int | None = None
-    temperature: Weight | None = None
-    per: str = "sample"
-    sizes: ArrayLike | None = None
-    schedule: Schedule = ()
-
-
-@dataclass(frozen=True)
 class MixtureSpec:
-    """The sources of a mixture, and their weights by position.
+    """The sources of a mixture, and their weights by position."""
 
-    Attributes:
-        length: Samples in the dataset.
-        sources: The sources, with the first stage's weights.
-        stages: The stages of the endless sequence.
-        requested: For each stage and source, the share of the draws that was asked for.
-        weights: For each stage and source, the weight as given.
-        means: For each source, tokens in a sample on average; None when shares are meant by samples.
-        epoch_length: Draws in an epoch.
-    """
-
-    length: int
-    sources: Sources
-    stages: tuple[Stage, ...]
-    requested: tuple[tuple[Fraction, ...], ...]
-    weights: tuple[tuple[Fraction, ...], ...]
-    means: tuple[Fraction, ...] | None
+    length: int  # samples in the dataset
+    sources: Sources  # with the first stage's weights
+    stages: tuple[Stage, ...]  # of the endless sequence
+    requested: tuple[tuple[Fraction, ...], ...]  # for each stage and source, the share of the draws
+    weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
+    means: tuple[Fraction, ...] | None  # tokens in a sample of each source; None when shares are meant by samples
     epoch_length: int
+    drops: bool = False  # whether each source is drawn once an epoch and then dropped
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
         parts = self.sources.parts
-        mixture = Mixture(self.stages, self.epoch_length, seed, [part.size for part in parts])
+        sizes = [part.size for part in parts]
+        mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
         return SampleOrder(mixture, [(part.begin, part.end) for part in parts], self.sources.members)
 
 
-def parse_mixture(argument: str, dataset: Sized, weights: Weights | None, options: MixtureOptions) -> MixtureSpec:
-    """Check the weights of all stages and their options; ``argument`` is the name of the weights in messages."""
+def parse_mixture(
+    argument: str,
+    dataset: Sized,
+    weights: Weights | None,
+    *,
+    semantics: str | None,
+    epoch_length: int | None,
+    temperature: Weight | None,
+    per: str,
+    sizes: ArrayLike | None,
+    schedule: Schedule,
+    stopping: str,
+) -> MixtureSpec:
+    """Check the arguments of ``WeightedDistributedSampler``; ``argument`` is the name of the weights in messages."""
     _check_dataset(dataset)
-    if options.semantics is not None:
-        as_choice("semantics", options.semantics, SEMANTICS)
-    temperature = parse_temperature(options.semantics, options.temperature)
+    if semantics is not None:
+        as_choice("semantics", semantics, SEMANTICS)
+    exact_temperature = parse_temperature(semantics, temperature)
     if weights is None:
-        weights = _ones(argument, dataset, options)
+        weights = _ones(argument, dataset, semantics)
     sources = parse_sources(argument, weights, dataset)
     if len(sources.parts) > MAX_SOURCES:
         raise ValueError(
             f"{argument} names {len(sources.parts)} sources, at most {MAX_SOURCES} are allowed; "
             "merge the smallest, or give one weight per sample"
         )
-    semantics = options.semantics or ("ratio" if sources.by_range else "proportion")
-    amounts = _amounts(sources, options, semantics, len(dataset))
-    starts, stages = _parse_stages(options.schedule, sources, dataset)
-    _check_stage(argument, sources, amounts, semantics)
-    for place, stage in enumerate(stages[1:]):
-        _check_stage(f"schedule[{place}] weights", stage, amounts, semantics)
-    normalized = [_normalize_sources(stage, amounts, semantics, temperature) for stage in stages]
+    semantics = semantics or ("ratio" if sources.by_range else "proportion")
+    per_sample = sources.members is not None
+    if per_sample and semantics not in ("ratio", "proportion"):
+        raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
+    amounts = _amounts(sources, per, sizes, semantics, len(dataset))
+    stages = {(0, argument): sources} | _later_stages(schedule, sources, dataset)
+    for (_, name), stage in stages.items():
+        _check_stage(name, stage, amounts, semantics)
+    normalized = [
+        normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
+        for stage in stages.values()
+    ]
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
-    length = normalized[0].epoch_length if options.epoch_length is None else options.epoch_length
-    return MixtureSpec(
+    length = normalized[0].epoch_length if epoch_length is None else epoch_length
+    spec = MixtureSpec(
         length=len(dataset),
         sources=sources,
-        stages=tuple(Stage(start, stage.weights) for start, stage in zip(starts, normalized, strict=True)),
+        stages=tuple(Stage(start, stage.weights) for (start, _), stage in zip(stages, normalized, strict=True)),
         requested=tuple(_shares(stage.requested) for stage in normalized),
-        weights=tuple(tuple(stage.weights) for stage in stages),
-        means=amounts.mean() if amounts.tokens else None,
+        weights=tuple(tuple(stage.weights) for stage in stages.values()),
+        means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
+    )
+    if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
+        return spec
+    if epoch_length is not None or schedule or per_sample or len(sources.parts) > MAX_DROPPED:
+        raise ValueError(
+            "stopping='drop_exhausted' draws each sample once an epoch: it takes no epoch_length, no schedule, "
+            f"no weights of single samples, and at most {MAX_DROPPED} sources"
+        )
+    return _dropping(spec)
+
+
+def _dropping(spec: MixtureSpec) -> MixtureSpec:
+    """The same sources, each drawn once an epoch and then dropped."""
+    [draws], [asked] = (stage.weights for stage in spec.stages), spec.requested
+    sizes = [part.size for part in spec.sources.parts]
+    stages = tuple(drop_stages(draws, sizes))
+    kept = [[share * (weight > 0) for share, weight in zip(asked, stage.weights, strict=True)] for stage in stages]
+    return replace(
+        spec,
+        stages=stages,
+        requested=tuple(map(_shares, kept)),
+        weights=spec.weights * len(stages),
+        epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
+        drops=True,
     )
 
 
@@ -250,21 +225,21 @@ def _check_dataset(dataset: object) -> None:
         )
 
 
-def _ones(argument: str, dataset: Sized, options: MixtureOptions) -> Weights:
-    if options.semantics != "temperature":
+def _ones(argument: str, dataset: Sized, semantics: str | None) -> Weights:
+    if semantics != "temperature":
         raise TypeError(f"{argument} must be given unless semantics='temperature', got None")
     if not hasattr(dataset, "cumulative_sizes"):
         raise TypeError(f"{argument} must be given: {type(dataset).__name__} is not a concatenation of datasets")
     return [int(size > 0) for size in np.diff(dataset.cumulative_sizes, prepend=0)]
 
 
-def _parse_stages(schedule: object, first: Sources, dataset: Sized) -> tuple[list[int], list[Sources]]:
-    if not isinstance(schedule, Sequence) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in schedule):
-        raise TypeError(f"schedule must be a list of tuples (position, weights), got {schedule!r}")
-    starts, stages = [0], [first]
-    for place, (start, weights) in enumerate(schedule):
+def _later_stages(schedule: object, first: Sources, dataset: Sized) -> dict[tuple[int, str], Sources]:
+    """The sources by (position, name of the weights in messages)."""
+    stages: dict[tuple[int, str], Sources] = {}
+    start = 0
+    for place, (given, weights) in enumerate(pairs_of(schedule)):
         name = f"schedule[{place}]"
-        starts.append(as_int(f"{name} position", start, starts[-1] + 1, MAX_POSITION))
+        start = as_int(f"{name} position", given, start + 1, MAX_POSITION)
         later = parse_sources(f"{name} weights", weights, dataset)
         if first.members is not None or later.members is not None:
             raise ValueError(
@@ -272,8 +247,15 @@ def _parse_stages(schedule: object, first: Sources, dataset: Sized) -> tuple[lis
             )
         if [(part.begin, part.end) for part in later.parts] != [(part.begin, part.end) for part in first.parts]:
             raise ValueError(f"{name} must weigh the same ranges as the first weights; 0 leaves a range out")
-        stages.append(later)
-    return starts, stages
+        stages[start, f"{name} weights"] = later
+    return stages
+
+
+def pairs_of(schedule: object) -> Sequence[tuple[Any, Any]]:
+    """Return a schedule if it is a list of pairs."""
+    if isinstance(schedule, Sequence) and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule):
+        return schedule
+    raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
 
 
 def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: str) -> None:
@@ -287,29 +269,14 @@ def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: s
             )
 
 
-def _normalize_sources(
-    sources: Sources, amounts: Amounts, semantics: str, temperature: Fraction | None
-) -> NormalizedWeights:
-    if sources.members is None:
-        return normalize(sources.weights, amounts, semantics, temperature)
-    if semantics == "ratio":
-        return per_sample(sources.weights, amounts)
-    if semantics != "proportion":
-        raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
-    # Each sample has its weight, so that a group has its weight times its size.
-    masses = [weight * size for weight, size in zip(sources.weights, amounts.samples, strict=True)]
-    return proportion(masses, amounts)
-
-
-def _amounts(sources: Sources, options: MixtureOptions, semantics: str, length: int) -> Amounts:
-    per = as_choice("per", options.per, ("sample", "token"))
-    if (per == "token") != (options.sizes is not None):
+def _amounts(sources: Sources, per: str, sizes: ArrayLike | None, semantics: str, length: int) -> Amounts:
+    if (as_choice("per", per, ("sample", "token")) == "token") != (sizes is not None):
         raise ValueError(
-            f"per={per!r} with sizes={'given' if options.sizes is not None else None}: shares by tokens "
+            f"per={per!r} with sizes={'given' if sizes is not None else None}: shares by tokens "
             "need per='token' and sizes, the number of tokens of each sample"
         )
     samples = tuple(part.size for part in sources.parts)
-    if options.sizes is None:
+    if sizes is None:
         return Amounts(samples)
     if semantics == "ratio":
         raise ValueError(
@@ -318,9 +285,8 @@ def _amounts(sources: Sources, options: MixtureOptions, semantics: str, length: 
         )
     if sources.members is not None:
         raise ValueError("per='token' needs weights of datasets or ranges, got one weight per sample")
-    sizes = _parse_sizes(options.sizes, length)
-    tokens = tuple(_total(sizes[part.begin : part.end]) for part in sources.parts)
-    return Amounts(samples, tokens)
+    parsed = _parse_sizes(sizes, length)
+    return Amounts(samples, tuple(_total(parsed[part.begin : part.end]) for part in sources.parts))
 
 
 def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:

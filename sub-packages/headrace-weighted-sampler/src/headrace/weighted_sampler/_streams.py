@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.weighted_sampler._mixture import MAX_SOURCES
-from headrace.weighted_sampler._semantics import Amounts, normalize, parse_temperature
+from headrace.weighted_sampler._mixture import MAX_SOURCES, Stage
+from headrace.weighted_sampler._semantics import Amounts, normalize, pairs_of, parse_temperature
 from headrace.weighted_sampler._validation import (
     DIGEST_DIGITS,
+    MAX_POSITION,
     SEED_BOUND,
     Weight,
     as_choice,
@@ -33,12 +34,14 @@ from headrace.weighted_sampler._validation import (
     as_int,
     data_identity,
     digest,
+    shown,
 )
-from headrace.weighted_sampler.weights import NamedWeights, flatten, tensor_as_array
+from headrace.weighted_sampler.weights import NamedWeights, check_names, flatten, nothing_to_draw, tensor_as_array
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
 StreamWeights: TypeAlias = NamedWeights | Sequence[Weight] | NDArray[Any] | torch.Tensor
+StreamSchedule: TypeAlias = Sequence[tuple[int, StreamWeights]]
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
 STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
@@ -47,8 +50,6 @@ STREAM_SEMANTICS = ("proportion", "ratio", "temperature")
 FINGERPRINT = {"data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 END: Final = object()  # in place of an item: the source has no more
 
-_Found: TypeAlias = list[tuple[str, Iterable[T], Fraction]]
-
 
 @dataclass(frozen=True)
 class StreamMixture(Generic[T]):
@@ -56,17 +57,23 @@ class StreamMixture(Generic[T]):
 
     names: tuple[str, ...]
     sources: tuple[Iterable[T], ...]
-    weights: tuple[int, ...]  # draws of each in one period of the interleave
+    stages: tuple[Stage, ...]
     seed: int
     stopping: Stopping
 
-    @property
-    def fingerprint(self) -> str:
-        """32 hex digits: 16 for the names and data of the sources, 16 for the weights, the seed and the stopping."""
-        lengths = [len(source) if isinstance(source, Sequence) else None for source in self.sources]
-        return digest(self.names, [data_identity(source) for source in self.sources], lengths) + digest(
-            self.weights, self.seed, self.stopping
-        )
+    def reached(self, stages: int) -> list[str]:
+        """The names of the sources that the first stages draw from."""
+        weights = zip(*(stage.weights for stage in self.stages[:stages]), strict=True)
+        return [name for name, own in zip(self.names, weights, strict=True) if any(own)]
+
+    def fingerprint(self, stages: int | None = None) -> str:
+        """Stand for the data that the first stages draw from (16 hex digits), and their options and seed (16)."""
+        names = self.reached(len(self.stages) if stages is None else stages)
+        places = [self.names.index(name) for name in names]
+        data = [self.sources[place] for place in places]
+        lengths = [len(source) if isinstance(source, Sequence) else None for source in data]
+        weights = [(stage.start, [stage.weights[place] for place in places]) for stage in self.stages[:stages]]
+        return digest(names, list(map(data_identity, data)), lengths) + digest(weights, self.seed, self.stopping)
 
     @property
     def begins_again(self) -> bool:
@@ -92,40 +99,39 @@ def parse_streams(
     stopping: str,
     semantics: str = "proportion",
     temperature: Weight | None = None,
+    schedule: StreamSchedule = (),
 ) -> StreamMixture[T]:
-    """Check the arguments of ``InterleavedDataset`` and leave out the sources of weight 0.
-
-    Sources of a mapping are taken in the order of their names, so that the order in which it was written changes
-    nothing. Those of a sequence are named by their position.
+    """Check the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
 
     >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
-    >>> mixture.names, mixture.weights
-    (('a', 'b'), (1, 3))
+    >>> mixture.names, mixture.stages
+    (('a', 'b'), (Stage(start=0, weights=(1, 3)),))
     """
-    found = _by_name(sources, weights) if isinstance(sources, Mapping) else _by_position(sources, weights)
-    if len(found) > MAX_SOURCES:
-        raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(found)}; concatenate some of them")
-    as_choice("stopping", stopping, STOPPINGS)
-    rule: Stopping = next(rule for rule in STOPPINGS if rule == stopping)
     as_choice("semantics", semantics, STREAM_SEMANTICS)
+    rule = cast("Stopping", as_choice("stopping", stopping, STOPPINGS))
     exact_temperature = parse_temperature(semantics, temperature)
-    drawn = [(name, source, weight) for name, source, weight in found if weight]
-    if not drawn:
-        raise ValueError(f"weights must hold at least one above 0, got {weights!r}: there is nothing to draw")
-    for name, source, _ in drawn:
+    named = _named(sources)
+    if len(named) > MAX_SOURCES:
+        raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(named)}; concatenate some of them")
+    starts, parsed = [0], [_parse_weights("weights", sources, weights, semantics)]
+    for place, (start, later) in enumerate(pairs_of(schedule)):
+        starts.append(as_int(f"schedule[{place}] position", start, starts[-1] + 1, MAX_POSITION))
+        parsed.append(_parse_weights(f"schedule[{place}] weights", sources, later, semantics))
+    if schedule and rule == "drop_exhausted":
+        raise ValueError("schedule cannot be followed with stopping='drop_exhausted': give one of the two")
+    drawn = {name: source for name, source in named.items() if any(stage[name] for stage in parsed)}
+    for name, source in drawn.items():
         _check_source(name, source, rule)
-    names, iterables, parts = zip(*drawn, strict=True)
-    lengths = tuple(1 if semantics == "proportion" else _length(*named) for named in zip(names, iterables, strict=True))
-    normalized = normalize(parts, Amounts(lengths), semantics, exact_temperature)
-    return StreamMixture(names, iterables, normalized.weights, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
+    amounts = Amounts(tuple(1 if semantics == "proportion" else _length(*item) for item in drawn.items()))
+    normalized = [
+        normalize([stage[name] for name in drawn], amounts, semantics, exact_temperature).weights for stage in parsed
+    ]
+    stages = tuple(map(Stage, starts, normalized))
+    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
 
 
 def is_one_shot(source: object) -> bool:
-    """Whether a source is its own iterator and so cannot begin again.
-
-    >>> is_one_shot(iter([1])), is_one_shot([1])
-    (True, False)
-    """
+    """Whether a source is its own iterator and so cannot begin again."""
     return isinstance(source, Iterator) and iter(source) is source
 
 
@@ -136,34 +142,41 @@ def set_source_epoch(source: object, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _by_name(sources: Mapping[str, Iterable[T]], weights: StreamWeights) -> _Found[T]:
-    if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"weights must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
-            "the order of a mapping should not decide which source a weight belongs to"
-        )
+def _named(sources: StreamSources[T]) -> dict[str, Iterable[T]]:
+    if not isinstance(sources, Mapping):
+        _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
+        return {str(place): source for place, source in enumerate(sources)}
     for name in sources:
         if not isinstance(name, str):
-            raise TypeError(f"sources must have strings as names, got {name!r}")
-    flat, _ = flatten("weights", weights)
-    if missing := sorted(set(sources) - set(flat)):
-        raise ValueError(f"weights lacks the sources {missing}; give each a weight, 0 leaves one out")
-    if unknown := sorted(set(flat) - set(sources), key=repr):
-        raise ValueError(f"weights names {unknown}, which are not in sources; the sources are {sorted(sources)}")
-    return [(name, sources[name], as_fraction(f"weights[{name!r}]", flat[name])) for name in sorted(sources)]
+            raise TypeError(f"sources must have strings as names, got {shown(name)}")
+    return {name: sources[name] for name in sorted(sources)}
 
 
-def _by_position(sources: Sequence[Iterable[T]], weights: StreamWeights) -> _Found[T]:
-    _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
-    given = tensor_as_array("weights", weights)
-    _check_list("weights", given, "a list, as sources is one,")
-    numbers: list[Any] = list(cast("Sequence[Any]", given))
-    if len(numbers) != len(sources):
-        raise ValueError(f"weights must hold one number per source: got {len(numbers)} for {len(sources)} sources")
-    return [
-        (str(place), source, as_fraction(f"weights[{place}]", weight))
-        for place, (source, weight) in enumerate(zip(sources, numbers, strict=True))
-    ]
+def _parse_weights(argument: str, sources: StreamSources[T], weights: object, semantics: str) -> dict[str, Fraction]:
+    """The weight of each source, by name."""
+    given: Mapping[str, Any]
+    if isinstance(sources, Mapping):
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                f"{argument} must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
+                "the order of a mapping should not decide which source a weight belongs to"
+            )
+        given, groups = flatten(argument, weights)
+        if groups and semantics != "proportion":
+            raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+        check_names(argument, given, sorted(sources), "sources does not hold; it holds")
+        exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
+    else:
+        numbers: Any = tensor_as_array(argument, weights)
+        _check_list(argument, numbers, "a list, as sources is one,")
+        if len(numbers) != len(sources):
+            raise ValueError(
+                f"{argument} must hold one number per source: got {len(numbers)} for {len(sources)} sources"
+            )
+        exact = {str(place): as_fraction(f"{argument}[{place}]", weight) for place, weight in enumerate(numbers)}
+    if not any(exact.values()):
+        raise nothing_to_draw(argument, weights)
+    return exact
 
 
 def _check_list(name: str, given: object, allowed: str) -> None:
@@ -206,19 +219,12 @@ class Stateful(Protocol):
 
 
 class SourceState(TypedDict):
-    """The position in one source.
+    """The position in one source."""
 
-    Attributes:
-        drawn: Items of its present pass that were yielded.
-        exhausted: How often it has run out; the number of its present pass.
-        source: The source's own state, None where it has none.
-        iterator: The same of its iterator.
-    """
-
-    drawn: int
-    exhausted: int
-    source: dict[str, Any] | None
-    iterator: dict[str, Any] | None
+    drawn: int  # items of its present pass that were yielded
+    exhausted: int  # how often it has run out; the number of its present pass
+    source: dict[str, Any] | None  # the source's own state
+    iterator: dict[str, Any] | None  # the same of its iterator
 
 
 def fresh_state() -> SourceState:
@@ -227,16 +233,10 @@ def fresh_state() -> SourceState:
 
 
 class SourceReader(Generic[T]):
-    """Draw items from a source, and begin it again.
+    """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
 
-    Nothing is begun or restored before the first draw. In epoch ``e`` of the stream the source's ``k``-th pass begins
-    with ``set_epoch(e + k)``, where the source has that method, so that its passes may differ.
-
-    ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
-
-    >>> reader = SourceReader("a", [7, 8], epoch=0, state=fresh_state(), begun=set())
-    >>> [reader.draw(), reader.draw(), reader.draw() is END, reader.drawn]
-    [7, 8, True, 2]
+    In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
+    method. ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
     """
 
     def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:

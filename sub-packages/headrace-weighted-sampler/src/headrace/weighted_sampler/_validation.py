@@ -1,95 +1,95 @@
-"""Checks of arguments and states, shared by the sampler and the stream dataset."""
+"""What the sampler and the stream dataset have in common: checks of arguments and states, and the ranks."""
 
 import hashlib
 import operator
 import re
-from collections.abc import Collection, Mapping
+import reprlib
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import torch.distributed as dist
 
 SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
 DIGEST_DIGITS = 16
 MAX_POSITION = 2**62  # positions are 64-bit integers, with room for sums of two
+_MAX_NAMES = 10  # names in a message
 
 Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
 
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 80
+
+
+def shown(value: object) -> str:
+    """Write a value into a message: its ``repr``, shortened, and its type."""
+    return f"{_short.repr(value)} ({type(value).__name__})"
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Write names into a message, the first ten of them."""
+    text = ", ".join(map(_short.repr, names[:_MAX_NAMES]))
+    return text if len(names) <= _MAX_NAMES else f"{text} and {len(names) - _MAX_NAMES} more"
+
+
+# -- Arguments -----------------------------------------------------------------------------------------------------
+
 
 def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return a Python or numpy integer from ``low`` to ``high`` as an int; TypeError or ValueError otherwise.
-
-    >>> as_int("rank", np.int64(3), 0, 7)
-    3
-    """
+    """Return a Python or numpy integer from ``low`` to ``high`` as an int."""
     allowed = f"an int >= {low}" if high is None else f"an int from {low} to {high}"
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__})")
     try:
-        number = operator.index(value)
-    except TypeError as error:  # numpy arrays and tensors have __index__ but not always an index
-        raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__})") from error
+        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{name} must be {allowed}, got {shown(value)}") from error
     if number < low or (high is not None and number > high):
         raise ValueError(f"{name} must be {allowed}, got {number}")
     return number
 
 
 def as_bool(name: str, value: object) -> bool:
-    """Return a flag as a Python bool; TypeError for anything but a bool."""
+    """Return a flag as a Python bool."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def as_choice(name: str, value: object, choices: Collection[str]) -> str:
-    """Return ``value`` if it is one of the choices; ValueError otherwise."""
+    """Return ``value`` if it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {_short.repr(value)}")
     return value
 
 
 def as_fraction(name: str, value: Weight) -> Fraction:
-    """Return a weight as an exact fraction.
-
-    A float stands for the shortest decimal that reads back as the same float: 1.1 is 11/10, not the binary number
-    just above it.
+    """Return a weight as an exact fraction; a float stands for the shortest decimal that reads back as itself.
 
     >>> as_fraction("weight", 1.1), as_fraction("weight", np.float32(0.25))
     (Fraction(11, 10), Fraction(1, 4))
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, Decimal, np.integer, np.floating)):
-        raise TypeError(f"{name} must be an int, float, Fraction or Decimal, got {value!r} ({type(value).__name__})")
-    if isinstance(value, (float, np.floating)):
-        weight = Fraction(str(value)) if np.isfinite(value) else None
-    elif isinstance(value, np.integer):
-        weight = Fraction(int(value))
+        raise TypeError(f"{name} must be an int, float, Fraction or Decimal, got {shown(value)}")
+    if isinstance(value, (int, Fraction)):
+        exact = Fraction(value)
+    elif value.is_finite() if isinstance(value, Decimal) else np.isfinite(value):
+        exact = Fraction(str(value))
     else:
-        weight = Fraction(value) if not isinstance(value, Decimal) or value.is_finite() else None
-    if weight is None:
         raise ValueError(f"{name} must be finite, got {value}")
-    if weight < 0:
+    if exact < 0:
         raise ValueError(f"{name} must not be negative, got {value}; 0 leaves a source out")
-    return weight
+    return exact
+
+
+# -- Fingerprints and states ---------------------------------------------------------------------------------------
 
 
 def digest(*parts: object) -> str:
     """Hash the ``repr`` of some plain values to ``DIGEST_DIGITS`` hex digits."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
-
-
-def split_fingerprint(fingerprint: object, widths: Mapping[str, int]) -> dict[str, str]:
-    """Cut the fingerprint of a state into its named parts of so many hex digits; ValueError if it is none.
-
-    >>> split_fingerprint("0a1b", {"data": 2, "options": 2})
-    {'data': '0a', 'options': '1b'}
-    """
-    digits = sum(widths.values())
-    if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
-        raise ValueError(f"state['fingerprint'] must be {digits} hex digits, got {fingerprint!r}")
-    ends = accumulate(widths.values())
-    return {name: fingerprint[end - width : end] for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
 def data_identity(dataset: object) -> object:
@@ -101,12 +101,20 @@ def data_identity(dataset: object) -> object:
     return [data_identity(part) for part in parts] if isinstance(parts, (list, tuple)) else None
 
 
-def check_state(state: Mapping[str, Any], keys: Collection[str], version: int, seed: int) -> None:
-    """Refuse what is not a state of this version and seed."""
-    check_keys("state", state, keys)
+def check_state(
+    owner: str, state: Mapping[str, Any], keys: Collection[str], version: int, seed: int, widths: Mapping[str, int]
+) -> None:
+    """Refuse what is not a state of this class, version and seed; ``widths`` are those of its fingerprint's parts."""
+    check_keys("state", state, keys, owner)
+    fingerprint, digits = state["fingerprint"], sum(widths.values())
+    if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
+        raise ValueError(
+            f"state['fingerprint'] must be {digits} hex digits, got {_short.repr(fingerprint)}: this is no state "
+            f"of {owner}; load it into an object of the class whose state_dict() returned it"
+        )
     if type(state["version"]) is not int or state["version"] != version:
         raise ValueError(
-            f"state has version {state['version']!r}, this release reads version {version}; "
+            f"state has version {_short.repr(state['version'])}, this release reads version {version}; "
             "load it with the release that wrote it"
         )
     if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
@@ -116,9 +124,120 @@ def check_state(state: Mapping[str, Any], keys: Collection[str], version: int, s
         )
 
 
-def check_keys(name: str, state: object, keys: Collection[str]) -> None:
-    """Refuse a part of a state that is not a mapping with these keys."""
+def check_fingerprint(saved: str, own: str, widths: Mapping[str, int], faults: Mapping[str, str]) -> None:
+    """Refuse a state of another fingerprint; ``faults`` say what it was saved with, by the part that differs."""
+    end = 0
+    for part, width in widths.items():
+        begin, end = end, end + width
+        if saved[begin:end] != own[begin:end]:
+            raise ValueError(
+                f"state was saved with {faults[part]} (fingerprint {saved}, this one's is {own}); "
+                "resume with what it was saved with"
+            )
+
+
+def check_keys(name: str, state: object, keys: Collection[str], owner: str) -> None:
+    """Refuse a state, or a part of one, that is not a mapping with these keys."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"{name} must be a mapping returned by state_dict(), got {type(state).__name__}")
+        raise TypeError(f"{name} must be a mapping returned by {owner}.state_dict(), got {type(state).__name__}")
     if missing := sorted(set(keys) - set(state)):
-        raise ValueError(f"{name} lacks {missing}, got the keys {sorted(state)}; pass what state_dict() returned")
+        raise ValueError(
+            f"{name} lacks {missing}, got the keys {listed(list(state))}; pass what {owner}.state_dict() returned"
+        )
+
+
+# -- Data-parallel ranks -------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Mesh(Protocol):
+    """The data-parallel ranks: a 1-D ``DeviceMesh``, or anything with these two methods."""
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+    def get_local_rank(self) -> int:
+        """Return this process's rank among them."""
+
+
+def process_group() -> tuple[int, int] | None:
+    """Return the default process group's (world size, rank), or None when there is no group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The data-parallel ranks: given as numbers, by a mesh, or by the process group; looked up when asked."""
+
+    num_replicas: int | None = None
+    rank: int | None = None
+    mesh: Mesh | None = None
+
+    @classmethod
+    def parse(cls, num_replicas: object, rank: object, mesh: object) -> "Ranks":
+        """Check the three arguments of a constructor, as far as they can be checked before an epoch begins."""
+        if mesh is not None and (num_replicas is not None or rank is not None):
+            raise ValueError(
+                f"mesh and num_replicas/rank were both given (num_replicas={num_replicas}, rank={rank}): "
+                "the mesh already says both; drop num_replicas and rank, or drop mesh"
+            )
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise TypeError(
+                f"mesh must be a 1-D DeviceMesh or have size() and get_local_rank(), got {type(mesh).__name__}"
+            )
+        if (dimensions := getattr(mesh, "ndim", 1)) != 1:
+            raise ValueError(
+                f"mesh must have 1 dimension, the data-parallel ranks, got {dimensions}: "
+                'pass that dimension alone, such as mesh["dp"]'
+            )
+        ranks = cls(
+            None if num_replicas is None else as_int("num_replicas", num_replicas, 1),
+            None if rank is None else as_int("rank", rank, 0),
+            mesh,
+        )
+        if ranks.num_replicas is not None and ranks.rank is not None:
+            ranks.resolve()
+        return ranks
+
+    def resolve(self) -> tuple[int, int]:
+        """Return (num_replicas, rank) as of now; one single rank when nothing is known."""
+        if self.mesh is not None:
+            size = as_int("mesh.size()", self.mesh.size(), 1)
+            return size, as_int("mesh.get_local_rank()", self.mesh.get_local_rank(), 0, size - 1)
+        group = process_group()
+        if self.rank is None and group is None and self.num_replicas not in (None, 1):
+            raise ValueError(
+                f"num_replicas={self.num_replicas} was given without rank, and torch.distributed is not initialised: "
+                "every process would take rank 0 and read the same samples. Give rank as well, or call "
+                "torch.distributed.init_process_group first"
+            )
+        if self.num_replicas is None and group is None and self.rank not in (None, 0):
+            raise ValueError(
+                f"rank={self.rank} was given without num_replicas, and torch.distributed is not initialised; give "
+                "num_replicas as well, or call torch.distributed.init_process_group first"
+            )
+        group_size, group_rank = group or (1, 0)
+        size = group_size if self.num_replicas is None else self.num_replicas
+        rank = group_rank if self.rank is None else self.rank
+        if rank >= size:
+            raise ValueError(f"rank must be from 0 to num_replicas - 1, got rank={rank} with num_replicas={size}")
+        return size, rank
+
+
+def refuse_sharding_again(num_replicas: int) -> None:
+    """Raise if one rank's samples are about to be distributed once more, by accelerate.
+
+    Only the calls that are going on show it: accelerate tells a sampler nothing.
+    """
+    frame = sys._getframe(2) if num_replicas > 1 and "accelerate" in sys.modules else None
+    for _ in range(4):  # torch's batch sampler, and what accelerate puts around that
+        shard: Any = None if frame is None else frame.f_locals.get("self")
+        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
+            raise RuntimeError(
+                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
+                "and lose the others: construct the sampler with num_replicas=1 and rank=0, or leave its loader out of "
+                "prepare()"
+            )
+        frame = None if frame is None else frame.f_back

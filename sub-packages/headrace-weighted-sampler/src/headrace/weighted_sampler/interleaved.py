@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.weighted_sampler._mixture import StreamOrder
-from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
+from headrace.weighted_sampler._mixture import Stage, StreamOrder, stages_before
 from headrace.weighted_sampler._streams import (
     END,
     FINGERPRINT,
@@ -18,6 +18,7 @@ from headrace.weighted_sampler._streams import (
     SourceState,
     Stopping,
     StreamMixture,
+    StreamSchedule,
     StreamSources,
     StreamWeights,
     fresh_state,
@@ -26,16 +27,21 @@ from headrace.weighted_sampler._streams import (
 )
 from headrace.weighted_sampler._validation import (
     MAX_POSITION,
+    Mesh,
+    Ranks,
     Weight,
     as_int,
+    check_fingerprint,
     check_keys,
     check_state,
-    split_fingerprint,
+    listed,
+    process_group,
 )
 
 T = TypeVar("T")
 VERSION = 2  # of the state
 _MAX_EPOCH = 2**63 - 1
+_OWNER = "InterleavedDataset"  # of states, in messages
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,8 @@ class InterleavedDataset(IterableDataset[T]):
         semantics: The meaning of a weight. ``"proportion"``: the source's share of the items. ``"ratio"``: multiplies
             ``len(source)``. ``"temperature"``: the share is ``(weight * len(source)) ** (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
+        schedule: ``[(position, weights), ...]``, positions rising: from that item of each stream and epoch on, other
+            weights hold. A resumed run may change the schedule beyond the window of 1,024 items it has reached.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised, looked up when an iteration begins.
         rank: This rank, from 0. Looked up in the same way.
@@ -201,11 +209,12 @@ class InterleavedDataset(IterableDataset[T]):
         stopping: Stopping = "first_exhausted",
         semantics: str = "proportion",
         temperature: Weight | None = None,
+        schedule: StreamSchedule = (),
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature)
+        self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature, schedule)
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
         self._chosen = _ChosenEpoch()
@@ -224,7 +233,7 @@ class InterleavedDataset(IterableDataset[T]):
 
         Of the data it knows the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
         """
-        return self._mixture.fingerprint
+        return self._mixture.fingerprint()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration and pass it on to the sources that have ``set_epoch``.
@@ -358,16 +367,19 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> StreamState:
         """Return the position of this iteration."""
+        mixture = self._mixture
+        stages = stages_before(mixture.stages, self.position, 0, MAX_POSITION)
+        reached = set(mixture.reached(stages))
         return StreamState(
             version=VERSION,
-            seed=self._mixture.seed,
+            seed=mixture.seed,
             epoch=self._epoch,
             position=self.position,
             dropped_at=self._dropped_at,
             stream=asdict(self._stream),
-            fingerprint=self._mixture.fingerprint,
+            fingerprint=mixture.fingerprint(stages),
             # Copied, because a source may return a state that it goes on changing.
-            sources={reader.name: deepcopy(reader.state()) for reader in self._readers},
+            sources={reader.name: deepcopy(reader.state()) for reader in self._readers if reader.name in reached},
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -391,11 +403,11 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._go_to(checked["epoch"], checked["position"], checked["dropped_at"], checked["sources"])
 
     def _go_to(
-        self, epoch: int, position: int, dropped_at: int = 0, sources: Mapping[str, SourceState] | None = None
+        self, epoch: int, position: int, dropped_at: int = 0, sources: Mapping[str, SourceState] = MappingProxyType({})
     ) -> None:
         self._epoch, self.position = epoch, position
         self._readers = [
-            SourceReader(name, source, epoch, fresh_state() if sources is None else sources[name], self._begun)
+            SourceReader(name, source, epoch, sources.get(name, fresh_state()), self._begun)
             for name, source in zip(self._mixture.names, self._mixture.sources, strict=True)
         ]
         self._failed, self._started = None, False
@@ -408,9 +420,11 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         if not mixture.drops:
             exhausted = [0] * len(exhausted)
         if not self._over:
-            weights = [0 if ended else weight for weight, ended in zip(mixture.weights, exhausted, strict=True)]
-            dropped = sum(map(bool, exhausted))
-            self._order = StreamOrder(weights, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
+            stages = mixture.stages
+            if dropped := sum(map(bool, exhausted)):
+                left = zip(stages[0].weights, exhausted, strict=True)
+                stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
+            self._order = StreamOrder(stages, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
 
     def _draw(self, reader: SourceReader[T]) -> object:
         """An item, from the beginning of the source if need be; ``END`` if the stream ends or the source is dropped."""
@@ -441,42 +455,38 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
     """Return a state that belongs to this mixture, or refuse it."""
-    check_state(state, StreamState.__required_keys__, VERSION, mixture.seed)
-    if not isinstance(state["sources"], Mapping):
-        raise TypeError(f"state['sources'] must be a mapping, got {type(state['sources']).__name__}")
-    names, own = sorted(state["sources"]), sorted(mixture.names)
+    check_state(_OWNER, state, StreamState.__required_keys__, VERSION, mixture.seed, FINGERPRINT)
+    position = as_int("state['position']", state["position"], 0, MAX_POSITION // 2)
+    check_keys("state['sources']", state["sources"], (), _OWNER)
+    stages = stages_before(mixture.stages, position, 0, MAX_POSITION)
+    names, own = sorted(state["sources"]), sorted(mixture.reached(stages))
     if names != own:
         raise ValueError(
-            f"state was saved with the sources {names}, this dataset draws from {own}; resume with the sources it was "
-            "saved with"
+            f"state was saved with the sources {listed(names)}, this dataset draws from {listed(own)} there; "
+            "resume with the sources it was saved with"
         )
-    saved, fingerprint = state["fingerprint"], mixture.fingerprint
-    if saved != fingerprint:
-        data = split_fingerprint(saved, FINGERPRINT)["data"] != split_fingerprint(fingerprint, FINGERPRINT)["data"]
-        raise ValueError(
-            f"state was saved with {'other data in the sources' if data else 'other weights or another stopping rule'} "
-            f"(fingerprint {saved}, this dataset's is {fingerprint}); resume with those it was saved with"
-        )
+    faults = {
+        "data": "other data in the sources",
+        "options": "other weights or another stopping rule, or an earlier part of the schedule differs",
+    }
+    fingerprint = mixture.fingerprint(stages)
+    check_fingerprint(state["fingerprint"], fingerprint, FINGERPRINT, faults)
     keys = asdict(Stream())
-    check_keys("state['stream']", state["stream"], keys)
+    check_keys("state['stream']", state["stream"], keys, _OWNER)
     return StreamState(
         version=VERSION,
         seed=mixture.seed,
         epoch=as_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
-        position=as_int("state['position']", state["position"], 0, MAX_POSITION // 2),
-        dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, state["position"]),
+        position=position,
+        dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, position),
         stream={key: as_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
         fingerprint=fingerprint,
-        sources={name: _check_source_state(name, state["sources"][name]) for name in mixture.names},
+        sources={name: _check_source_state(name, state["sources"][name]) for name in own},
     )
 
 
 def _check_source_state(name: str, state: Mapping[str, Any]) -> SourceState:
     what = f"state['sources'][{name!r}]"
-    check_keys(what, state, SourceState.__required_keys__)
-    return SourceState(
-        drawn=as_int(f"{what}['drawn']", state["drawn"], 0, MAX_POSITION),
-        exhausted=as_int(f"{what}['exhausted']", state["exhausted"], 0, MAX_POSITION),
-        source=state["source"],
-        iterator=state["iterator"],
-    )
+    check_keys(what, state, SourceState.__required_keys__, _OWNER)
+    drawn, exhausted = (as_int(f"{what}[{key!r}]", state[key], 0, MAX_POSITION) for key in ("drawn", "exhausted"))
+    return SourceState(drawn=drawn, exhausted=exhausted, source=state["source"], iterator=state["iterator"])

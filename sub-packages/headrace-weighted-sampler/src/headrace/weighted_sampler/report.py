@@ -1,16 +1,24 @@
-"""What an epoch was asked for and what it delivers, source by source."""
+"""What an epoch was asked for and what it delivers, source by source: as numbers, a table and a picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from headrace.weighted_sampler._mixture import SampleOrder, Stage
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._semantics import MixtureSpec
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
+_SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")
+_SUMMED_TOKENS = ("asked_token_share", "token_share")
 TOKEN_HEADINGS = ("asked token share", "token share")
+GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
 MAX_SHOWN = 40  # lines of a table, sources in a picture
 
 
@@ -64,7 +72,7 @@ class MixtureReport:
         dropped: Dataset indices that are left out for the same reason.
         not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
         rounding: Largest relative change of a weight; above 0 only with thousands of weights of samples.
-        changes: Positions within this epoch where a schedule changes the weights.
+        changes: Positions within this epoch where a schedule changes the weights, or a source is dropped.
     """
 
     epoch: int
@@ -95,27 +103,19 @@ class MixtureReport:
                 *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
                 *([f"and {more} more sources"] if more > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
-                *(
-                    [f"the schedule changes the weights at {_listed(self.changes)} of this epoch"]
-                    if self.changes
-                    else []
-                ),
+                *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
             ]
         )
 
 
 def ranks_text(num_replicas: int) -> str:
-    """Write a number of ranks.
-
-    >>> ranks_text(1), ranks_text(8)
-    ('1 rank', '8 ranks')
-    """
+    """Write a number of ranks."""
     return f"{num_replicas} rank{'s' * (num_replicas > 1)}"
 
 
-def _listed(positions: tuple[int, ...]) -> str:
-    return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
+def _positions(numbers: tuple[int, ...]) -> str:
+    return f"position{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} of this epoch"
 
 
 def _tree(lines: Sequence[SourceReport], depth: int = 0) -> Iterator[SourceReport]:
@@ -132,20 +132,8 @@ def _tree(lines: Sequence[SourceReport], depth: int = 0) -> Iterator[SourceRepor
 
 def _sum(name: str, groups: tuple[str, ...], members: Sequence[SourceReport]) -> SourceReport:
     tokens = members[0].token_share is not None
-    return SourceReport(
-        name=name,
-        size=sum(member.size for member in members),
-        weight=sum((member.weight for member in members), Fraction(0)),
-        asked=sum(member.asked for member in members),
-        draws=sum(member.draws for member in members),
-        delivered=sum(member.delivered for member in members),
-        share=sum(member.share for member in members),
-        seen=sum(member.seen for member in members),
-        repeats=sum(member.repeats for member in members),
-        asked_token_share=sum(member.asked_token_share or 0.0 for member in members) if tokens else None,
-        token_share=sum(member.token_share or 0.0 for member in members) if tokens else None,
-        groups=groups,
-    )
+    summed = {key: sum(getattr(member, key) for member in members) for key in _SUMMED + _SUMMED_TOKENS * tokens}
+    return SourceReport(name=name, groups=groups, **summed)
 
 
 def _cells(line: SourceReport) -> tuple[str, ...]:
@@ -167,15 +155,16 @@ def mixture_report(
     spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
     """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
-    begin, end = epoch * spec.epoch_length, (epoch + 1) * spec.epoch_length
-    before, after = order.mixture.draws_before(begin), order.mixture.draws_before(end)
+    mixture, origin = order.mixture, order.mixture.origin(epoch)
+    begin, end = epoch * spec.epoch_length - origin, (epoch + 1) * spec.epoch_length - origin
+    before, after = mixture.draws_before(epoch), mixture.draws_before(epoch + 1)
     extra, less = (_count_draws(order, epoch, positions) for positions in (padded, dropped))
     delivered = [
         new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
     ]
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
-    weights = spec.weights[order.mixture.stage_at(begin)]
+    weights = spec.weights[mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -202,7 +191,7 @@ def mixture_report(
         dropped=tuple(order.at(epoch, dropped).tolist()),
         not_drawn=spec.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
         rounding=spec.sources.rounding,
-        changes=tuple(stage.start - begin for stage in spec.stages if begin < stage.start < end),
+        changes=tuple(start - begin for start in mixture.changes(epoch)),
     )
 
 
@@ -223,15 +212,86 @@ def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[flo
 
 
 def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:
-    """Average what the stages ask for over positions ``begin .. end - 1``.
-
-    >>> stages = [Stage(0, (1, 1)), Stage(30, (0, 1))]
-    >>> [float(share) for share in asked_shares(stages, [[Fraction(1, 2)] * 2, [Fraction(0), Fraction(1)]], 20, 40)]
-    [0.25, 0.75]
-    """
+    """Average what the stages ask for over positions ``begin .. end - 1``."""
     bounds = [max(begin, min(end, stage.start)) for stage in stages] + [end]
     lengths = [stop - start for start, stop in pairwise(bounds)]
     return [
         sum((length * share for length, share in zip(lengths, column, strict=True)), Fraction(0)) / (end - begin)
         for column in zip(*asked, strict=True)
     ]
+
+
+# -- As a picture ------------------------------------------------------------------------------------------------------
+
+
+def plot_mixture(report: MixtureReport) -> "Figure":
+    """Draw asked-for and realised shares, and how much of each source has been seen.
+
+    Args:
+        report: Of ``WeightedDistributedSampler.report()``; the 40 most drawn of its sources are shown.
+
+    Returns:
+        A matplotlib figure, for ``figure.savefig(path)``.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``report`` is something else, such as the sampler itself.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "plot_mixture needs matplotlib, which is not installed: pip install 'headrace-weighted-sampler[plot]'"
+        ) from error
+    if not isinstance(report, MixtureReport):
+        raise TypeError(f"report must be what sampler.report() returns, got {type(report).__name__}")
+    shown = _most_drawn(report.sources)
+    figure = Figure(figsize=(11, 2 + 0.35 * len(shown)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _shares(left, shown)
+    _seen(right, shown)
+    left.set_yticks(range(len(shown)), [line.name for line in shown])
+    left.set_ylim(len(shown) - 0.4, -0.6)
+    more = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
+    total = sum(line.delivered for line in report.sources)
+    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{more}")
+    return figure
+
+
+def _most_drawn(sources: Sequence[SourceReport]) -> Sequence[SourceReport]:
+    least = sorted(line.delivered for line in sources)[-MAX_SHOWN:][0]
+    return [line for line in sources if line.delivered >= least][:MAX_SHOWN]
+
+
+def _percent(share: float) -> str:
+    return f" {share:.1%}" if share >= 0.001 or not share else f" {share:.1e}"
+
+
+def _shares(axes: "Axes", shown: Sequence[SourceReport]) -> None:
+    places = range(len(shown))
+    axes.barh([place - 0.2 for place in places], [line.asked for line in shown], 0.4, color=GREY, label="asked for")
+    bars = axes.barh(
+        [place + 0.2 for place in places], [line.share for line in shown], 0.4, color=BLUE, label="delivered"
+    )
+    axes.bar_label(bars, labels=[_percent(line.share) for line in shown])
+    axes.set(title="Share of the epoch", xlabel="share")
+    axes.locator_params(axis="x", nbins=5)
+    axes.ticklabel_format(axis="x", scilimits=(-3, 3))
+    axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.6 / len(shown) - 0.05))
+    _finish(axes)
+
+
+def _seen(axes: "Axes", shown: Sequence[SourceReport]) -> None:
+    epochs = [(line.seen + line.repeats) / line.size if line.size else 0.0 for line in shown]
+    bars = axes.barh(range(len(shown)), epochs, 0.6, color=ORANGE)
+    axes.bar_label(bars, labels=[f" {line.coverage:.0%} seen, {line.repeats:,} repeats" for line in shown])
+    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.set(title="Times each source was drawn since epoch 0", xlabel="draws / samples")
+    axes.margins(x=0.9)  # room for the labels
+    _finish(axes)
+
+
+def _finish(axes: "Axes") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_xmargin() < 0.2:
+        axes.margins(x=0.2)

@@ -9,26 +9,30 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._ranks import Mesh, Ranks, rank_positions, refuse_sharding_again, sharded_end
-from headrace.weighted_sampler._semantics import MixtureOptions, Schedule, parse_mixture
+from headrace.weighted_sampler._semantics import Schedule, parse_mixture
 from headrace.weighted_sampler._validation import (
     DIGEST_DIGITS,
     MAX_POSITION,
     SEED_BOUND,
+    Mesh,
+    Ranks,
     Weight,
     as_bool,
     as_int,
+    check_fingerprint,
     check_state,
     data_identity,
     digest,
-    split_fingerprint,
+    refuse_sharding_again,
+    shown,
 )
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.weights import Weights
 
 VERSION = 2  # of the state
 _LENGTH_DIGITS = 12
-_FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}
+_FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
+_FIRST_BLOCK = 256  # positions in the first block, so that the first sample does not wait for many others
 
 
 class State(TypedDict):
@@ -50,17 +54,13 @@ class State(TypedDict):
 
 
 class _Iteration:
-    """Where one iteration over the sampler stands.
-
-    List iterators yield the blocks and know how many of their items are left, so the position is exact after every
-    sample, at no cost for each.
-    """
+    """Where one iteration over the sampler stands."""
 
     def __init__(self) -> None:
         self.started = False
         self.start = self.block_end = 0
         self.num_replicas = 1
-        self.block: Iterator[int] = iter(())
+        self.block: Iterator[int] = iter(())  # of a list: it knows how many of its items are left, at no cost for each
 
     def position(self) -> int:
         """Positions of the epoch consumed so far, on all ranks, padding included."""
@@ -119,6 +119,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
             source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
+        stopping: ``"endless"``: sources begin again. ``"drop_exhausted"``: each sample comes once an epoch; a source
+            that has run out is dropped for the rest of it, and the others keep their proportions.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument is of the wrong type.
@@ -152,11 +154,16 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         schedule: Schedule = (),
         per: str = "sample",
         sizes: ArrayLike | None = None,
+        stopping: str = "endless",
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
-        _check_weight_dict(weight_dict)
+        if weight_dict is not None and not _is_by_range(weight_dict):
+            raise TypeError(
+                f"weight_dict must be a mapping {{(begin, end): ratio}}, got {shown(weight_dict)}; "
+                "give weights by name, by position or by sample as weights="
+            )
         self._ranks = Ranks.parse(num_replicas, rank, mesh)
         self.seed = as_int("seed", seed, 0, SEED_BOUND - 1)
         self.drop_last = as_bool("drop_last", drop_last)
@@ -167,7 +174,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             "weights" if weight_dict is None else "weight_dict",
             dataset,
             weights if weight_dict is None else weight_dict,
-            MixtureOptions(semantics, epoch_length, temperature, per, sizes, schedule),
+            semantics=semantics,
+            epoch_length=epoch_length,
+            temperature=temperature,
+            per=per,
+            sizes=sizes,
+            schedule=schedule,
+            stopping=stopping,
         )
         self._order = self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
@@ -237,15 +250,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
         # workers makes two iterators and throws the first away.
         (num_replicas, rank), epoch, start = self._ranks.resolve(), self.epoch, self._next_start()
-        if num_replicas > 1:
-            refuse_sharding_again()
-        end = self._end(start, num_replicas)
+        refuse_sharding_again(num_replicas)
+        end, most = self._end(start, num_replicas), self._order.block(num_replicas)
         self._loaded, self._skip, self._epoch_pending = None, None, False
         iteration.start = iteration.block_end = start
         iteration.num_replicas, iteration.started = num_replicas, True
-        for positions in rank_positions(start, end, num_replicas, rank, self._order.block(num_replicas)):
-            iteration.block = iter(self._indices_at(epoch, positions).tolist())
-            iteration.block_end = int(positions[-1]) - rank + num_replicas
+        size = min(most, _FIRST_BLOCK)
+        while (low := iteration.block_end) < end:
+            high = min(low + size * num_replicas, end)
+            indices = self._indices_at(epoch, np.arange(low + rank, high, num_replicas))
+            iteration.block, iteration.block_end = iter(indices.tolist()), high
+            size = min(most, 4 * size)
             yield from iteration.block
 
     def take(self, start: int, stop: int) -> Indices:
@@ -294,8 +309,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Returns:
             Dataset indices, fewer than there are ranks. Empty with ``drop_last=False``.
         """
-        end = self._end(self._start(start), self.num_replicas)
-        return self._order.between(self.epoch, min(end, self.epoch_length), self.epoch_length)
+        end = min(self._end(self._start(start), self.num_replicas), self.epoch_length)
+        return self._order.between(self.epoch, end, self.epoch_length)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterations. Call it before each epoch, on every rank.
@@ -382,11 +397,18 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             TypeError: If it is not a mapping, or a value has another type.
             ValueError: If it was saved with another seed, dataset or other options.
         """
-        check_state(state_dict, State.__required_keys__, VERSION, self.seed)
+        check_state(type(self).__name__, state_dict, State.__required_keys__, VERSION, self.seed, _FINGERPRINT)
         epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
         position = as_int("state['position']", state_dict["position"], 0)
         own = self._fingerprint_of(self._order.mixture.stages_before(epoch, min(position, self.epoch_length)))
-        _check_fingerprint(state_dict["fingerprint"], own)
+        saved = state_dict["fingerprint"]
+        faults = {
+            "length": f"a dataset of {int(saved[:_LENGTH_DIGITS], 16)} samples, this one has {self._spec.length}",
+            "data": "other data: the dataset's fingerprint or the sources' ranges differ",
+            "options": "other options: weights, semantics, sizes, epoch_length, drop_last or an earlier part of the "
+            "schedule differ",
+        }
+        check_fingerprint(saved, own, _FINGERPRINT, faults)
         as_int("state['position']", position, 0, self.epoch_length)
         if self._epoch_pending and epoch < self.epoch:
             self._loaded = None
@@ -412,7 +434,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
     def _indices_at(self, epoch: int, positions: Indices) -> Indices:
-        """The samples at one rank's positions; those beyond the epoch stand for its first ones."""
+        """The samples at one rank's positions."""
         inside = int(np.searchsorted(positions, self.epoch_length))
         own = self._order.at(epoch, positions[:inside])
         if inside == len(positions):
@@ -447,12 +469,15 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._iteration = None
 
     def _end(self, start: int, num_replicas: int) -> int:
+        """Where an iteration from ``start`` on stops, after the same number of samples on every rank."""
         if self.drop_last and self.epoch_length < num_replicas:
             raise ValueError(
                 f"drop_last=True leaves nothing: an epoch has {self.epoch_length} draws for {num_replicas} ranks. "
                 "Use drop_last=False, a larger epoch_length or fewer ranks"
             )
-        return sharded_end(self.epoch_length, start, num_replicas, self.drop_last)
+        rest = max(0, self.epoch_length - start)
+        steps = rest // num_replicas if self.drop_last else -(-rest // num_replicas)
+        return start + steps * num_replicas  # positions beyond the epoch's end stand for its first ones
 
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:
@@ -461,7 +486,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._fingerprints[stages] = (
                 f"{length:0{_LENGTH_DIGITS}x}"
                 + digest(data_identity(self.dataset), sources)
-                + digest(weights, self.epoch_length, self.seed, self.drop_last)
+                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.drops)
             )
         return self._fingerprints[stages]
 
@@ -469,31 +494,5 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
 
 
-def _check_weight_dict(given: object) -> None:
-    if given is None or (isinstance(given, Mapping) and all(isinstance(key, tuple) for key in given)):
-        return
-    raise TypeError(
-        f"weight_dict must be a mapping {{(begin, end): ratio}}, got {given!r}; "
-        "give weights by name, by position or by sample as weights="
-    )
-
-
-def _check_fingerprint(saved: object, own: str) -> None:
-    """Refuse a state of other data or options; the fingerprint's parts say which (see ``_fingerprint_of``)."""
-    if saved == own:
-        return
-    theirs, ours = split_fingerprint(saved, _FINGERPRINT), split_fingerprint(own, _FINGERPRINT)
-    if theirs["length"] != ours["length"]:
-        raise ValueError(
-            f"state was saved with a dataset of {int(theirs['length'], 16)} samples, this one has "
-            f"{int(ours['length'], 16)}; resume with the dataset it was saved with"
-        )
-    if theirs["data"] != ours["data"]:
-        raise ValueError(
-            "state was saved with other data: the dataset's fingerprint or the sources' ranges differ; "
-            "resume with the dataset it was saved with"
-        )
-    raise ValueError(
-        f"state was saved with other options: weights, semantics, sizes, epoch_length, drop_last or an earlier part of "
-        f"the schedule differ (fingerprint {saved}, this one's is {own}); resume with those it was saved with"
-    )
+def _is_by_range(weights: object) -> bool:
+    return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)

@@ -1,8 +1,8 @@
 """Weights as a user writes them: by dataset name, by position, by index range, or one per sample."""
 
 import hashlib
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._validation import Weight, as_fraction, as_int
+from headrace.weighted_sampler._validation import Weight, as_fraction, as_int, listed, shown
 
 T_co = TypeVar("T_co", covariant=True)
 NamedWeights: TypeAlias = Mapping[str, "Weight | tuple[Weight, NamedWeights]"]
@@ -27,7 +27,6 @@ Weights: TypeAlias = (
 )
 
 MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more distinct weights than that are rounded
-_MAX_NAMES = 10  # names in a message
 
 
 class NamedConcatDataset(ConcatDataset[T_co]):
@@ -66,21 +65,13 @@ class NamedConcatDataset(ConcatDataset[T_co]):
 
 @dataclass(frozen=True)
 class Source:
-    """One source of a mixture.
+    """One source of a mixture."""
 
-    Attributes:
-        name: For the report.
-        begin: First of its dataset indices; of its places in ``Sources.members`` where there are such.
-        end: One past the last.
-        weight: As given, exactly; of nested weights the product of the shares on the way to it.
-        groups: Names of the groups of nested weights that it is in, from the outermost on.
-    """
-
-    name: str
-    begin: int
-    end: int
-    weight: Fraction
-    groups: tuple[str, ...] = ()
+    name: str  # for the report
+    begin: int  # first of its dataset indices; of its places in ``Sources.members`` where there are such
+    end: int  # one past the last
+    weight: Fraction  # as given, exactly; of nested weights the product of the shares on the way to it
+    groups: tuple[str, ...] = ()  # of nested weights, from the outermost on
 
     @property
     def size(self) -> int:
@@ -90,19 +81,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """All sources, by rising ``begin``, those of weight 0 included.
-
-    Attributes:
-        parts: The sources.
-        members: Dataset indices at the sources' places; None when the places are the indices.
-        rounding: Largest relative change of a weight, from rounding one weight per sample into groups.
-        by_range: Whether the weights were given by index range.
-    """
+    """All sources, by rising ``begin``, those of weight 0 included."""
 
     parts: tuple[Source, ...]
-    members: Indices | None = field(default=None, repr=False, compare=False)
-    rounding: float = 0.0
-    by_range: bool = False
+    members: Indices | None = None  # dataset indices at the sources' places; None when the places are the indices
+    rounding: float = 0.0  # largest relative change of a weight, from rounding one weight per sample into groups
+    by_range: bool = False  # whether the weights were given by index range
 
     @property
     def weights(self) -> list[Fraction]:
@@ -129,16 +113,17 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
     else:
         raise TypeError(f"{argument} must be a mapping or a sequence of numbers, got {type(weights).__name__}")
     if not any(sources.weights):
-        text = repr(weights)
-        raise ValueError(
-            f"{argument} must hold at least one weight above 0, got {text[:200]}{'...' * (len(text) > 200)}: "
-            "there is nothing to draw"
-        )
+        raise nothing_to_draw(argument, weights)
     return sources
 
 
+def nothing_to_draw(argument: str, weights: object) -> ValueError:
+    """Return the error of weights that are all 0."""
+    return ValueError(f"{argument} must hold at least one weight above 0, got {shown(weights)}; 0 leaves a source out")
+
+
 def tensor_as_array(argument: str, weights: object) -> object:
-    """Make an array of a tensor; TypeError for an array that is not 1-D. Other weights stay as they are."""
+    """Make an array of a tensor, and refuse arrays that are not 1-D; other weights stay as they are."""
     if isinstance(weights, torch.Tensor):
         dense = weights.to_dense()
         # numpy has no bfloat16; other types keep their own decimals.
@@ -169,9 +154,7 @@ def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) 
 
 
 def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Multiply out nested weights ``{group: (weight, {name: weight})}``: members share the weight of their group.
-
-    Returns the weight of each name, and the groups of each name that is in one, from the outermost on.
+    """Multiply out nested weights; returns the weight of each name, and the groups of each name that is in some.
 
     >>> flatten("weights", {"web": (0.7, {"en": 3, "de": 1}), "code": 0.3})[0]["en"]
     Fraction(21, 40)
@@ -180,12 +163,14 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
     groups: dict[str, tuple[str, ...]] = {}
     for name, value in weights.items():
         own: dict[str, Any] = {name: value}
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+        if isinstance(value, Mapping):
+            raise TypeError(f"{argument}[{name!r}] must be a weight, or (weight, {{name: weight}}), got {shown(value)}")
+        if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[1], Mapping):
             share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
             members, inner = flatten(where, value[1])
             exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}
             if not any(exact.values()):
-                raise ValueError(f"{where} must hold at least one weight above 0, got {value[1]!r}; or leave it out")
+                raise nothing_to_draw(where, value[1])
             own = {member: share * weight / sum(exact.values()) for member, weight in exact.items()}
             groups |= {member: (name, *inner.get(member, ())) for member in own}
         if twice := sorted(set(own) & set(flat)):
@@ -202,18 +187,14 @@ def _key_kind(argument: str, key: object) -> str:
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
         return "position"
     raise TypeError(
-        f"{argument} keys must be tuples (begin, end), dataset names, or positions in a ConcatDataset, got {key!r}"
+        f"{argument} keys must be tuples (begin, end), dataset names, or positions in a ConcatDataset, got {shown(key)}"
     )
 
 
 def _from_parts(argument: str, weights: Mapping[Any, Weight], dataset: Sized, *, named: bool) -> tuple[Source, ...]:
     ends, names = _concatenated(argument, dataset, named)
     allowed: Sequence[Any] = names if named else range(len(ends))
-    known = set(allowed)
-    if unknown := [key for key in weights if key not in known]:
-        raise ValueError(f"{argument} names {unknown[0]!r}, which the dataset does not have; it has {_list(allowed)}")
-    if missing := [key for key in allowed if key not in weights]:
-        raise ValueError(f"{argument} lacks {_list(missing)}: every dataset needs a weight; 0 leaves it out")
+    check_names(argument, weights, allowed, "the dataset does not have; it has")
     parts = []
     for (begin, end), name, key in zip(pairwise([0, *ends]), names, allowed, strict=True):
         weight = as_fraction(f"{argument}[{name!r}]", weights[key])
@@ -221,6 +202,15 @@ def _from_parts(argument: str, weights: Mapping[Any, Weight], dataset: Sized, *,
             raise ValueError(f"{argument}[{name!r}] is {weights[key]}, but that dataset is empty; give it weight 0")
         parts.append(Source(name, begin, end, weight))
     return tuple(parts)
+
+
+def check_names(argument: str, weights: Collection[Any], allowed: Sequence[Any], which: str) -> None:
+    """Refuse weights that do not name each source once; ``which`` stands before the names that are allowed."""
+    known = set(allowed)
+    if unknown := [key for key in weights if key not in known]:
+        raise ValueError(f"{argument} names {listed(unknown)}, which {which} {listed(allowed)}")
+    if missing := [key for key in allowed if key not in weights]:
+        raise ValueError(f"{argument} lacks {listed(missing)}: every source needs a weight; 0 leaves it out")
 
 
 def _concatenated(argument: str, dataset: Sized, named: bool) -> tuple[list[int], list[str]]:
@@ -239,9 +229,9 @@ def _concatenated(argument: str, dataset: Sized, named: bool) -> tuple[list[int]
     ends = list(map(int, given))
     names = list(map(str, range(len(ends)) if called is None else called))
     if len(names) != len(ends) or len(set(names)) != len(names):
-        raise ValueError(f"dataset.names must be {len(ends)} different names, one a dataset, got {_list(names)}")
+        raise ValueError(f"dataset.names must be {len(ends)} different names, one a dataset, got {listed(names)}")
     if ends != sorted(ends) or ends[-1:] != [len(dataset)]:
-        raise ValueError(f"dataset.cumulative_sizes must rise to len(dataset), {len(dataset)}, got {_list(ends)}")
+        raise ValueError(f"dataset.cumulative_sizes must rise to len(dataset), {len(dataset)}, got {listed(ends)}")
     return ends, names
 
 
@@ -293,10 +283,7 @@ def _from_samples(argument: str, weights: ArrayLike) -> Sources:
 
 
 def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
-    """Make a source of the samples of each weight.
-
-    Where there are more than 4,096 distinct weights, each is rounded to as many binary digits as leave no more groups
-    than that: to within 0.4 % when the largest is a million times the smallest.
+    """Make a source of the samples of each weight, rounded where there are more than 4,096 different ones.
 
     >>> sources = group_by_weight("weights", np.array([0.5, 2.0, 0.0, 0.5]))
     >>> sources.members.tolist(), [(part.begin, part.end, float(part.weight)) for part in sources.parts]
@@ -318,22 +305,12 @@ def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
 
 
 def _rounded(values: NDArray[Any]) -> NDArray[Any]:
-    """Round to the most binary digits that leave few enough values, by integer arithmetic on their bits."""
-    rounded, digits = values, 14
+    """Round to the most binary digits that leave few enough values: to 0.4 % over a range of a million."""
+    rounded, digits = values, 15
+    fractions, exponents = np.frexp(values.astype(np.float64))  # exact, unlike logarithms
     while len(np.unique(rounded)) > MAX_DISTINCT_WEIGHTS:
         digits -= 1
-        drop = np.int64(52 - digits)  # of the 52 bits of a float64's fraction
-        plain = values.astype(np.float64)
-        bits = plain.view(np.int64) + (np.int64(1) << (drop - 1))
-        rounded = (bits >> drop << drop).view(np.float64)
-        # At the ends of the range of float64, rounding would give infinity or 0.
-        rounded = np.where(
-            np.isfinite(rounded) & (rounded > 0), rounded, (plain.view(np.int64) >> drop << drop).view(np.float64)
-        )
-        rounded = np.where(rounded > 0, rounded, np.float64(5e-324))
+        with np.errstate(over="ignore"):  # the largest numbers round up to infinity
+            rounded = np.ldexp(np.rint(np.ldexp(fractions, digits)), exponents - digits)
+        rounded = np.minimum(rounded, np.finfo(np.float64).max)
     return rounded
-
-
-def _list(keys: Sequence[Any]) -> str:
-    shown = ", ".join(map(repr, keys[:_MAX_NAMES]))
-    return shown if len(keys) <= _MAX_NAMES else f"{shown} and {len(keys) - _MAX_NAMES} more"
