@@ -307,7 +307,7 @@ def test_elements_outside_are_counted_and_named() -> None:
         (
             {"bucket_boundaries": [0, 5, 5]},
             ValueError,
-            r"bucket_boundaries must differ from one another, got repeated ones: \[5\]",
+            r"bucket_boundaries must differ from one another, got repeatedly: \[5\]",
         ),
         (
             {"bucket_boundaries": [0]},

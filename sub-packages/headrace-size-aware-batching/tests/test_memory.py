@@ -113,10 +113,11 @@ def test_a_training_step_is_modelled_by_a_polynomial() -> None:
     device = torch.device("cuda:0")
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    generator = torch.Generator(device).manual_seed(0)
 
     def work(length: int) -> float:
         optimizer.zero_grad()
-        layer(torch.randn(4, length, 64, device=device)).sum().backward()
+        layer(torch.randn(4, length, 64, device=device, generator=generator)).sum().backward()
         optimizer.step()
         return float(length)
 

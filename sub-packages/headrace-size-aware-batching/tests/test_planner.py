@@ -120,13 +120,15 @@ def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], be
 def test_sorting_is_stable_and_falls(sizes: list[int], kind: type[np.generic]) -> None:
     array: NDArray[np.generic] = np.array([size % 30_000 if kind is np.int16 else size for size in sizes], kind)
     expected = np.argsort(-array.astype(np.float64), kind="stable")
-    assert _order.descending_order(array).tolist() == expected.tolist()
+    order, descending = _order.sorted_by_size(array)
+    assert order.tolist() == expected.tolist()
+    assert descending.tolist() == array[expected].tolist()
 
 
 def test_sorting_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_order, "SORTED_AT_ONCE", 100)
     sizes = (random_words(3, 5000) % np.uint64(300)).astype(np.int32)
-    assert _order.descending_order(sizes).tolist() == np.argsort(-sizes, kind="stable").tolist()
+    assert _order.sorted_by_size(sizes)[0].tolist() == np.argsort(-sizes, kind="stable").tolist()
 
 
 @settings(max_examples=50)

@@ -25,7 +25,7 @@ LIMIT = 120.0  # seconds, far below gloo's own half hour
 def _run(task: Callable[..., Any], out: str, env: dict[str, str], arguments: tuple[Any, ...]) -> None:
     os.setsid()
     os.environ.update(env)
-    stacks = Path(f"{out}.stacks").open("w")  # of a rank that hangs
+    stacks = os.open(f"{out}.stacks", os.O_WRONLY | os.O_CREAT)  # of a rank that hangs
     faulthandler.dump_traceback_later(LIMIT - 15, file=stacks)
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     result: dict[str, Any] = {}

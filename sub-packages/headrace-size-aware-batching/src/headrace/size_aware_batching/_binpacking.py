@@ -21,15 +21,9 @@ NEAR = 64  # samples beyond a batch's first place that are looked at first
 
 
 def next_fit(sizes: NDArray[Any], limits: Limits, last: bool = True) -> NDArray[np.int64]:
-    """Cut a list of sizes into batches, front to back.
+    """Return where batches of sizes ``[n]`` or ``[n, k]`` begin, front to back, and where the last one ends.
 
-    Args:
-        sizes: Sizes in order, shape ``[n]`` or, for several budgets, ``[n, k]``; each fits a batch of its own.
-        limits: The budgets.
-        last: Whether the order ends here. If not, a batch that is still open at the end is left out.
-
-    Returns:
-        Where each batch begins and, last, where the last one ends; shape ``[batches + 1]``, beginning with 0.
+    ``last`` says whether the order ends here; if not, a batch that is still open at the end is left out.
 
     >>> next_fit(np.array([2, 2, 3, 4, 1]), Limits(budgets=(5,))).tolist()
     [0, 2, 3, 5]
@@ -120,14 +114,7 @@ def counted_end(sizes: NDArray[Any], capacity: Capacity) -> Callable[[int], int]
 
 
 def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64]:
-    """Cut sizes that fall into batches; the first of a batch is its largest and sets how many it holds.
-
-    Args:
-        descending: Sizes, largest first, shape ``[n]``; each fits a batch of its own.
-        limits: The budgets.
-
-    Returns:
-        Where each batch begins and, last, where the last one ends; shape ``[batches + 1]``.
+    """Cut sizes, largest first, into batches: the largest of each sets how many it holds; returned as by `next_fit`.
 
     >>> from headrace.size_aware_batching._budget import PaddedCapacity
     >>> cut_descending(np.array([50, 40, 20, 10, 10]), Limits(capacity=PaddedCapacity(100))).tolist()
@@ -135,10 +122,15 @@ def cut_descending(descending: NDArray[Any], limits: Limits) -> NDArray[np.int64
     """
     if limits.capacity is None:
         return next_fit(descending, limits)
-    counts = limits.capacity(descending)
+    return cut_by_counts(largest_counts(descending, limits.capacity, limits), limits)
+
+
+def largest_counts(sizes: NDArray[Any], capacity: Capacity, limits: Limits) -> NDArray[np.int64]:
+    """Return how many samples fit where each is the largest."""
+    counts = np.minimum(capacity(sizes), limits.most_items)
     if len(counts) and counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
-    return cut_by_counts(counts, limits)
+        raise ValueError(NOTHING_FITS.format(size=sizes[int(counts.argmin())]))
+    return counts
 
 
 def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64]:
@@ -147,7 +139,7 @@ def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64
     >>> cut_by_counts(np.array([2, 2, 3, 3, 3]), Limits()).tolist()
     [0, 2, 5]
     """
-    caps = np.minimum(counts, limits.most_items).tolist()
+    caps = counts.tolist()
     cuts, begin, length = [0], 0, len(caps)
     while begin < length:
         begin = min(length, begin + limits.floor(caps[begin]))
@@ -195,21 +187,12 @@ def levels(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: int) -> NDArray[np.int64]:
-    """Put samples into batches, largest first, always into the lightest: greedy (LPT) balancing in rounds.
+    """Put samples ``[n, k]``, largest first, into batches, always into the lightest; return the batch of each.
 
-    A round gives one sample to each of the lightest quarter of the batches. With several columns the lightest batches
-    are those whose fullest column is lowest, and inside a round the sample that is heaviest in one column goes to the
-    batch that is lightest in it. After Graham, "Bounds on multiprocessing timing anomalies" (1969), with samples
-    shuffled among their like.
-
-    Args:
-        sizes: Shape ``[n, k]``, descending.
-        n_batches: Number of batches.
-        key: Key of the shuffle.
-        block: Samples of like size that are shuffled before they get a batch.
-
-    Returns:
-        The batch of each sample, shape ``[n]``. Batches may be over the budgets, see `repair`.
+    Greedy (LPT) balancing after Graham, "Bounds on multiprocessing timing anomalies" (1969), with blocks of samples of
+    like size shuffled. A round gives one sample to each of the lightest quarter of the batches. With several columns
+    these are the batches whose fullest column is lowest, and in a round the sample that is heaviest in one column goes
+    to the batch that is lightest in it. Batches may be over the budgets, see `repair`.
     """
     length, columns = sizes.shape
     shuffled = shuffle_groups(key, np.arange(length) // block)
@@ -264,22 +247,12 @@ def handfuls(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.i
 def repair(
     sizes: NDArray[np.int64], budgets: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
 ) -> bool:
-    """Swap samples between batches until none is over the budgets, or nothing helps any more.
+    """Swap samples between batches in place until none is over the budgets; return whether that was reached.
 
     In a turn each batch that is over gives a sample to a batch that has room, for a smaller one or for none: the swap,
-    of all with some partners, that leaves least over; ties are broken at random. The swaps are those of Alvim, Ribeiro,
-    Glover and Aloise, "A hybrid improvement heuristic for the one-dimensional bin packing problem" (2004); here all
-    batches that are over swap at once.
-
-    Args:
-        sizes: Shape ``[n, k]``.
-        budgets: Shape ``[k]``.
-        batches: The batch of each sample, shape ``[n]``; changed in place.
-        n_batches: Number of batches.
-        key: Key of the random choices.
-
-    Returns:
-        Whether all batches are inside the budgets.
+    of all with some partners, that leaves least over. The swaps are those of Alvim, Ribeiro, Glover and Aloise, "A
+    hybrid improvement heuristic for the one-dimensional bin packing problem" (2004); here all batches that are over
+    swap at once.
     """
     unit = np.maximum(budgets, 1)
     with_nothing = np.concatenate([sizes, np.zeros((1, sizes.shape[1]), np.int64)])
@@ -328,26 +301,23 @@ def parts_over(excess: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[np
 def partners(
     excess: NDArray[np.int64], over: NDArray[np.int64], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pair batches that are over, the worst first, with those with most room in the same column.
-
-    Each of these is paired with one of those only, so that all can swap at once; a shift begins with others.
-    """
+    """Pair batches that are over, the worst first, each with some that have most room in its fullest column."""
     givers = np.flatnonzero(over)
     givers = givers[np.argsort(-over[givers], kind="stable")]
     tightest = excess[givers].argmax(axis=1)
     free = over == 0
     pairs = []
     for column in range(excess.shape[1]):
-        mine = givers[tightest == column]
+        own = givers[tightest == column]
         room = np.flatnonzero(free)
         room = room[np.argsort(excess[room, column], kind="stable")]
-        if not len(mine) or not len(room):
+        if not len(own) or not len(room):
             continue
         each = min(max(len(room) // len(givers), 1), max(1, min(PARTNERS, SWAPPED // len(givers))))
-        room = np.roll(room, -(shift * len(mine) % max(1, len(room) // 2)))
-        mine = mine[: len(room)]
-        takers = room[: len(mine) * each]
-        pairs.append((np.tile(mine, each), takers))
+        room = np.roll(room, -(shift * len(own) % max(1, len(room) // 2)))
+        own = own[: len(room)]
+        takers = room[: len(own) * each]
+        pairs.append((np.tile(own, each), takers))
         free[takers] = False
     if not pairs:
         return givers[:0], givers[:0]
@@ -355,10 +325,7 @@ def partners(
 
 
 def members(batches: NDArray[np.int64], n_batches: int, shift: int) -> NDArray[np.int64]:
-    """Return samples of each batch, shape ``[m, width]``, from all of its sizes where it has very many.
-
-    The number of all samples stands for none; every row has room for one more.
-    """
+    """Return samples of each batch, shape ``[m, width]``, some of them where it has very many; n stands for none."""
     length = len(batches)
     kind = np.uint16 if n_batches < 2**16 else np.uint32
     samples = np.append(np.argsort(batches.astype(kind), kind="stable"), length)
@@ -379,15 +346,7 @@ def best_swaps(
     table: NDArray[np.int64],
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
-    """Return for each pair of batches what its best swap leaves over, the samples that are swapped, and their slots.
-
-    Args:
-        sizes: Shape ``[n + 1, k]``; the last is nothing.
-        excess: Of each batch over the budgets, shape ``[m, k]``.
-        unit: What excess is divided by, shape ``[k]``.
-        table: Samples of each batch, shape ``[m, width]``; n stands for nothing.
-        pairs: Batches that give, and batches that take.
-    """
+    """Return what the best swap of each pair of batches leaves over, the samples that are swapped, and their slots."""
     none = len(sizes) - 1
     share, over = (sizes / unit).astype(np.float32), (excess / unit).astype(np.float32)
     slots = []
@@ -418,17 +377,9 @@ def best_swaps(
 def mix(
     sizes: NDArray[np.int64], budgets: NDArray[np.int64], batches: NDArray[np.int64], n_batches: int, key: int
 ) -> None:
-    """Swap samples of random pairs of batches at random, as far as both stay inside the budgets.
+    """Swap samples of random pairs of batches at random, in place, as far as both stay inside the budgets.
 
-    A random walk over the packings that fit, in `MIXED` rounds of all batches at once: what greedy balancing of large
-    samples always puts together comes apart.
-
-    Args:
-        sizes: Shape ``[n, k]``.
-        budgets: Shape ``[k]``; no batch is over it.
-        batches: The batch of each sample, shape ``[n]``; changed in place.
-        n_batches: Number of batches.
-        key: Key of the random choices.
+    A random walk over the packings that fit: what greedy balancing of large samples always puts together comes apart.
     """
     table = members(batches, n_batches, 0)[:, :-1]
     room = budgets - np.stack([np.bincount(batches, column, minlength=n_batches) for column in sizes.T], axis=1)
@@ -460,17 +411,10 @@ def mix(
 def pack(
     sizes: NDArray[np.int64], budgets: NDArray[np.int64], n_batches: int, key: int, block: int
 ) -> NDArray[np.int64] | None:
-    """Pack samples into exactly so many batches at random: greedy balancing, then repair.
+    """Pack samples ``[n, k]``, largest first, into so many batches at random; return the batch of each, or None.
 
-    Args:
-        sizes: Shape ``[n, k]``, descending; none is larger than the budgets.
-        budgets: Shape ``[k]``.
-        n_batches: Number of batches, at most n.
-        key: Key of the random choices.
-        block: Samples of like size among which the order is random; more are more random, fewer fit more easily.
-
-    Returns:
-        The batch of each sample, shape ``[n]``; None if they do not fit, or not with a sample in each batch.
+    Greedy balancing, then repair. A larger ``block`` of samples of like size that are shuffled is more random, a
+    smaller one fits more easily. None where they do not fit, or not with a sample in each batch.
 
     >>> pack(np.array([[6], [5], [5], [4]]), np.array([10]), 2, key=0, block=1).tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
     True

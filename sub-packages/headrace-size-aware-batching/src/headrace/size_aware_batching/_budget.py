@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,21 +15,17 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options
 from headrace.size_aware_batching._sizes import any_column
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a batch may hold.
 
-    Args:
-        budgets: Largest sum of the sizes, one entry for each column of sizes. Not used with ``capacity``.
-        capacity: For costs that depend on the count and the largest sample: maps sizes to the number of samples
-            that a batch may hold when its largest has that size. None for sums.
-        most_items: Largest number of samples.
-        multiple: The number of samples is a multiple of this where the batch holds more than that many.
-        quadratic: Weight of the square of a size, beside the size itself, when batches are compared by the time they
-            take, as in attention.
+    ``budgets`` are the largest sums, one for each column of sizes. With ``capacity`` (costs of the count and the
+    largest sample) the largest size says how many samples fit. Batches of more than ``multiple`` samples hold a
+    multiple of it. ``quadratic`` is the weight of a size's square when batches are compared by their time, as in
+    attention.
     """
 
     budgets: tuple[int, ...] = ()
@@ -54,12 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class PaddedCapacity:
-    """How many samples fit when each is padded to the largest: n * largest <= budget.
-
-    Args:
-        budget: In the unit of the sizes.
-        length_multiple: The largest size is rounded up to a multiple of this, for static shapes.
-    """
+    """How many samples fit when each is padded to the largest: n * largest <= budget."""
 
     budget: float
     length_multiple: int = 1
@@ -79,31 +71,18 @@ class PaddedCapacity:
         return np.where(longest == 0, UNLIMITED, counts)
 
 
-@dataclass(frozen=True)
-class TableCapacity:
-    """How many samples fit, looked up.
-
-    Args:
-        sizes: Ascending, shape ``[m]``; no others are asked for.
-        counts: How many samples fit when this is the largest size, shape ``[m]``, descending.
-    """
-
-    sizes: NDArray[np.float64]
-    counts: NDArray[np.int64]
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest."""
-        found: NDArray[np.int64] = self.counts[np.searchsorted(self.sizes, sizes)]
-        return found
+def looked_up(ascending: NDArray[np.float64], counts: NDArray[np.int64], sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the counts of sizes that are all in a table."""
+    found: NDArray[np.int64] = counts[np.searchsorted(ascending, sizes)]
+    return found
 
 
 def padded_columns(
     sizes: NDArray[Any], budgets: tuple[float, ...], length_multiple: int
-) -> tuple[NDArray[np.float64], TableCapacity]:
-    """Reduce padded columns, each with its own budget, to one; exact, since the smallest count of a batch decides.
+) -> tuple[NDArray[np.float64], Capacity]:
+    """Reduce padded columns to one: the largest share of a budget that a sample takes, and how many fit by that.
 
-    Returns:
-        The largest share of a budget that each sample takes, shape ``[n]``, and how many samples fit by that.
+    Exact, since the smallest count of a batch decides.
 
     >>> shares, capacity = padded_columns(np.array([[30, 10], [10, 30]]), (100, 60), 1)
     >>> shares.tolist(), capacity(shares).tolist()
@@ -115,19 +94,12 @@ def padded_columns(
     distinct, inverse = np.unique(shares, return_inverse=True)
     table = np.full(len(distinct), UNLIMITED, np.int64)
     np.minimum.at(table, inverse.reshape(-1), counts)
-    return shares, TableCapacity(distinct, np.minimum.accumulate(table))
+    return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
 
 
 @dataclass(frozen=True)
 class FunctionCapacity:
-    """How many samples fit by a cost function, evaluated once for each distinct size.
-
-    Args:
-        cost: ``cost(n, largest)``; must not fall when either grows. With several columns ``largest`` is a vector.
-        budget: Largest cost of a batch, in the unit of ``cost``.
-        most: Largest number of samples that is looked for.
-        length_multiple: The largest size is rounded up to a multiple of this.
-    """
+    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size."""
 
     cost: CostFunction
     budget: float
@@ -136,12 +108,7 @@ class FunctionCapacity:
     _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest; shape ``[n]`` for sizes of shape ``[n]`` or ``[n, k]``.
-
-        Raises:
-            TypeError: If the function does not return a number.
-            ValueError: If it returns NaN.
-        """
+        """Return the count for each size as the largest; shape ``[n]`` for sizes ``[n]`` or ``[n, k]``."""
         several = sizes.ndim > 1
         rounded = round_up(sizes, self.length_multiple)
         distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
@@ -159,23 +126,13 @@ class FunctionCapacity:
         return table[inverse.reshape(-1)]
 
 
-@dataclass(frozen=True)
-class AtLeastOne:
-    """Lets every sample have a batch of its own."""
-
-    capacity: Capacity
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest, 1 or more."""
-        return np.maximum(self.capacity(sizes), 1)
+def at_least_one(capacity: Capacity, sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the counts of a capacity, 1 or more: every sample may have a batch of its own."""
+    return np.maximum(capacity(sizes), 1)
 
 
 def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:
-    """Refuse a cost function that decreases somewhere on a few probes.
-
-    Raises:
-        ValueError: If a batch gets cheaper by a further sample or by a larger one.
-    """
+    """Refuse a cost function that decreases somewhere on a few probes."""
     counts = [2**power for power in range(12) if 2**power <= most]
     sizes = (smallest, largest)
     found = {(count, end): checked_cost(cost, count, sizes[end]) for end in (0, 1) for count in counts}
@@ -206,7 +163,7 @@ def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
     try:
         value = float(found)
     except (TypeError, ValueError):
-        raise TypeError(f"cost must return a number, got {found!r} for f({count}, {largest})") from None
+        raise TypeError(f"cost must return a number, got {shown(found)} for f({count}, {largest})") from None
     if value != value:
         raise ValueError(f"cost must return a number, got NaN for f({count}, {largest})")
     return value
@@ -230,14 +187,10 @@ FINE = 2**40  # units of a budget, to which real sizes are rounded up
 
 @dataclass(frozen=True)
 class PreparedSizes:
-    """Sizes ready for planning.
+    """Sizes ready for planning: integers wherever sums are taken, and limits in their unit.
 
-    Args:
-        sizes: Shape ``[n]``, or ``[n, k]`` for several budgets; integers wherever sums are taken.
-        limits: The budgets, in the unit of ``sizes``.
-        kept: Samples that are planned, ascending; None for all.
-        oversize: Samples that exceed the budget by themselves, ascending.
-        work: Work of each sample by which steps are balanced, shape ``[n]``; None to go by the sizes.
+    ``kept`` are the samples that are planned, ascending (None for all), ``oversize`` those that exceed a budget by
+    themselves, ``work`` what steps are balanced by (None for the sizes).
     """
 
     sizes: NDArray[Any]
@@ -261,11 +214,7 @@ Budget = int | float | list[int | float]
 
 
 def checked_budget(max_total_size: object) -> Number:
-    """Check a budget; infinity means that everything fits.
-
-    Raises:
-        TypeError: If it is not a real number.
-        ValueError: If it is NaN, zero or negative.
+    """Return a budget as a number greater than 0; infinity means that everything fits.
 
     >>> checked_budget(4096)
     4096
@@ -277,38 +226,18 @@ def checked_budget(max_total_size: object) -> Number:
 
 
 def plain_budget(max_total_size: Any) -> Budget:
-    """Return a budget, or a list of them, as plain numbers.
-
-    Raises:
-        TypeError: If one is not a real number.
-        ValueError: If one is NaN, zero or negative.
-    """
+    """Return a budget, or a list of them, as plain numbers; from 2**62 on they are infinite."""
     given = max_total_size
     if isinstance(given, np.ndarray | np.generic | torch.Tensor):
         given = given.tolist()
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        return [plain_number(budget) for budget in given]
-    return plain_number(given)
-
-
-def plain_number(budget: Any) -> int | float:
-    """Return one budget as a plain number; from 2**62 on it is infinite."""
-    number = checked_budget(budget)
-    return math.inf if number >= UNLIMITED else number
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    numbers = [checked_budget(budget) for budget in (given if several else [given])]
+    plain = [math.inf if number >= UNLIMITED else number for number in numbers]
+    return plain if several else plain[0]
 
 
 def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
-    """Return sizes and budgets in whole units, and the samples that are too large.
-
-    Args:
-        sizes: What `read_sizes` returned, cut to ``max_length``.
-        budget: What `plain_budget` returned.
-        options: What was asked for.
-
-    Raises:
-        ValueError: If budgets and columns of sizes differ in number, or a sample is too large and
-            ``oversize="raise"``.
-    """
+    """Return sizes and budgets in whole units, and the samples that are too large, which may be refused."""
     table, budgets, capacity, over = summed(sizes, budget) if options.sums else counted(sizes, budget, options)
     refuse_oversize(sizes, over, budget, options)
     kept = None
@@ -347,7 +276,7 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     capacity: Capacity
     if callable(options.cost):
         if isinstance(budget, list) and len(budget) != 1:
-            raise ValueError(f"max_total_size must be one number for a cost function, got {budget}")
+            raise ValueError(f"max_total_size must be one number for a cost function, got {shown(budget)}")
         limits: tuple[float, ...] = (budget[0] if isinstance(budget, list) else budget,)
         if len(sizes):
             smallest, largest = (
@@ -367,16 +296,16 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
     over = np.zeros(0, np.int64)
     if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
         over = np.flatnonzero(capacity(sizes) < 1)
-    return sizes, limits, AtLeastOne(capacity) if options.oversize == "own_batch" else capacity, over
+    return sizes, limits, partial(at_least_one, capacity) if options.oversize == "own_batch" else capacity, over
 
 
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
     """Raise an error that names samples that are too large, if that is what was asked for."""
     if len(over) and options.oversize == "raise":
-        some = ", ".join(f"{index}: {sizes[index]}" for index in over[:5])
+        some = ", ".join(f"{index}: {shown(sizes[index].tolist())}" for index in over[:5])
         raise ValueError(
-            f"sizes must not exceed max_total_size={budget}, got {len(over)} of {len(sizes)} samples that do so by "
-            f"themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
+            f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
+            f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
             "max_length, or choose oversize='skip' or 'own_batch'"
         )
 
@@ -400,7 +329,7 @@ def whole_limits(sizes: NDArray[Any], budgets: tuple[float, ...]) -> NDArray[Any
 
 
 def whole_units(sizes: NDArray[Any], budgets: tuple[float, ...]) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """Turn sizes into integers whose sums are exact and stay inside 63 bits.
+    """Turn sizes and budgets into integers whose sums are exact and stay inside 63 bits.
 
     Integers stay what they are unless their total leaves 62 bits. All else is rounded up to a 2**40th of the budget:
     sums never come out smaller than they are.
@@ -425,3 +354,31 @@ def coarser_units(sizes: NDArray[Any], limits: list[int]) -> tuple[NDArray[np.in
     return -(-sizes.astype(np.int64) // divisor), tuple(
         limit // unit for limit, unit in zip(limits, units, strict=True)
     )
+
+
+Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+
+
+def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> Work:
+    """Return a function to the work of batches: by each sample's ``own``, or its size, in the planner's order."""
+    if own is not None:
+        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
+    if sizes.ndim > 1 and limits.capacity is not None:
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
+
+        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
+
+        return padded_columns
+    if sizes.ndim > 1:
+        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
+        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
+    if limits.capacity is None:
+        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
+
+    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+        return np.diff(offsets) * limits.work(longest)
+
+    return padded

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_flag, one_of, shown, whole_number
 
 Capacity = Callable[[NDArray[Any]], NDArray[np.int64]]  # largest sizes -> how many samples fit
 CostFunction = Callable[[int, Any], float]  # of the count and the largest size, a vector where there are several
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
+LARGEST_MULTIPLE = 2**31
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
 
 
@@ -37,7 +38,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_size_multiple", "length_multiple", "window"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+            end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
         object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("oversize", self.oversize, OVERSIZE)
@@ -75,31 +77,43 @@ class Options:
 
 PIECE = 2**20
 PROBES = 256
+WHOLE, PART = 32, 4  # hex digits
 
 
-def fingerprint(sizes: NDArray[Any], capacity: Capacity | None, options: Options, parts: Mapping[str, Any]) -> str:
-    """Return 128 bits, as 32 hex digits, that differ where sizes, options or other parts do.
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    """Return 32 hex digits that stand for all parts together, and then 4 for each, so that a difference has a name.
 
-    Equal sizes and options give equal fingerprints, whatever integer or real type they come in. A cost function is
-    represented by the counts that it allows at some sizes.
+    Equal parts give equal fingerprints, whatever integer or real type they come in.
 
     Args:
-        sizes: Shape ``[n]`` or ``[n, k]``.
-        capacity: How many samples fit by the cost; None for sums.
-        options: Options of the planner.
-        parts: Everything else that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
+        parts: All that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(array_digest(sizes))
-    cost: Any = options.cost
-    if callable(cost):
-        cost = "function"
-        if capacity is not None and len(sizes):
-            probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
-            digest.update(capacity(probes).astype("<i8").tobytes())
-    everything = {**options.__dict__, "cost": cost, **parts}
-    digest.update(repr([(name, canonical(value)) for name, value in sorted(everything.items())]).encode())
-    return digest.hexdigest()
+    digests = [hashlib.blake2b(repr(canonical(value)).encode(), digest_size=16).digest() for value in parts.values()]
+    whole = hashlib.blake2b(b"".join(digests), digest_size=WHOLE // 2).hexdigest()
+    return whole + "".join(digest.hex()[:PART] for digest in digests)
+
+
+def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
+    """Return the names of the parts in which two fingerprints differ, the own value beside them where it is short.
+
+    >>> parts = {"budget": 5, "seed": 0}
+    >>> differing(parts, fingerprint(parts), fingerprint({"budget": 6, "seed": 0}))
+    ['budget (here 5)']
+    """
+    found = []
+    for place, (name, value) in enumerate(parts.items()):
+        digits = slice(WHOLE + PART * place, WHOLE + PART * (place + 1))
+        if own[digits] != other[digits]:
+            short = value is None or isinstance(value, str | Real)
+            found.append(f"{name} (here {shown(value)})" if short and name != "sampler" else name)
+    return found
+
+
+def cost_part(cost: str | CostFunction, sizes: NDArray[Any], capacity: Capacity | None) -> Any:
+    """Return what stands for a cost in a fingerprint: for a function, the counts that it allows at some sizes."""
+    if not callable(cost) or capacity is None or not len(sizes):
+        return "function" if callable(cost) else cost
+    return capacity(np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype))
 
 
 def array_digest(array: NDArray[Any]) -> bytes:

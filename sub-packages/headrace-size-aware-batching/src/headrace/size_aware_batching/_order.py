@@ -26,67 +26,48 @@ def index_type(n_samples: int) -> type[np.signedinteger[Any]]:
 
 
 def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the indices of the samples by size, largest first, and the sizes in that order.
+    """Return the indices of the samples by size, largest first, equal sizes in their order, and the sorted sizes.
 
-    Small integers come back in two bytes each.
+    Small integers are sorted by counting, a chunk at a time, with 4 bytes a sample and a chunk's worth beside them; the
+    sorted ones have two bytes each.
 
     >>> order, descending = sorted_by_size(np.array([3, 7, 3, 9]))
     >>> order.tolist(), descending.tolist(), descending.dtype
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
-    order = descending_order(sizes)
-    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
-        return order, sizes[order]
-    counts = np.zeros(int(sizes.max()) + 1, np.int64)
-    for start in range(0, len(sizes), SORTED_AT_ONCE):
-        counts += np.bincount(sizes[start : start + SORTED_AT_ONCE], minlength=len(counts))
-    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
-
-
-def descending_order(sizes: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices of the samples by size, largest first, equal sizes in their order.
-
-    Small integers are sorted by counting, a chunk at a time: 4 bytes a sample and a chunk's worth beside them.
-
-    >>> descending_order(np.array([3, 7, 3, 9])).tolist()
-    [3, 1, 0, 2]
-    """
     kind = index_type(len(sizes))
-    if not len(sizes):
-        return np.zeros(0, kind)
-    largest = sizes.max()
-    if not np.issubdtype(sizes.dtype, np.integer) or largest >= COUNTED or sizes.min() < 0:
-        # A stable ascending sort of the negated sizes.
+    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
-        return np.argsort(negated, kind="stable").astype(kind)
+        order = np.argsort(negated, kind="stable").astype(kind)
+        return order, sizes[order]
+    largest = int(sizes.max())
     order = np.empty(len(sizes), kind)
     chunks = [slice(start, start + SORTED_AT_ONCE) for start in range(0, len(sizes), SORTED_AT_ONCE)]
-    counts = np.zeros(int(largest) + 1, np.int64)
+    counts = np.zeros(largest + 1, np.int64)
     for chunk in chunks:
         counts += np.bincount(sizes[chunk], minlength=len(counts))
-    # Where the next sample of each size goes; the largest size comes first.
-    following = np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
+    following = places_before(counts)  # where the next sample of each size goes
     for chunk in chunks:
         part = (largest - sizes[chunk]).astype(np.uint16)
         ranked = np.argsort(part, kind="stable")
         values = largest - part[ranked].astype(np.int64)
         present = np.bincount(values, minlength=len(counts))
-        before = np.concatenate([[0], np.cumsum(present[::-1])[:-1]])[::-1]
-        order[(following - before)[values] + np.arange(len(values))] = ranked + chunk.start
+        order[(following - places_before(present))[values] + np.arange(len(values))] = ranked + chunk.start
         following += present
-    return order
+    return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
+
+
+def places_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many samples of larger sizes there are, from the count of each size."""
+    return np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
 
 
 @dataclass(frozen=True)
 class Strata:
-    """Sorted samples in strata, one sample of each stratum for every window.
+    """Samples sorted by size in strata, one sample of each stratum for every window.
 
     Stratum j is ``n_windows`` neighbours in the sorted order. So all windows have the same spread of sizes, each can be
     planned alone, and none of its samples is larger than the largest of the sample's stratum.
-
-    Args:
-        n_samples: Number of samples.
-        n_windows: Number of windows, at most as many as samples.
     """
 
     n_samples: int
@@ -127,17 +108,10 @@ class Strata:
     def places(
         self, first: int, stop: int, shifts: NDArray[np.int64], sequence: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the places in the sorted order of the samples of some windows.
+        """Return the places in the sorted order of the samples of some windows, shape ``[windows, strata]``.
 
-        Args:
-            first: First window.
-            stop: One past the last window.
-            shifts: What ``shifts`` returned, shape ``[depth]``.
-            sequence: The strata in the order they are asked for, some or all; None for all in their own order.
-
-        Returns:
-            Shape ``[stop - first, len(sequence)]``. Windows from ``n_full`` on have no sample of the last stratum; the
-            place given for it is valid, but not theirs.
+        ``sequence`` lists the strata that are asked for, None for all. Windows from ``n_full`` on have no sample of the
+        last stratum; the place given for it is valid, but not theirs.
         """
         firsts = self.firsts()
         if sequence is not None:
@@ -155,20 +129,11 @@ UNITS = 2**19  # of a budget, in which columns are compared
 def kd_order(
     sizes: NDArray[Any], budgets: Sequence[float], strata: Strata, ranked: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Order samples so that those of a stratum are alike in all columns, and strata by how much they take.
+    """Order samples ``[n, k]`` so that those of a stratum are alike in all columns; return each stratum's maximum, too.
 
     As in a k-d tree (Bentley, "Multidimensional binary search trees used for associative searching", 1975): the list is
     halved again and again, at a multiple of the stratum, each part by the column in which its shares of the budget
-    spread most.
-
-    Args:
-        sizes: Shape ``[n, k]``, whole numbers.
-        budgets: One a column.
-        strata: How many samples a stratum holds.
-        ranked: Whether strata that take most come first; else neighbours in the tree stay neighbours.
-
-    Returns:
-        The samples in order, shape ``[n]``, and the largest size of each stratum in each column, shape ``[depth, k]``.
+    spread most. ``ranked`` strata follow by how much they take; else neighbours in the tree stay neighbours.
     """
     n_samples, leaf = strata.n_samples, strata.n_windows
     shares = np.empty(sizes.shape, np.int32)
@@ -215,23 +180,8 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class NaturalOrder:
-    """The samples in their own order: 0, 1, 2, ... or those that were kept."""
-
-    n_samples: int
-    kept: NDArray[Any] | None = None
-
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the same in all epochs
-        """Return the samples at these positions."""
-        return np.arange(start, stop) if self.kept is None else self.kept[start:stop]
-
-
-@dataclass(frozen=True)
 class ShuffledOrder:
-    """A keyed shuffle that can be read from any position.
-
-    Neighbours go to different windows, one each, and every window is shuffled.
-    """
+    """A keyed shuffle readable from any position: neighbours go to different windows, each of which is shuffled."""
 
     n_samples: int
     kept: NDArray[Any] | None = None
@@ -262,7 +212,7 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """The order of a user's sampler, as a function from two positions to the samples between them."""
+    """An order given by a function from two positions to the samples between them."""
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
@@ -273,6 +223,11 @@ class SliceOrder:
         return self.give(start, min(stop, self.n_samples))
 
 
+def natural_order(n_samples: int, kept: NDArray[Any] | None) -> SliceOrder:
+    """Return the samples in their own order: 0, 1, 2, ... or those that were kept."""
+    return SliceOrder(n_samples, np.arange if kept is None else lambda start, stop: kept[start:stop])
+
+
 PIECE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare
 
@@ -280,15 +235,8 @@ COMPARED = 2**16  # positions of an order that ranks compare
 class SamplerOrder:
     """Order read from a user's sampler; the sampler handles epochs.
 
-    Args:
-        sampler: Iterable of indices. One with ``take(start, stop)`` is asked for the windows that are needed; the
-            length of its epoch is its ``epoch_length`` or ``total_size``, else its ``len``.
-        kept: Samples that are planned, ascending; None for all.
-        n_samples: Number of samples of the dataset.
-
-    Raises:
-        TypeError: If it cannot be iterated, or only once.
-        ValueError: If it gives each rank its own samples and cannot be asked for those of all ranks.
+    One with ``take(start, stop)`` is asked for the windows that are needed; its epoch has ``epoch_length``,
+    ``total_size`` or ``len`` positions. ``kept`` are the samples that are planned, ascending; None for all.
     """
 
     def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
@@ -348,11 +296,7 @@ class SamplerOrder:
             )
 
     def refuse_different_orders(self, ranks: Ranks) -> None:
-        """Compare the order across ranks, where the sampler has no fingerprint that stands for it.
-
-        Raises:
-            ValueError: If ranks have different orders, or draw without a generator and cannot be compared.
-        """
+        """Compare the order across ranks, where the sampler has no fingerprint that stands for it."""
         if getattr(self.sampler, "fingerprint", None) is not None:
             return
         order = self.order()

@@ -1,23 +1,22 @@
 """Planners: from sizes and options to the batches of any epoch, window by window."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import NOTHING_FITS, next_fit
-from headrace.size_aware_batching._budget import Limits, PreparedSizes
+from headrace.size_aware_batching._binpacking import largest_counts, next_fit
+from headrace.size_aware_batching._budget import Limits, PreparedSizes, Work, work_function
 from headrace.size_aware_batching._options import Options
-from headrace.size_aware_batching._order import NaturalOrder, Order, ShuffledOrder, Strata, kd_order, sorted_by_size
+from headrace.size_aware_batching._order import Order, ShuffledOrder, Strata, kd_order, natural_order, sorted_by_size
 from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks, work_function
+from headrace.size_aware_batching._sharding import Chunk, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching._windowplan import (
     PACKED,
     STRATIFIED,
     Cuts,
-    Density,
     RandomPacking,
     WindowPlan,
     WindowPlans,
@@ -25,10 +24,7 @@ from headrace.size_aware_batching._windowplan import (
     padded_cuts,
 )
 
-FIRST_CUT, LONGEST_CUT = (
-    2**14,
-    2**18,
-)  # samples cut at a time: few at first, so that the first batch comes soon
+FIRST_CUT, LONGEST_CUT = 2**14, 2**18  # samples cut at a time: few at first, so that the first batch comes soon
 BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
 LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
 BUCKETED = 2**17  # samples of a window of padded batches
@@ -56,121 +52,13 @@ class Planner(Protocol):
         """Return the samples of one batch of the epoch, by its number."""
 
 
-@dataclass(frozen=True)
-class StrataPlanner:
-    """Batches over samples in strata: every window takes one sample of each, and follows the epoch's plan.
-
-    Args:
-        order: Samples by size, stratum by stratum, shape ``[n]``.
-        strata: Which sample belongs to which window.
-        plans: For a window with a sample of every stratum, and for one without a sample of the last.
-        work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
-            batch, with the same offsets in each row; returns shape ``[c, batches]``.
-    """
-
-    order: NDArray[Any]
-    strata: Strata
-    plans: tuple[WindowPlans, WindowPlans]
-    work: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
-    # What was planned last: a number of batches, one of them and what follows a position are often asked in a row.
-    _drawn: dict[tuple[int, bool], WindowPlan] = field(default_factory=dict, repr=False, compare=False)
-    _listed: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of an epoch."""
-        return len(self.order)
-
-    def plan(self, epoch_key: int, full: bool) -> WindowPlan:
-        """Return the plan of the epoch's windows."""
-        if (epoch_key, full) not in self._drawn:
-            for known in [known for known in self._drawn if known[0] != epoch_key]:
-                del self._drawn[known]
-            self._drawn[epoch_key, full] = self.plans[0 if full else 1].plan(epoch_key)
-        return self._drawn[epoch_key, full]
-
-    def n_batches_before(self, window: int) -> int:
-        """Return the number of batches in the windows before this one."""
-        full, short = (plans.n_batches for plans in self.plans)
-        return min(window, self.strata.n_full) * full + max(0, window - self.strata.n_full) * short
-
-    def group_of(self, window: int) -> tuple[int, int]:
-        """Return the first window, and one past the last, of those that are listed together with this one."""
-        full = self.strata.n_full
-        begin, end = (0, full) if window < full else (full, self.strata.n_windows)
-        together = max(1, LISTED // self.strata.depth)
-        first = begin + (window - begin) // together * together
-        return first, min(first + together, end)
-
-    def count(self, epoch_key: int, position: int) -> int:
-        """Return the number of batches from a position on, a batch that is begun counted as one."""
-        if position in (0, self.n_samples):  # known without a look at any window
-            return self.n_batches_before(self.strata.n_windows) if position < self.n_samples else 0
-        first, _ = self.group_of(self.strata.window_of(position))
-        _, offsets = self.group(epoch_key, first)
-        inside = int(np.searchsorted(offsets, position - self.strata.start(first), side="right")) - 1
-        return self.n_batches_before(self.strata.n_windows) - self.n_batches_before(first) - inside
-
-    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
-        """Return the samples of one batch of the epoch, by its number."""
-        full = self.strata.n_full * self.plans[0].n_batches
-        if number < full:
-            window = number // self.plans[0].n_batches
-        else:
-            window = self.strata.n_full + (number - full) // self.plans[1].n_batches
-        first, _ = self.group_of(window)
-        indices, offsets = self.group(epoch_key, first)
-        inside = number - self.n_batches_before(first)
-        return indices[offsets[inside] : offsets[inside + 1]]
-
-    def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
-        """Yield the batches from a position on; the first may be the rest of a batch."""
-        if position >= self.n_samples:
-            return
-        first, stop = self.group_of(self.strata.window_of(position))
-        skip = position - self.strata.start(first)
-        indices, offsets = self.group(epoch_key, first)
-        yield indices[skip:], np.concatenate([[0], offsets[offsets > skip] - skip])
-        while stop < self.strata.n_windows:
-            first, stop = self.group_of(stop)
-            yield self.group(epoch_key, first)
-
-    def group(self, epoch_key: int, first: int) -> Chunk:
-        """Return the batches of the windows that are listed together, by the first of them."""
-        if (epoch_key, first) not in self._listed:
-            self._listed.clear()
-            self._listed[epoch_key, first] = self._plan_group(epoch_key, first)
-        return self._listed[epoch_key, first]
-
-    def _plan_group(self, epoch_key: int, first: int) -> Chunk:
-        stop = self.group_of(first)[1]
-        plan = self.plan(epoch_key, first < self.strata.n_full)
-        places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
-        work = self.work(places, plan.offsets).ravel()
-        key = int(derive(epoch_key, first, 1)[0])
-        goes_to = shuffle_sorted_chunks(work, key, self.n_batches_before(first), chunk_length(work.size))
-        arranged = np.empty_like(goes_to)
-        arranged[goes_to] = np.arange(len(goes_to))
-        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[arranged]
-        lengths = np.tile(np.diff(plan.offsets), stop - first)[arranged]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
-        return self.order[places.ravel()[taken]], offsets
-
-
-@dataclass(frozen=True)
 class NextFitPlanner:
     """Batches in the order's own order. From any batch's first position on, they come out the same."""
 
-    order: Order
-    sizes: Callable[[NDArray[Any]], NDArray[Any]]
-    limits: Limits
-    _offsets: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of an epoch."""
-        return self.order.n_samples
+    def __init__(self, order: Order, sizes: NDArray[Any], limits: Limits) -> None:
+        self.order, self.sizes, self.limits = order, sizes, limits
+        self.n_samples = order.n_samples
+        self._offsets: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on."""
@@ -178,7 +66,7 @@ class NextFitPlanner:
         while position < length:
             stop = min(length, position + reach)
             samples = self.order.take(epoch_key, position, stop)
-            offsets = next_fit(self.sizes(samples), self.limits, last=stop == length)
+            offsets = next_fit(self.sizes[samples], self.limits, last=stop == length)
             reach = min(2 * reach, LONGEST_CUT) if len(offsets) > 1 else 2 * reach
             if len(offsets) > 1:
                 yield samples[: offsets[-1]], offsets
@@ -186,11 +74,10 @@ class NextFitPlanner:
 
     def offsets(self, epoch_key: int) -> NDArray[np.int64]:
         """Return where all batches of the epoch begin; they are planned for that, once."""
-        if epoch_key not in self._offsets:
+        if self._offsets is None or self._offsets[0] != epoch_key:
             lengths = [np.diff(offsets) for _, offsets in self.chunks(epoch_key, 0)]
-            self._offsets.clear()
-            self._offsets[epoch_key] = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
-        return self._offsets[epoch_key]
+            self._offsets = epoch_key, np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
+        return self._offsets[1]
 
     def count(self, epoch_key: int, position: int) -> int:
         """Return the number of batches from a position on."""
@@ -206,114 +93,164 @@ class NextFitPlanner:
         return self.order.take(epoch_key, begin, end)
 
 
-@dataclass(frozen=True)
-class WindowPlanner:
-    """Batches formed inside windows of an order, each window by itself.
+class GroupPlanner(ABC):
+    """Batches formed inside groups of neighbouring positions, each group by itself; the latest one is kept.
 
     Args:
-        order: The samples in order.
-        n_windows: Windows of an epoch, all of about the same number of positions.
-        form: Plans one window: its samples and a key to their batches.
+        starts: First position of each group and, last, the number of samples, shape ``[groups + 1]``.
     """
 
-    order: Order
-    n_windows: int
-    form: Callable[[NDArray[Any], int], Chunk]
-    _counts: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
-    _latest: dict[tuple[int, int], Chunk] = field(default_factory=dict, repr=False, compare=False)
+    def __init__(self, starts: NDArray[np.int64]) -> None:
+        self.starts = starts
+        self.n_samples = int(starts[-1])
+        self._latest: tuple[tuple[int, int], Chunk] | None = None
 
-    @property
-    def n_samples(self) -> int:
-        """Samples of an epoch."""
-        return self.order.n_samples
+    @abstractmethod
+    def before(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return how many batches come before each group and, last, how many there are, shape ``[groups + 1]``."""
 
-    def start(self, window: int) -> int:
-        """Return the first position of a window."""
-        return window * self.n_samples // self.n_windows
+    @abstractmethod
+    def plan_group(self, epoch_key: int, group: int) -> Chunk:
+        """Plan the batches of a group."""
 
-    def window_of(self, position: int) -> int:
-        """Return the window of a position."""
-        window = position * self.n_windows // self.n_samples
-        while self.start(window + 1) <= position:
-            window += 1
-        return window
-
-    def window(self, epoch_key: int, window: int) -> Chunk:
-        """Return the batches of one window; those of the last one are kept."""
-        if (epoch_key, window) not in self._latest:
-            samples = self.order.take(epoch_key, self.start(window), self.start(window + 1))
-            self._latest.clear()
-            self._latest[epoch_key, window] = self.form(samples, int(derive(epoch_key, window)[0]))
-        return self._latest[epoch_key, window]
+    def group(self, epoch_key: int, group: int) -> Chunk:
+        """Return the batches of a group."""
+        if self._latest is None or self._latest[0] != (epoch_key, group):
+            self._latest = (epoch_key, group), self.plan_group(epoch_key, group)
+        return self._latest[1]
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
         if position >= self.n_samples:
             return
-        begin = self.window_of(position)
-        skip = position - self.start(begin)
-        indices, offsets = self.window(epoch_key, begin)
+        first = last_below(self.starts, position)
+        skip = position - int(self.starts[first])
+        indices, offsets = self.group(epoch_key, first)
         yield indices[skip:], np.concatenate([[0], offsets[offsets > skip] - skip])
-        for window in range(begin + 1, self.n_windows):
-            yield self.window(epoch_key, window)
-
-    def counts(self, epoch_key: int) -> NDArray[np.int64]:
-        """Return how many batches come before each window; the windows are planned for that, once."""
-        if epoch_key not in self._counts:
-            counts = [len(self.window(epoch_key, window)[1]) - 1 for window in range(self.n_windows)]
-            self._counts.clear()
-            self._counts[epoch_key] = np.cumsum([0, *counts])
-        return self._counts[epoch_key]
+        for group in range(first + 1, len(self.starts) - 1):
+            yield self.group(epoch_key, group)
 
     def count(self, epoch_key: int, position: int) -> int:
-        """Return the number of batches from a position on."""
+        """Return the number of batches from a position on, a batch that is begun counted as one."""
         if position >= self.n_samples:
             return 0
-        before = self.counts(epoch_key)
+        before = self.before(epoch_key)
         if position == 0:
             return int(before[-1])
-        begin = self.window_of(position)
-        _, offsets = self.window(epoch_key, begin)
-        rest = int((offsets > position - self.start(begin)).sum())
-        return rest + int(before[-1] - before[begin + 1])
+        group = last_below(self.starts, position)
+        _, offsets = self.group(epoch_key, group)
+        return int(before[-1] - before[group + 1] + (offsets > position - self.starts[group]).sum())
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""
-        before = self.counts(epoch_key)
-        window = int(np.searchsorted(before, number, side="right")) - 1
-        indices, offsets = self.window(epoch_key, window)
-        inside = number - int(before[window])
+        before = self.before(epoch_key)
+        group = last_below(before, number)
+        indices, offsets = self.group(epoch_key, group)
+        inside = number - int(before[group])
         return indices[offsets[inside] : offsets[inside + 1]]
 
 
-def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
-    """Choose how batches are planned.
+def last_below(ascending: NDArray[np.int64], value: int) -> int:
+    """Return the last place whose number is not greater than a value."""
+    return int(np.searchsorted(ascending, value, side="right")) - 1
+
+
+class WindowPlanner(GroupPlanner):
+    """Batches of an order, in windows of equal length: ``form(samples, key)`` plans one."""
+
+    def __init__(self, order: Order, n_windows: int, form: Callable[[NDArray[Any], int], Chunk]) -> None:
+        super().__init__(np.arange(n_windows + 1) * order.n_samples // n_windows)
+        self.order, self.form = order, form
+        self._before: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
+
+    def before(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return how many batches come before each window; all are planned for that, once."""
+        if self._before is None or self._before[0] != epoch_key:
+            counts = [len(self.group(epoch_key, window)[1]) - 1 for window in range(len(self.starts) - 1)]
+            self._before = epoch_key, np.cumsum([0, *counts])
+        return self._before[1]
+
+    def plan_group(self, epoch_key: int, group: int) -> Chunk:
+        """Plan one window."""
+        samples = self.order.take(epoch_key, *self.starts[group : group + 2].tolist())
+        return self.form(samples, int(derive(epoch_key, group)[0]))
+
+
+class StrataPlanner(GroupPlanner):
+    """Batches over samples in strata: every window takes one sample of each, and follows the epoch's plan.
 
     Args:
-        sized: Sizes and budgets.
-        options: What was asked for.
-        order: The order of a user's sampler; None for one of our own.
+        order: Samples by size, stratum by stratum, shape ``[n]``.
+        strata: Which sample belongs to which window.
+        full: Plans of a window with a sample of every stratum.
+        short: Plans of one without a sample of the last; None where those are ``full`` without that sample.
+        work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
+            batch, with the same offsets in each row; returns shape ``[c, batches]``.
     """
-    if order is None and options.shuffle and options.strategy != "sequential":
-        return over_all_samples(sized, options)
+
+    def __init__(
+        self, order: NDArray[Any], strata: Strata, full: WindowPlans, short: WindowPlans | None, work: Work
+    ) -> None:
+        self.order, self.strata, self.full, self.short, self.work = order, strata, full, short, work
+        together = max(1, LISTED // strata.depth)
+        parts = [np.arange(0, strata.n_full, together), np.arange(strata.n_full, strata.n_windows, together)]
+        self.windows = np.concatenate([*parts, [strata.n_windows]])  # first of each group: all full, or all short
+        super().__init__(np.array([strata.start(window) for window in self.windows.tolist()]))
+        n_short = np.maximum(self.windows - strata.n_full, 0)
+        self._before: NDArray[np.int64] = (self.windows - n_short) * full.n_batches + n_short * (
+            short or full
+        ).n_batches
+        self._plans: tuple[int, dict[bool, WindowPlan]] = (-1, {})  # of the latest epoch
+
+    def before(self, epoch_key: int) -> NDArray[np.int64]:  # noqa: ARG002  # the same in all epochs
+        """Return how many batches come before each group; known without a look at any."""
+        return self._before
+
+    def plan(self, epoch_key: int, full: bool) -> WindowPlan:
+        """Return the plan of the epoch's full or short windows."""
+        if self._plans[0] != epoch_key:
+            self._plans = epoch_key, {}
+        known = self._plans[1]
+        if full not in known:
+            if full:
+                known[full] = self.full.plan(epoch_key)
+            else:
+                known[full] = self.short.plan(epoch_key) if self.short else self.plan(epoch_key, True).without_last()
+        return known[full]
+
+    def plan_group(self, epoch_key: int, group: int) -> Chunk:
+        """Plan some windows together and shuffle their batches."""
+        first, stop = self.windows[group : group + 2].tolist()
+        plan = self.plan(epoch_key, first < self.strata.n_full)
+        places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
+        work = self.work(places, plan.offsets).ravel()
+        key = int(derive(epoch_key, first, 1)[0])
+        goes_to = shuffle_sorted_chunks(work, key, int(self._before[group]), chunk_length(work.size))
+        arranged = np.empty_like(goes_to)
+        arranged[goes_to] = np.arange(len(goes_to))
+        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[arranged]
+        lengths = np.tile(np.diff(plan.offsets), stop - first)[arranged]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        return self.order[places.ravel()[taken]], offsets
+
+
+def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
+    """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own."""
+    n_samples = sized.n_samples if order is None else order.n_samples
+    if n_samples and order is None and options.shuffle and options.strategy != "sequential":
+        n_windows = None if options.window is None else max(1, round(n_samples / options.window))
+        return in_strata(sized, options, sized.kept, n_windows)
     if order is None:
-        order = (ShuffledOrder if options.shuffle else NaturalOrder)(sized.n_samples, sized.kept)
-    if options.strategy == "sequential" or order.n_samples == 0:
-        return NextFitPlanner(order, sized.sizes.__getitem__, sized.limits)
+        order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
+    if options.strategy == "sequential" or not n_samples:
+        return NextFitPlanner(order, sized.sizes, sized.limits)
     length = options.window or window_length(sized, options)
 
     def form(samples: NDArray[Any], key: int) -> Chunk:
         return in_strata(sized, options, samples, n_windows=1, key=key).group(key, 0)
 
-    return WindowPlanner(order, max(1, round(order.n_samples / length)), form)
-
-
-def over_all_samples(sized: PreparedSizes, options: Options) -> Planner:
-    """Plan over all samples, sorted by size once."""
-    if not sized.n_samples:
-        return NextFitPlanner(NaturalOrder(0), sized.sizes.__getitem__, sized.limits)
-    n_windows = None if options.window is None else max(1, round(sized.n_samples / options.window))
-    return in_strata(sized, options, sized.kept, n_windows)
+    return WindowPlanner(order, max(1, round(n_samples / length)), form)
 
 
 def window_length(sized: PreparedSizes, options: Options) -> int:
@@ -332,32 +269,12 @@ def batches_of_window(columns: int) -> int:
 
 
 def in_strata(
-    sized: PreparedSizes,
-    options: Options,
-    samples: NDArray[Any] | None,
-    n_windows: int | None = None,
-    key: int | None = None,
+    sized: PreparedSizes, options: Options, samples: NDArray[Any] | None, n_windows: int | None, key: int | None = None
 ) -> StrataPlanner:
-    """Plan over some samples in strata.
-
-    Args:
-        sized: Sizes and budgets.
-        options: What was asked for.
-        samples: The samples, shape ``[n]``; None for all.
-        n_windows: Number of windows; None for what suits the strategy.
-        key: For a window that is planned only once: its key.
-    """
+    """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once."""
     sizes = sized.sizes if samples is None else sized.sizes[samples]
     order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
-    if options.strategy == "bucketed":
-        n_windows = n_windows or bucketed_windows(sizes, sized.limits)
-    elif options.strategy == "packed":
-        n_windows = n_windows or packed_windows(descending, sized.limits)
-    else:
-        n_windows = n_windows or max(
-            1, min(round(fewest_batches(sizes, sized.limits) / batches_of_window(sized.columns)), len(sizes))
-        )
-    strata = Strata(len(sizes), n_windows)
+    strata = Strata(len(sizes), n_windows or usual_windows(descending, sized.limits, options.strategy))
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]
     else:
@@ -365,31 +282,29 @@ def in_strata(
         scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
-    density = PACKED if options.strategy == "packed" else STRATIFIED
-    short = full = window_plans(largest, sized.limits, options, density, key)
-    if strata.n_full < strata.n_windows and strata.depth > 1:
-        short = full.without_last() or window_plans(largest[:-1], sized.limits, options, density, key)
+    full = window_plans(largest, sized.limits, options, key)
+    short: WindowPlans | None = full
+    if isinstance(full, RandomPacking) and full.last_shares:
+        short = None
+    elif strata.n_full < strata.n_windows and strata.depth > 1:
+        shorter = largest[:-1]
+        short = full.without_last() if isinstance(full, Cuts) else window_plans(shorter, sized.limits, options, key)
     own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
     work = work_function(descending, sized.limits, None if own is None else own[order])
-    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, (full, short), work)
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
 
 
-def window_plans(
-    largest: NDArray[Any], limits: Limits, options: Options, density: Density, key: int | None
-) -> WindowPlans:
+def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> RandomPacking | Cuts:
     """Choose how a window is planned: packed at random, or cut in descending order."""
     if options.strategy != "bucketed":
         columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)
         if limits.most_items < len(largest):  # one more column in which every sample counts as one
             columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
             budgets = np.append(budgets, limits.most_items)
-        return RandomPacking(columns, budgets, density, key)
+        return RandomPacking(columns, budgets, PACKED if options.strategy == "packed" else STRATIFIED, key)
     if limits.capacity is None or largest.shape[1] > 1:
         return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
-    descending = largest[:, 0]
-    counts = np.minimum(limits.capacity(descending), limits.most_items)
-    if counts.min() < 1:
-        raise ValueError(NOTHING_FITS.format(size=descending[int(counts.argmin())]))
+    counts = largest_counts(largest[:, 0], limits.capacity, limits)
     return padded_cuts(counts, limits, tight=options.window is not None)
 
 
@@ -400,18 +315,24 @@ def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
     return max(filled, len(sizes) / limits.most_items)
 
 
-def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> int:
-    """Return the number of windows of batches of neighbours in size.
+def usual_windows(sizes: NDArray[Any], limits: Limits, strategy: str) -> int:
+    """Return the number of windows that suits a strategy, for sizes in descending order.
 
-    Where no shuffle inside groups varies the batches, windows are short: batch-mates meet again by chance times the
-    batches of a window.
+    Where no shuffle inside groups varies bucketed batches, windows are short: batch-mates meet again by chance times
+    the batches of a window.
     """
-    if limits.capacity is not None and sizes.ndim == 1:
-        return max(1, round(len(sizes) / BUCKETED))
-    if limits.capacity is None:
-        return max(1, min(round(fewest_batches(sizes, limits) / SHORT), len(sizes)))
-    # Neighbours in several columns need more of them to be alike in all.
-    return max(1, min(round(float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)), len(sizes)))
+    if strategy == "packed":
+        return packed_windows(sizes, limits)
+    columns = 1 if sizes.ndim == 1 else sizes.shape[1]
+    if strategy != "bucketed":
+        windows = fewest_batches(sizes, limits) / batches_of_window(columns)
+    elif limits.capacity is None:
+        windows = fewest_batches(sizes, limits) / SHORT
+    elif columns == 1:
+        windows = len(sizes) / BUCKETED
+    else:  # neighbours in several columns need more of them to be alike in all
+        windows = float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)
+    return max(1, min(round(windows), len(sizes)))
 
 
 def packed_windows(descending: NDArray[Any], limits: Limits) -> int:

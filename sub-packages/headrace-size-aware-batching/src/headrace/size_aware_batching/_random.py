@@ -32,13 +32,7 @@ def splitmix64(words: Words) -> Words:
 
 
 def derive(*words: int | Words) -> Words:
-    """Fold words into keys; every word and its place in the list matter.
-
-    Args:
-        words: Integers from 0 to 2**64 - 1, or arrays of them, which broadcast.
-
-    Returns:
-        The keys, shape ``[n]``; ``[1]`` when all words are integers.
+    """Fold integers of 64 bits, or arrays of them, which broadcast, into keys; every word and its place matter.
 
     >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
     ((1,), (4,))
@@ -55,15 +49,9 @@ def random_words(key: int, count: int) -> Words:
 
 
 def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
-    """Shuffle ``0 .. length - 1`` inside blocks of neighbours, once for each key.
+    """Shuffle ``0 .. length - 1`` inside blocks of neighbours, once for each key; shape ``[keys, length]``.
 
-    Args:
-        keys: Shape ``[c]``.
-        length: Numbers to shuffle.
-        block: Numbers in a block, a power of two up to 2**16; the last block may be shorter.
-
-    Returns:
-        Shape ``[c, length]``; in every row the places ``i * block .. (i + 1) * block - 1`` hold these numbers.
+    ``block`` is a power of two up to 2**16; the last block may be shorter.
 
     >>> shuffle_blocks(derive(3), 10, 4)[0].reshape(-1).tolist()[8:] in ([8, 9], [9, 8])
     True
@@ -91,14 +79,7 @@ def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
 
 
 def shuffle_groups(key: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Shuffle the places of a list inside groups of neighbours.
-
-    Args:
-        key: Key of the shuffle.
-        groups: The group of each place, shape ``[n]``, ascending, from 0 on.
-
-    Returns:
-        Shape ``[n]``, a permutation of ``0 .. n - 1`` under which every place keeps its group.
+    """Return a shuffle of the places of a list in which every place keeps its group; ascending groups, from 0 on.
 
     >>> shuffle_groups(1, np.array([0, 0, 0, 1, 1])).tolist()[3:] in ([3, 4], [4, 3])
     True

@@ -1,7 +1,7 @@
 """From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
@@ -27,17 +26,8 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
 
     The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
-    epoch, whatever part of it is arranged at a time, so that the steps of a world size that divides ``length`` lie
-    inside one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
-
-    Args:
-        work: Work of each batch, shape ``[m]``.
-        key: Key of the shuffle.
-        before: Batches that come before these in the epoch.
-        length: Batches in a chunk.
-
-    Returns:
-        The place of each batch, shape ``[m]``, a permutation.
+    epoch (``before`` batches come before these), so that the steps of a world size that divides ``length`` lie inside
+    one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
 
     >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
     0
@@ -59,52 +49,13 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     return places
 
 
-def work_function(
-    sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None
-) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
-    """Return a function that gives the work of batches, to compare them by.
-
-    Args:
-        sizes: Of the samples in the planner's order, shape ``[n]`` or ``[n, k]``.
-        limits: The budgets.
-        own: Work of each sample as the user gives it, in the same order; None to go by the sizes.
-    """
-    if own is not None:
-        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
-    if sizes.ndim > 1 and limits.capacity is not None:
-        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
-
-        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
-
-        return padded_columns
-    if sizes.ndim > 1:
-        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
-        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
-    if limits.capacity is None:
-        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
-
-    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-        return np.diff(offsets) * limits.work(longest)
-
-    return padded
-
-
 Tail = Literal["split", "pad", "drop"]
 TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Some whole steps: in the s-th of them rank r gets batch ``s * num_replicas + r``.
-
-    Args:
-        indices: Samples, batch by batch.
-        offsets: Where each batch begins and the last one ends.
-        repeated: Batches at the end that repeat others of the last step.
-    """
+    """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last."""
 
     indices: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -121,20 +72,12 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
 
 
 def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
-    """Distribute a list of batches to the ranks, step by step.
+    """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
 
     A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
     split the longest of them, so that the last step has a batch for each rank; with too few samples for that, batches
-    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them:
-    the rest of a list is distributed as it would have been after its beginning.
-
-    Args:
-        chunks: The batches, some at a time.
-        num_replicas: World size.
-        tail: Uneven-batch policy: what to do where the number of batches is not a multiple of the world size.
-
-    Yields:
-        Whole steps, as soon as the batches that follow cannot change them any more.
+    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them: the
+    rest of a list is distributed as it would have been after its beginning.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import operator
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,22 +17,25 @@ import torch.utils.data
 Number: TypeAlias = int | float
 Logger: TypeAlias = Callable[[str], None]
 
-_LARGEST_MULTIPLE = 2**31
 UNLIMITED = 2**62  # sizes stay below, so that sums of two fit into int64; a budget from here on is none
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 _LIBRARY_FILES = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+
+
+def shown(value: object) -> str:
+    """Return a short ``repr`` for an error: a value may be a whole dataset.
+
+    >>> shown("a word"), shown(list(range(10_000)))
+    ("'a word'", '[0, 1, 2, 3, 4, 5, ...]')
+    """
+    return _SHORT.repr(value)
+
 
 def real_number(value: object, name: str) -> Number:
-    """Turn a real number of any library into an int, exactly, or a float.
-
-    Args:
-        value: A number, or an array or tensor of one element.
-        name: Name of the value in an error.
-
-    Raises:
-        TypeError: If it is not a real number; a bool is not.
-        ValueError: If it is NaN.
+    """Turn a real number of any library, or an array or tensor of one element, into an exact int or a float.
 
     >>> real_number(torch.tensor(3), "size"), real_number(np.float32(0.5), "size")
     (3, 0.5)
@@ -43,7 +48,7 @@ def real_number(value: object, name: str) -> Number:
     ):
         plain = plain.item()
     if isinstance(plain, bool) or not isinstance(plain, Real):
-        raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a real number, got {shown(value)} of type {type(value).__name__}")
     if isinstance(plain, Integral):
         return int(plain)
     if math.isnan(number := float(plain)):
@@ -51,57 +56,50 @@ def real_number(value: object, name: str) -> Number:
     return number
 
 
-def whole_number(name: str, value: Any) -> int | None:
-    """Return an integer of at least 1 as an int; None stays None."""
-    if value is None:
-        return None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an int >= 1, got {value!r} of type {type(value).__name__}")
-    if int(value) < 1:
-        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
-    if name.endswith("multiple") and int(value) > _LARGEST_MULTIPLE:
-        raise ValueError(f"{name} must be at most {_LARGEST_MULTIPLE}, got {value!r}")
-    return min(int(value), UNLIMITED)
+def whole_number(name: str, value: Any, least: int = 1, end: int | None = None) -> int | None:
+    """Return an integer from ``least`` up to, but not including, ``end`` as an int; None stays None."""
+    return None if value is None else min(checked_int(name, value, least, end), UNLIMITED)
 
 
-def bounded_int(name: str, value: Any, end: int, bounds: str) -> int:
-    """Return an integer from 0 up to, but not including, ``end`` as an int; ``bounds`` says so in the error."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int {bounds}, got {value!r} of type {type(value).__name__}")
-    if not 0 <= int(value) < end:
-        raise ValueError(f"{name} must be an int {bounds}, got {value!r}")
-    return int(value)
+def checked_int(name: str, value: Any, least: int = 0, end: int | None = None, noun: str = "") -> int:
+    """Return an integer of any library as an int; ``noun`` follows the bounds in the error."""
+    bounds = f"{name} must be an int " + (f">= {least}" if end is None else f"from {least} to {end - 1}") + noun
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{bounds}, got {shown(value)} of type {type(value).__name__}")
+    if number < least or (end is not None and number >= end):
+        raise ValueError(f"{bounds}, got {shown(value)}")
+    return number
 
 
 def checked_seed(seed: Any) -> int:
     """Return the seed as an int of 64 bits."""
-    return bounded_int("seed", seed, 2**64, "from 0 to 2**64 - 1")
+    return checked_int("seed", seed, end=2**64)
 
 
 def checked_epoch(epoch: Any) -> int:
     """Return the epoch as an int."""
-    return bounded_int("epoch", epoch, 2**63, ">= 0")
+    return checked_int("epoch", epoch)
 
 
 def checked_flag(name: str, value: Any) -> bool:
     """Return True or False as a bool."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a value that is not among those allowed."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
 
 
 def logger_or(default: Logger, logger: Logger | None, name: str) -> Logger:
-    """Return ``logger``, or the default where it is None.
-
-    Raises:
-        TypeError: If it is neither None nor callable.
-    """
+    """Return ``logger``, or the default where it is None."""
     if logger is None:
         return default
     if not callable(logger):

@@ -28,47 +28,33 @@ RANDOM_ENOUGH = 20.0  # batch-mates that meet again, over chance, with one shuff
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """Batches of strata.
-
-    Args:
-        sequence: Strata batch by batch, shape ``[depth]``.
-        offsets: Where each batch begins in ``sequence`` and where the last one ends, shape ``[batches + 1]``.
-    """
+    """Batches of strata: the strata batch by batch, and where each batch begins in them and the last one ends."""
 
     sequence: NDArray[np.int64]
     offsets: NDArray[np.int64]
+
+    def without_last(self) -> WindowPlan:
+        """Return the plan of a window without a sample of the last stratum, which shares its batch."""
+        place = int(np.flatnonzero(self.sequence == len(self.sequence) - 1)[0])
+        return WindowPlan(np.delete(self.sequence, place), self.offsets - (self.offsets > place))
 
 
 class WindowPlans(Protocol):
     """A plan of one window for every epoch, always of as many batches."""
 
-    @property
-    def n_batches(self) -> int:
-        """Batches of a window."""
+    n_batches: int
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-
-    def without_last(self) -> WindowPlans | None:
-        """Return plans for windows without a sample of the last stratum; None if they have to be made anew."""
-
-
-def from_batches(batches: NDArray[np.int64], n_batches: int) -> WindowPlan:
-    """Turn the batch of each stratum into a plan."""
-    counts = np.bincount(batches, minlength=n_batches)
-    return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
 
 
 @dataclass(frozen=True)
 class Density:
     """How full batches are to be, and how random.
 
-    Args:
-        full: Target fill, a share of the budget: the search for the number of batches begins at the number that has it.
-        step: Precision of that search: it moves by the number of batches over this, or by 1.
-        spreads: Lengths of the blocks of like samples that are shuffled, in multiples of the number of batches, the
-            most random first. The first that fits the target is used, else the last.
-        block: Shortest length of these blocks, in samples.
+    The search for the number of batches begins at a fill of ``full`` and moves by that number over ``step``, or by 1.
+    Blocks of like samples are shuffled: of each of the ``spreads`` times the number of batches, at least ``block``, the
+    first that fits the target, else the last.
     """
 
     full: float
@@ -84,14 +70,9 @@ PACKED = Density(full=1.0, step=4000, spreads=(1 / 32,))
 class RandomPacking:
     """Batches of any samples within sums of k columns, as few as random packing reaches in most epochs.
 
-    The number of batches is the smallest for which three random packings of the worst case fit. An epoch whose
-    packings do not fit, whatever the key, follows the first that did.
-
-    Args:
-        largest: Largest sizes of each stratum, shape ``[depth, k]``, descending.
-        budgets: Largest sums of a batch, shape ``[k]``.
-        density: How full batches are to be.
-        key: For a window that is planned only once: its key. None where every epoch has a plan of its own.
+    The number of batches is the smallest for which three random packings of the worst case, the largest of each
+    stratum, shape ``[depth, k]``, descending, fit. An epoch whose packings do not fit, whatever the key, follows the
+    first that did. A ``key`` is that of a window that is planned only once.
     """
 
     def __init__(
@@ -108,31 +89,21 @@ class RandomPacking:
         self._spread: float
         self._hard = False
         self.n_batches = self._fewest(keys)
-        self._last_shares = last_shares(self._worst_case)
-        self._epoch_key: int | None = None
-        self._latest: NDArray[np.int64] = self._worst_case
+        self.last_shares = last_shares(self._worst_case)  # then it does in all epochs
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        return from_batches(self.batches(epoch_key), self.n_batches)
-
-    def batches(self, epoch_key: int) -> NDArray[np.int64]:
-        """Return the batch of each stratum in an epoch."""
-        if epoch_key != self._epoch_key:
-            self._latest = self._worst_case
-            for attempt in range(0 if self._once else TRIES):
-                drawn = self._pack(self.n_batches, int(derive(epoch_key, attempt)[0]), 4 ** max(0, attempt - 2))
-                if drawn is not None and self._hard:
-                    mix(self._sizes, self._budgets, drawn, self.n_batches, int(derive(epoch_key, attempt)[0]))
-                if drawn is not None and (last_shares(drawn) or not self._last_shares):
-                    self._latest = drawn
-                    break
-            self._epoch_key = epoch_key
-        return self._latest
-
-    def without_last(self) -> WindowPlans | None:
-        """Return plans for windows without a sample of the last stratum, where that never leaves a batch empty."""
-        return WithoutLast(self) if self._last_shares else None
+        batches = self._worst_case
+        for attempt in range(0 if self._once else TRIES):
+            key = int(derive(epoch_key, attempt)[0])
+            drawn = self._pack(self.n_batches, key, 4 ** max(0, attempt - 2))
+            if drawn is not None and self._hard:
+                mix(self._sizes, self._budgets, drawn, self.n_batches, key)
+            if drawn is not None and (last_shares(drawn) or not self.last_shares):
+                batches = drawn
+                break
+        counts = np.bincount(batches, minlength=self.n_batches)
+        return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
         block = max(self._density.block, int(n_batches * self._spread)) // shorter
@@ -184,29 +155,8 @@ def last_shares(batches: NDArray[np.int64]) -> bool:
     return bool((batches[:-1] == batches[-1]).any())
 
 
-class WithoutLast:
-    """The plans of another, for windows without a sample of the last stratum, which always shares a batch."""
-
-    def __init__(self, packing: RandomPacking) -> None:
-        self._packing = packing
-        self.n_batches = packing.n_batches
-
-    def plan(self, epoch_key: int) -> WindowPlan:
-        """Return the plan of an epoch."""
-        return from_batches(self._packing.batches(epoch_key)[:-1], self.n_batches)
-
-    def without_last(self) -> WindowPlans | None:
-        """Return None: nobody asks."""
-        return None
-
-
 class Cuts:
-    """Batches cut from the strata in descending order, samples changing places inside groups of like size.
-
-    Args:
-        offsets: Where each batch begins and the last one ends, shape ``[batches + 1]``.
-        groups: The group of each stratum, shape ``[depth]``, ascending from 0.
-    """
+    """Batches cut from the strata in descending order, samples changing places inside groups of like size."""
 
     def __init__(self, offsets: NDArray[np.int64], groups: NDArray[np.int64]) -> None:
         self._offsets, self._groups = offsets, groups
@@ -224,13 +174,7 @@ class Cuts:
 
 
 def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:
-    """Cut batches whose count depends on the largest sample.
-
-    Args:
-        counts: How many samples fit a batch whose largest is this one, shape ``[depth]``, ascending.
-        limits: Of the batches.
-        tight: Whether samples change places only where that costs nothing.
-    """
+    """Cut batches by how many samples fit where each is the largest, ascending; ``tight``: at no cost in batches."""
     groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts), len(counts))
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
     return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
@@ -259,18 +203,13 @@ def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Group neighbours in size so that batch-mates vary most for a few batches more.
+    """Return where groups of neighbours in size begin in which batch-mates vary most for a few batches more.
 
-    A group holds as many samples a batch as its largest allows. With N samples of a group and b of them in a batch, two
-    mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b`` batches. The groups minimise
-    the sum of both, by dynamic programming over their boundaries; the weight of the first is the largest for which the
-    batches stay within ``1 + PADDING`` times the fewest, or a few more where there are few.
-
-    Args:
-        counts: How many samples fit a batch whose largest is this one, shape ``[n]``, ascending.
-
-    Returns:
-        Where each group begins.
+    A group holds as many samples a batch as its largest allows, by the ascending ``counts``. With N samples of a group
+    and b of them in a batch, two mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b``
+    batches. The groups minimise the sum of both, by dynamic programming over their boundaries; the weight of the first
+    is the largest for which the batches stay within ``1 + PADDING`` times the fewest, or a few more where there are
+    few.
     """
     length = len(counts)
     begins = np.flatnonzero(np.append(True, counts[1:] != counts[:-1]))

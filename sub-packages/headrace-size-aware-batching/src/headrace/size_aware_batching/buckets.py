@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._sizes import Vector, number_vector, size_vector
-from headrace.size_aware_batching._validation import shortlist, warn, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, shortlist, shown, warn
 
 _MAX_BUCKETS = 1_000_000  # more than that is a mistake in the unit
 _CHUNK = 65536  # indices turned into Python ints at a time
@@ -53,9 +53,7 @@ def create_buckets(
     >>> buckets.bucket_boundaries.tolist(), buckets.bucket_sizes.tolist()
     ([1, 6, 11, 13], [6, 0, 1])
     """
-    width, enough = whole_number("max_width", max_width), whole_number("min_bucket_count", min_bucket_count)
-    if width is None or enough is None:
-        raise TypeError("max_width and min_bucket_count must be ints >= 1, got None")
+    width, enough = checked_int("max_width", max_width, 1), checked_int("min_bucket_count", min_bucket_count, 1)
     vector = size_vector(sizes, "sizes")
     if not vector.size:
         raise ValueError("sizes must hold at least one size, got none")
@@ -137,11 +135,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         super().__init__()
         boundaries = _checked_boundaries(bucket_boundaries)
         buckets = bucket_of(size_vector(sizes, "sizes"), boundaries)
-        _check_options(base_batch_sampler_class, shuffle, generator)
+        _check_options(base_batch_sampler_class, generator)
         kwargs = _kwargs_by_bucket(
             base_batch_sampler_shared_kwargs, base_batch_sampler_individual_kwargs, len(boundaries) - 1
         )
-        self.shuffle, self.generator = shuffle, generator
+        self.shuffle, self.generator = checked_flag("shuffle", shuffle), generator
         self.num_buckets = len(kwargs)
         self.bucket_boundaries = torch.from_numpy(boundaries)
         self.bucket_sizes = torch.from_numpy(np.bincount(buckets[buckets >= 0], minlength=len(kwargs)))
@@ -256,15 +254,13 @@ def _checked_boundaries(bucket_boundaries: object) -> Vector:
         raise ValueError(f"bucket_boundaries must have at least 2 entries, for one bucket, got {len(boundaries)}")
     boundaries.sort()
     if (repeated := boundaries[1:][boundaries[1:] == boundaries[:-1]]).size:
-        raise ValueError(f"bucket_boundaries must differ from one another, got repeated ones: {repeated.tolist()}")
+        raise ValueError(f"bucket_boundaries must differ from one another, got repeatedly: {shown(repeated.tolist())}")
     return boundaries
 
 
-def _check_options(base: object, shuffle: object, generator: object) -> None:
+def _check_options(base: object, generator: object) -> None:
     if not isinstance(base, type) or not issubclass(base, Sampler):
-        raise TypeError(f"base_batch_sampler_class must be a class derived from Sampler, got {base!r}")
-    if not isinstance(shuffle, bool):
-        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+        raise TypeError(f"base_batch_sampler_class must be a class derived from Sampler, got {shown(base)}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
 
@@ -292,7 +288,7 @@ def _checked_kwargs(value: object, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name} must be a mapping from argument names to values, or None, got {value!r}")
+        raise TypeError(f"{name} must be a mapping from argument names to values, or None, got {shown(value)}")
     if "sampler" in value:
         raise ValueError(f"{name} must not hold 'sampler': each bucket has its own")
     return value

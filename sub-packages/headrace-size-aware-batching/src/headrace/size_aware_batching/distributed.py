@@ -1,7 +1,9 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -9,17 +11,34 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._budget import plain_budget, prepare
-from headrace.size_aware_batching._options import CostFunction, Options, Oversize, Strategy, fingerprint
+from headrace.size_aware_batching._options import (
+    CostFunction,
+    Options,
+    Oversize,
+    Strategy,
+    cost_part,
+    differing,
+    fingerprint,
+)
 from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks, refuse_sharding_again
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
-from headrace.size_aware_batching._validation import bounded_int, checked_epoch, checked_seed, one_of, warn
+from headrace.size_aware_batching._validation import (
+    checked_epoch,
+    checked_int,
+    checked_seed,
+    one_of,
+    shortlist,
+    shown,
+    warn,
+)
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_hashes
 
 VERSION = 1
+STATE = ("version", "seed", "epoch", "position", "fingerprint")
 _REPEATED = 0.1  # share of the last epoch's batches from which on a warning says that they come again
 
 
@@ -36,7 +55,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     kept until the epoch changes.
 
     **Resuming.** ``state_dict()`` is the position of the latest iteration, at any moment; ``plan()``, ``report()``,
-    ``batch()``, ``len()`` and ``remaining`` do not move it. ``load_state_dict(state)`` goes on there, at any world
+    ``batch()``, ``len()`` and ``remaining`` do not move it. ``load_state_dict(state)`` resumes there, at any world
     size, and ``set_epoch`` of the same epoch keeps the position. Where ``set_epoch(e)`` came first and was not iterated
     yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
     loads its state only when it is iterated.)
@@ -166,14 +185,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def fingerprint(self) -> str:
         """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
         if self._fingerprint is None:
-            parts = {
-                "budget": self.max_total_size,
-                "max_length": self.max_length,
-                "sampler": None if self._order is None else self._order.fingerprint,
-                "seed": self.seed,
-                "work": self.work,
-            }
-            self._fingerprint = fingerprint(self.sizes, self._prepared.limits.capacity, self.options, parts)
+            self._fingerprint = fingerprint(self._fingerprint_parts())
         return self._fingerprint
 
     @property
@@ -213,7 +225,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
-                warn(_repetition(steps, replicas))
+                _warn_of_repetition(steps, replicas)
             repeated_from = len(offsets) - 1 - steps.repeated
             if rank == 0 and self._order is None and self.options.shuffle:
                 hashes.append(batch_hashes(steps.indices, offsets))
@@ -251,11 +263,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 ``take``.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        if self._order is None:
+        with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
-        else:
-            with self._order.at_epoch(epoch, self.epoch):
-                indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
         budget = self.max_total_size
         return BatchPlan(
             indices,
@@ -299,17 +308,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 default those of the batches that were taken from this sampler, which with workers runs ahead of
                 the loop.
         """
-        if position is None:
-            position = self._position
-        else:
-            position = self._checked_position(position)
-        return {
-            "version": VERSION,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "position": position,
-            "fingerprint": self.fingerprint,
-        }
+        position = self._position if position is None else self._checked_position(position)
+        return dict(zip(STATE, (VERSION, self.seed, self.epoch, position, self.fingerprint), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -322,11 +322,6 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
-        if missing := {"version", "seed", "epoch", "position", "fingerprint"} - set(state):
-            raise ValueError(
-                f"state must be a dict that {type(self).__name__}.state_dict() returned, got one without "
-                f"{sorted(missing)}"
-            )
         self._refuse_other(state)
         epoch = checked_epoch(state["epoch"])
         if self._pending is not None and epoch < self._pending:
@@ -341,9 +336,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def _go_to(self, epoch: int) -> None:
         changed = epoch != self.epoch
         if changed:
-            self._start = self._position = 0
-            self._iteration = None
-            self.epoch = epoch
+            self.epoch, self._start, self._position, self._iteration = epoch, 0, 0, None
         if self._order is not None:
             self._order.set_epoch(epoch, changed)
 
@@ -369,23 +362,50 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 "use tail='split' or 'pad', fewer ranks, or a smaller budget"
             )
 
-    def _refuse_other(self, state: Mapping[str, Any]) -> None:
-        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
-        cures = {
-            "version": "it comes from another version of headrace",
-            "seed": "construct the sampler with that seed, or start a new run",
-            "fingerprint": "the sizes, the budget, the options or the sampler differ from those of the run that saved "
-            "it; construct the sampler as then, or start a new run",
+    def _fingerprint_parts(self) -> dict[str, Any]:
+        """Return all that decides the batches, by the names of the arguments."""
+        cost = cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity)
+        return {
+            "sizes": self.sizes,
+            "max_total_size": self.max_total_size,
+            **vars(self.options),
+            "cost": cost,
+            "sampler": None if self._order is None else self._order.fingerprint,
+            "seed": self.seed,
+            "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
+            "work": self.work,
         }
-        for name, value in own.items():
+
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        if not set(state) >= set(STATE):
+            keys = shortlist(list(map(str, islice(state, 10))), len(state))
+            raise ValueError(
+                f"state must be one of {type(self).__name__}.state_dict(), a dict of {', '.join(STATE)}, got a dict "
+                f"with the keys {keys}"
+            )
+        cures = {
+            "version": "it comes from another version of headrace or another class",
+            "seed": "construct the sampler with that seed, or start a new run",
+        }
+        for name, value in (("version", VERSION), ("seed", self.seed)):
             if state[name] != value:
                 raise ValueError(
-                    f"state[{name!r}] must be {value!r} for this sampler, got {state[name]!r}: {cures[name]}"
+                    f"state[{name!r}] must be {value!r} for this sampler, got {shown(state[name])}: {cures[name]}"
                 )
+        if (other := state["fingerprint"]) == self.fingerprint:
+            return
+        message = "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got "
+        if not isinstance(other, str) or len(other) != len(self.fingerprint):
+            raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
+        names = differing(self._fingerprint_parts(), self.fingerprint, other)
+        raise ValueError(
+            f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it, or "
+            "start a new run"
+        )
 
     def _checked_position(self, position: Any) -> int:
         n_samples = self._plan_epoch().n_samples
-        return bounded_int("position", position, n_samples + 1, f"from 0 to {n_samples}, the samples of the epoch")
+        return checked_int("position", position, end=n_samples + 1, noun=", the samples of the epoch")
 
     def _compare_epochs(self, epoch: int, hashes: NDArray[np.uint64]) -> None:
         """Warn where a random epoch repeats batches of the epoch that was iterated before."""
@@ -435,10 +455,10 @@ def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[A
     return indices, np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
-def _repetition(steps: Steps, replicas: int) -> str:
-    """Say which samples the last step repeats because there are too few to split."""
+def _warn_of_repetition(steps: Steps, replicas: int) -> None:
+    """Name the samples that the last step repeats because there are too few to split."""
     again = steps.indices[steps.offsets[-1 - steps.repeated] :].tolist()
-    return (
+    warn(
         f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {steps.repeated} "
         f"ranks get samples once more: {again[:10]}{' ...' if len(again) > 10 else ''}"
     )

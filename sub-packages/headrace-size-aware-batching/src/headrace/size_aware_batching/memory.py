@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import torch
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import shortlist, warn
+from headrace.size_aware_batching._validation import shortlist, shown, warn
 
 Data = TypeVar("Data")
 Feature = TypeVar("Feature")
@@ -67,11 +67,7 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """Reads the statistics of torch's caching allocator.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Reads the statistics of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -125,8 +121,8 @@ def collect_peaks(
 def _cuda_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(f'device must be a torch.device such as "cuda:0", got {device!r}: {error}') from None
+    except (TypeError, RuntimeError):
+        raise TypeError(f'device must be a torch.device such as "cuda:0", got {shown(device)}') from None
     if found.type != "cuda":
         raise ValueError(
             f'device must be a CUDA device such as torch.device("cuda:0"), got {found}: only CUDA counts peaks'

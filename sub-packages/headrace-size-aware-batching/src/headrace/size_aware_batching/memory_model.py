@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._sizes import number_vector
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._validation import shown, warn
 
 Floats = NDArray[np.float64]
 
@@ -156,7 +156,7 @@ class PolynomialRegression(torch.nn.Module):
 
 def _checked_degree(degree: object) -> int:
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 0:
-        raise ValueError(f"degree must be a non-negative integer, got {degree!r}")
+        raise ValueError(f"degree must be a non-negative integer, got {shown(degree)}")
     return int(degree)
 
 

@@ -10,9 +10,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import prepare, round_up
+from headrace.size_aware_batching._budget import prepare, round_up, work_function
 from headrace.size_aware_batching._options import CostFunction, Options
-from headrace.size_aware_batching._sharding import n_steps, work_function
+from headrace.size_aware_batching._sharding import n_steps
 from headrace.size_aware_batching._validation import UNLIMITED
 
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
@@ -145,6 +145,7 @@ class PlanReport:
         sizes = samples_of_plan(plan)[:, min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0]
         longest = round_up(_reduced(np.maximum, sizes, plan), plan.length_multiple)
         size, padded = float(sizes.sum()), float((counts * longest).sum())
+        steps = relative_work(plan, num_replicas)
         oversize = 0 if plan.oversize is None else len(plan.oversize)
         return cls(
             batches=len(plan),
@@ -161,7 +162,7 @@ class PlanReport:
             over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
             num_replicas=num_replicas,
             steps=n_steps(len(plan), num_replicas, plan.tail),
-            imbalance=_imbalance(plan, num_replicas),
+            imbalance=float(steps.max(axis=1).mean()) if len(steps) else 1.0,
             oversize=oversize,
             skipped=oversize if plan.skipped else 0,
             repeated_mates=math.nan if other is None else repeated_mates(plan, other),
@@ -215,6 +216,15 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     return each
 
 
+def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
+    """Return the work of each rank in each whole step, the mean rank's being 1, shape ``[steps, num_replicas]``."""
+    whole = len(plan) // num_replicas * num_replicas
+    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
+    mean = work.mean(axis=1, keepdims=True)
+    relative: NDArray[np.float64] = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
+    return relative
+
+
 def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
     """Return how many times as often as by chance samples that share a batch share one in another plan, too.
 
@@ -265,15 +275,6 @@ def table(reports: Mapping[str, PlanReport]) -> str:
         for name in names
     ]
     return "\n".join([head, *lines] if head else lines)
-
-
-def _imbalance(plan: BatchPlan, num_replicas: int) -> float:
-    whole = len(plan) // num_replicas * num_replicas
-    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
-    if not work.any():
-        return 1.0
-    means = np.maximum(work.mean(axis=1), np.finfo(float).tiny)
-    return float((work.max(axis=1) / means).mean())
 
 
 def _reduced(reduce: np.ufunc, values: NDArray[np.float64], plan: BatchPlan) -> NDArray[np.float64]:

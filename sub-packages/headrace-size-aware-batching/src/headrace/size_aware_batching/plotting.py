@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.plan import BatchPlan, batch_costs, batch_work, samples_of_plan
+from headrace.size_aware_batching.plan import BatchPlan, batch_costs, relative_work, samples_of_plan
 
 try:
     import matplotlib as mpl
@@ -88,10 +88,5 @@ def draw_ranks(axes: Axes, plan: BatchPlan, num_replicas: int) -> None:
 
 def spread(plan: BatchPlan, num_replicas: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the largest and the smallest work of each whole step, the mean rank's being 1."""
-    whole = len(plan) // num_replicas * num_replicas
-    if not whole:
-        return np.zeros(0), np.zeros(0)
-    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
-    mean = work.mean(axis=1, keepdims=True)
-    relative = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
+    relative = relative_work(plan, num_replicas)
     return relative.max(axis=1), relative.min(axis=1)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch.utils.data import Sampler
@@ -20,8 +19,6 @@ _NAMED = 10  # elements over the budget that the summary names
 
 Data = TypeVar("Data")
 DataOut = TypeVar("DataOut", covariant=True)
-Element = TypeVar("Element")
-Key = TypeVar("Key")
 
 
 @runtime_checkable
@@ -78,15 +75,10 @@ def size_aware_batching(
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(f"collate_fn must be a function of a list, or None, got {type(collate_fn).__name__}")
     one_of("oversize", oversize, OVERSIZE)
-    batches = _batches(
-        enumerate(_elements(dataset)),
-        size_lookup(sizeof),
-        ("the element at position", "positions"),
-        checked_budget(max_total_size),
-        oversize,
-        logger_or(log_info, info_logger, "info_logger"),
-        logger_or(warn, warn_logger, "warn_logger"),
-    )
+    nouns, warn_of = ("the element at position", "positions"), logger_or(warn, warn_logger, "warn_logger")
+    tally = Tally(checked_budget(max_total_size), nouns, oversize, warn_of)
+    info = logger_or(log_info, info_logger, "info_logger")
+    batches = _batches(enumerate(_elements(dataset)), size_lookup(sizeof), tally, info)
     return _collated(batches, collate_fn)
 
 
@@ -152,15 +144,8 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
                 "abandoned; give a sampler or a sequence of indices, which can be iterated again"
             )
         self._used_up = isinstance(self.sampler, Iterator)
-        yield from _batches(
-            ((index, index) for index in map(plain_index, self.sampler)),
-            self._size,
-            ("index", "indices"),
-            self.max_total_size,
-            self.oversize,
-            self._info,
-            self._warn,
-        )
+        tally = Tally(self.max_total_size, ("index", "indices"), self.oversize, self._warn)
+        yield from _batches(((index, index) for index in map(plain_index, self.sampler)), self._size, tally, self._info)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the inner sampler, if that has a ``set_epoch``."""
@@ -169,19 +154,36 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
 
 
 def _batches(
-    keyed: Iterable[tuple[object, Data]],
-    size: Callable[[Any], Any],
-    nouns: tuple[str, str],
-    budget: Number,
-    oversize: Oversize,
-    info: Logger,
-    warn_of: Logger,
+    keyed: Iterable[tuple[object, Data]], size: Callable[[Any], Any], tally: "Tally", info: Logger
 ) -> Iterator[list[Data]]:
-    tally = Tally(budget, nouns[1])
-    policy = OversizePolicy(oversize, tally, nouns[0], warn_of)
-    sized = ((key, element, checked_size(size(element), nouns[0], key)) for key, element in keyed)
-    yield from next_fit(sized, tally, policy.has_own_batch)
-    policy.close(info)
+    """Group elements in their order so that the sizes of each group sum to at most the budget.
+
+    Next-fit as in D. S. Johnson, "Near-optimal bin packing algorithms" (1973): one batch is open at a time, so memory
+    is that of one batch.
+    """
+    budget = tally.budget
+    limit: Number = math.inf if math.isinf(budget) else exact(budget)
+    batch: list[Data] = []
+    total = 0
+    for key, element in keyed:
+        found = checked_size(size(element), tally.noun, key)
+        too_large = found > budget or math.isinf(found)
+        if too_large and not tally.has_own_batch(key, found):
+            continue
+        cost = 0 if too_large else exact(found)
+        if batch and (too_large or total + cost > limit):
+            tally.close(len(batch), total)
+            yield batch
+            batch, total = [], 0
+        if too_large:
+            yield [element]
+        else:
+            batch.append(element)
+            total += cost
+    if batch:
+        tally.close(len(batch), total)
+        yield batch
+    tally.finish(info)
 
 
 def _collated(
@@ -198,29 +200,17 @@ def _elements(dataset: Iterable[Data] | MapStyle[Data]) -> Iterable[Data]:
     raise TypeError(f"dataset must be an iterable or have __getitem__ and __len__, got {type(dataset).__name__}")
 
 
-@dataclass(slots=True)
 class Tally:
-    """Counts of one pass.
+    """Counts one pass over elements; refuses, skips or lets pass those that exceed the budget by themselves."""
 
-    Attributes:
-        budget: The largest total allowed.
-        noun: What the keys of elements over the budget are, in the plural.
-        batches: Batches within the budget.
-        elements: Elements in them.
-        filled: Sum of their sizes, in the unit of `exact`.
-        skipped: Elements left out as larger than the budget.
-        alone: Elements in batches of their own, over the budget.
-        named: The first of either.
-    """
-
-    budget: Number
-    noun: str
-    batches: int = 0
-    elements: int = 0
-    filled: int = 0
-    skipped: int = 0
-    alone: int = 0
-    named: list[object] = field(default_factory=list)
+    def __init__(self, budget: Number, nouns: tuple[str, str], oversize: Oversize, warn_of: Logger) -> None:
+        self.budget = budget
+        self.noun, self.plural = nouns  # what the keys of elements are
+        self.batches = self.elements = 0  # within the budget
+        self.filled = 0  # sum of their sizes, in the unit of `exact`
+        self.over = 0  # elements over the budget
+        self._named: list[object] = []  # the first of them
+        self._oversize, self._warn = oversize, warn_of
 
     def close(self, count: int, total: int) -> None:
         """Count a batch."""
@@ -228,134 +218,44 @@ class Tally:
         self.elements += count
         self.filled += total
 
-    def skip(self, key: object) -> None:
-        """Count an element that is left out."""
-        self.skipped += 1
-        self._name(key)
-
-    def leave_alone(self, key: object) -> None:
-        """Count an element in a batch of its own."""
-        self.alone += 1
-        self._name(key)
-
-    def _name(self, key: object) -> None:
-        if len(self.named) < _NAMED:
-            self.named.append(key)
-
-    def fill(self) -> float:
-        """Return the mean share of the budget that is used, 0 to 1; NaN without a batch or a finite budget."""
-        if not self.batches or math.isinf(self.budget):
-            return math.nan
-        return self.filled / (self.batches * exact(self.budget))
-
-    def summary(self) -> str:
-        """Return the counts in one line.
-
-        >>> tally = Tally(budget=10, noun="indices")
-        >>> tally.close(2, exact(9)); tally.skip(7)
-        >>> tally.summary()
-        '1 batches of 2 elements, fill 0.9000 of max_total_size=10; 1 skipped as larger than that: indices 7'
-        """
-        line = f"{self.batches} batches of {self.elements} elements, fill {self.fill():.4f} of "
-        line += f"max_total_size={self.budget}; "
-        if self.alone:
-            return f"{line}{self.alone} over it, one a batch: {self.noun} {shortlist(self.named, self.alone)}"
-        if not self.skipped:
-            return f"{line}0 skipped"
-        return f"{line}{self.skipped} skipped as larger than that: {self.noun} {shortlist(self.named, self.skipped)}"
-
-
-class OversizePolicy:
-    """Raises, warns or counts for elements that exceed the budget by themselves.
-
-    Args:
-        oversize: The policy.
-        tally: Counts them.
-        noun: What the key of an element is, for messages: ``"index"``, ``"the element at position"``.
-        warn_of: Receives the warnings.
-    """
-
-    def __init__(self, oversize: Oversize, tally: Tally, noun: str, warn_of: Logger) -> None:
-        self._oversize = oversize
-        self._tally = tally
-        self._noun = noun
-        self._warn = warn_of
-
     def has_own_batch(self, key: object, size: Number) -> bool:
         """Return whether an element over the budget gets its own batch, or else is skipped; raise if it may not be."""
-        tally = self._tally
-        found = f"{self._noun} {key} has size {size}, more than max_total_size={tally.budget}"
+        found = f"{self.noun} {key} has size {size}, more than max_total_size={self.budget}"
         if self._oversize == "raise":
             raise ValueError(f"{found}: raise the budget, cut the sample, or choose oversize='skip' or 'own_batch'")
+        self.over += 1
+        if len(self._named) < _NAMED:
+            self._named.append(key)
         if self._oversize == "own_batch":
-            tally.leave_alone(key)
             return True
-        tally.skip(key)
-        if tally.skipped <= _WARNED:
+        if self.over <= _WARNED:
             self._warn(f"{found}: it is skipped")
-        elif str(tally.skipped).strip("0") == "1":  # 1,000, 10,000 ...: a stream may be endless
-            self._warn(f"{tally.skipped} are skipped so far as larger than max_total_size={tally.budget}")
+        elif str(self.over).strip("0") == "1":  # 1,000, 10,000 ...: a stream may be endless
+            self._warn(f"{self.over} are skipped so far as larger than max_total_size={self.budget}")
         return False
 
-    def close(self, info: Logger) -> None:
-        """Log the summary; warn as well where not every skipped element had a warning."""
-        summary = self._tally.summary()
-        if self._tally.skipped > _WARNED:
+    def finish(self, info: Logger) -> None:
+        """Log a summary; warn as well where not every skipped element had a warning."""
+        known = self.batches and not math.isinf(self.budget)
+        fill = self.filled / (self.batches * exact(self.budget)) if known else math.nan
+        summary = (
+            f"{self.batches} batches of {self.elements} elements, fill {fill:.4f} of max_total_size={self.budget}; "
+        )
+        if not self.over:
+            summary += "0 skipped"
+        else:
+            what = "over it, one a batch" if self._oversize == "own_batch" else "skipped as larger than that"
+            summary += f"{self.over} {what}: {self.plural} {shortlist(self._named, self.over)}"
+        if self.over > _WARNED and self._oversize == "skip":
             self._warn(summary)
         info(summary)
 
 
 def exact(number: Number) -> int:
-    """Express a finite number as a whole multiple of 2**-1074, which every finite double is.
-
-    Sums of these do not round, so that no batch exceeds its budget and none is closed early by an error in
-    the last place.
+    """Express a finite number as a whole multiple of 2**-1074, which every finite double is: sums do not round.
 
     >>> exact(0.1) + exact(0.2) > exact(0.3), exact(0.5) + exact(0.25) == exact(0.75)
     (True, True)
     """
     numerator, denominator = number.as_integer_ratio()
     return numerator << (1075 - denominator.bit_length())
-
-
-def next_fit(
-    sized: Iterable[tuple[Key, Element, Number]], tally: Tally, has_own_batch: Callable[[Key, Number], object]
-) -> Iterator[list[Element]]:
-    """Group elements in their order so that the sizes of each group sum to at most the budget.
-
-    Next-fit as in D. S. Johnson, "Near-optimal bin packing algorithms" (1973): one batch is open at a time,
-    so memory is that of one batch.
-
-    Args:
-        sized: (key of the element, the element, its size).
-        tally: Holds the budget; counts batches.
-        has_own_batch: Called for an element that is larger than the budget; returns whether it gets its own batch, or
-            else is left out.
-
-    Yields:
-        Lists that are not empty.
-
-    >>> sized = [("a", "A", 3), ("b", "B", 4), ("c", "C", 9), ("d", "D", 1)]
-    >>> list(next_fit(sized, Tally(7, "names"), lambda key, size: False))
-    [['A', 'B'], ['D']]
-    """
-    limit: Number = math.inf if math.isinf(tally.budget) else exact(tally.budget)
-    batch: list[Element] = []
-    total = 0
-    for key, element, size in sized:
-        too_large = size > tally.budget or math.isinf(size)
-        if too_large and not has_own_batch(key, size):
-            continue
-        cost = 0 if too_large else exact(size)
-        if batch and (too_large or total + cost > limit):
-            tally.close(len(batch), total)
-            yield batch
-            batch, total = [], 0
-        if too_large:
-            yield [element]
-        else:
-            batch.append(element)
-            total += cost
-    if batch:
-        tally.close(len(batch), total)
-        yield batch

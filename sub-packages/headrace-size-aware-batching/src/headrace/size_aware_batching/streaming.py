@@ -29,14 +29,15 @@ from headrace.size_aware_batching._validation import (
     Logger,
     Number,
     checked_epoch,
+    checked_int,
     checked_seed,
     log_info,
     logger_or,
     real_number,
+    shown,
     warn,
-    whole_number,
 )
-from headrace.size_aware_batching.sampler import OversizePolicy, Tally, exact
+from headrace.size_aware_batching.sampler import Tally, exact
 
 # Each round, one of so many parts of the buffer leaves before the rest is sorted again. On 200,000 lognormal sizes
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded
@@ -163,15 +164,15 @@ class BucketedBatching:
             self.length_multiple,
             self.oversize,
         )
-        whole_number("buffer_size", self.buffer_size)
+        checked_int("buffer_size", self.buffer_size, 1)
         self.seed = checked_seed(self.seed)
         if self.collate_fn is not None and not callable(self.collate_fn):
-            raise TypeError(f"collate_fn must be a function of a list, or None, got {self.collate_fn!r}")
-        size_lookup(self.sizeof)
-        checked_budget(self.max_total_size)
-        logger_or(log_info, self.info_logger, "info_logger")
-        logger_or(warn, self.warn_logger, "warn_logger")
-        Ranks(self.num_replicas, self.rank, self.mesh)
+            raise TypeError(f"collate_fn must be a function of a list, or None, got {shown(self.collate_fn)}")
+        self._size_of = size_lookup(self.sizeof)
+        self._limit = checked_budget(self.max_total_size)
+        self._info = logger_or(log_info, self.info_logger, "info_logger")
+        self._warn = logger_or(warn, self.warn_logger, "warn_logger")
+        self._ranks = Ranks(self.num_replicas, self.rank, self.mesh)
         if self.rank is not None and self.num_replicas is None:
             raise ValueError(f"num_replicas must be given with rank={self.rank}, got None: give both")
 
@@ -194,18 +195,18 @@ class BucketedBatching:
         return _generator(batches if self.collate_fn is None else map(self.collate_fn, batches))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self.num_replicas is not None or self.mesh is not None:  # a worker process has no process group to ask
-            ranks = Ranks(self.num_replicas, self.rank, self.mesh).current()
-            state.update(zip(("num_replicas", "rank"), ranks, strict=True), mesh=None)
-        return state
+        if self.num_replicas is None and self.mesh is None:
+            return self.__dict__
+        ranks = self._ranks.current()  # a worker process has no process group to ask
+        named = dict(zip(("num_replicas", "rank"), ranks, strict=True))
+        return self.__dict__ | named | {"mesh": None, "_ranks": Ranks(*ranks)}
 
     def _of_rank(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """Yield the batches of this rank: every ``num_replicas``-th one, from steps that are complete."""
         if self.num_replicas is None and self.mesh is None:
             yield from batches
             return
-        replicas, rank = Ranks(self.num_replicas, self.rank, self.mesh).current()
+        replicas, rank = self._ranks.current()
         step: list[list[Any]] = []
         for batch in batches:
             if len(step) == replicas:
@@ -218,7 +219,7 @@ class BucketedBatching:
         cuts = split_longest(np.cumsum([0, *map(len, step)]).tolist(), replicas)
         step = [samples[begin:end] for begin, end in pairwise(cuts)]
         if len(step) < replicas:
-            logger_or(warn, self.warn_logger, "warn_logger")(
+            self._warn(
                 f"the last step of the stream has {len(samples)} samples for {replicas} ranks: "
                 f"{replicas - len(step)} ranks get samples once more"
             )
@@ -227,20 +228,19 @@ class BucketedBatching:
     def _batches(self, source: Iterable[Any]) -> Iterator[list[Any]]:
         budget = stream_budget(
             self.cost,
-            checked_budget(self.max_total_size),
+            self._limit,
             min(self.max_items or self.buffer_size, self.buffer_size),
             self.batch_size_multiple,
             self.length_multiple,
         )
-        size_of = size_lookup(self.sizeof)
-        tally = Tally(budget.limit, "positions")
-        policy = OversizePolicy(self.oversize, tally, "the sample at position", logger_or(warn, self.warn_logger, ""))
+        nouns = ("the sample at position", "positions")
+        tally = Tally(budget.limit, nouns, self.oversize, self._warn)
         buffer = _Buffer(budget, int(derive(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
         largest = UNLIMITED // self.buffer_size  # sums over the buffer stay within 62 bits
         for position, sample in enumerate(source):
-            size = checked_size(size_of(sample), "the sample at position", position)
+            size = checked_size(self._size_of(sample), "the sample at position", position)
             if budget.exceeded_by(size):
-                if policy.has_own_batch(position, size):
+                if tally.has_own_batch(position, size):
                     yield [sample]
                 continue
             if size >= largest:
@@ -253,18 +253,14 @@ class BucketedBatching:
                 yield buffer.next_batch()
         while buffer.held:
             yield buffer.next_batch(ended=True)
-        policy.close(logger_or(log_info, self.info_logger, ""))
+        tally.finish(self._info)
 
 
 @dataclass(frozen=True)
 class StreamBudget:
     """A cost and its budget, for sizes that become known while samples come.
 
-    Args:
-        limit: Largest cost of a batch, in the unit of the cost.
-        measure: ``measure(count, largest, total)`` gives the cost of a batch.
-        cuts: Cuts sizes in descending order, shape ``[n]``, into batches; see `cut_descending`.
-        multiple: Batches that hold more samples than this hold a multiple of it.
+    ``measure(count, largest, total)`` gives the cost of a batch; ``cuts`` cuts descending sizes, see `cut_descending`.
     """
 
     limit: Number
@@ -280,14 +276,9 @@ class StreamBudget:
         return math.isinf(cost) or cost > self.limit
 
     def cut(self, descending: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-        """Cut sizes in descending order into batches.
+        """Return where batches of descending sizes begin and the last one ends, and how many of them are complete.
 
-        Args:
-            descending: Sizes, largest first, shape ``[n]``, ``n >= 1``; none of them exceeds the budget.
-
-        Returns:
-            Where each batch begins and, last, where the last one ends; and how many batches are complete. The
-            smallest samples, at the end, might share a batch with samples that come later.
+        The smallest samples, at the end, might share a batch with samples that come later.
 
         >>> budget = stream_budget("padded", 12, most_items=4)
         >>> budget.cut(np.array([6, 5, 4, 3, 3, 1]))
@@ -395,15 +386,9 @@ def leaving_batches(
 ) -> list[NDArray[np.int64]]:
     """Return the places in the buffer that leave in this round, batch by batch.
 
-    A quarter of the complete batches leaves, and in any case the batch of the sample that has waited longest, so that
-    no sample of an endless stream stays for ever. When the stream has ended, all leave.
-
-    Args:
-        budget: What a batch may hold.
-        key: Key of the random choice in this round; None to begin with the batch of the oldest sample.
-        sizes: Sizes of the samples in the buffer, shape ``[n]``, ``n >= 1``.
-        positions: Position of each in the stream, shape ``[n]``.
-        ended: Whether no further sample will come.
+    A quarter of the complete batches leaves, drawn by ``key`` or the oldest first, and in any case the batch of the
+    sample that has waited longest, so that no sample of an endless stream stays for ever. When the stream has ended,
+    all leave.
 
     >>> budget = stream_budget("padded", 10, most_items=9)
     >>> [batch.tolist() for batch in leaving_batches(budget, None, np.array([9, 1, 5, 1, 5]), np.arange(5), True)]
