@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "task")
 # Steps in which a run dies, counted from 1 in each run; an epoch has 40 in one process and 20 in two.
 KILLS = {1: [50], 2: [8, 16]}
 MANY_KILLS = {1: [8, 20, 17, 20, 11], 2: [5, 8, 7, 9, 5]}
-ELASTIC = ["accelerate_registered", "fabric", "nodes", "plain", "stateful"]
+ELASTIC = ["accelerate_registered", "fabric", "lightning_trainer", "nodes", "plain", "stateful"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
