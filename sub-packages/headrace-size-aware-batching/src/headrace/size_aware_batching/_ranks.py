@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from headrace.size_aware_batching._validation import shown
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -33,15 +35,15 @@ class Ranks:
             for name, least, allowed in (("num_replicas", 1, "an int >= 1"), ("rank", 0, 'an int >= 0 or "all"')):
                 value = None if name == "rank" and self.of_all else getattr(self, name)
                 if value is not None and (not hasattr(value, "__index__") or int(value) < least):
-                    raise ValueError(f"{name} must be {allowed}, got {value!r}")
+                    raise ValueError(f"{name} must be {allowed}, got {shown(value)}")
             if self.num_replicas is not None and self.rank is not None and not self.of_all:
                 _refuse_rank(self.num_replicas, int(self.rank))
             return
         for name in ("num_replicas", "rank"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(
-                    f"give either mesh or {name}, got mesh and {name}={value!r}: the mesh says the number of ranks and "
-                    f"the rank, so leave out {name}"
+                    f"give either mesh or {name}, got mesh and {name}={shown(value)}: the mesh says the number of "
+                    f"ranks and the rank, so leave out {name}"
                 )
         missing = [name for name in ("size", "get_local_rank") if not callable(getattr(self.mesh, name, None))]
         if missing:

@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from tqdm import tqdm
 
 from headrace.size_aware_batching._columns import array_of_column
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
 
 Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor
@@ -77,7 +77,9 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
     if array.size == 0:
         array = array.astype(np.int64)
     if isinstance(sizes, str | os.PathLike):
-        raise TypeError(f"sizes must be numbers, got {str(sizes)!r}: give the file with its column, (path, 'length')")
+        raise TypeError(
+            f"sizes must be numbers, got {shown(str(sizes))}: give the file with its column, (path, 'length')"
+        )
     if array.dtype.kind not in "iuf":
         raise TypeError(
             f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {type(sizes).__name__} of "
@@ -145,11 +147,11 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
     given = tuple(max_length) if several else (max_length,)
     if len(given) != columns and columns == 1:
-        raise ValueError(f"max_length must be a single number for sizes of one column, got {max_length!r}")
+        raise ValueError(f"max_length must be a single number for sizes of one column, got {shown(max_length)}")
     if len(given) != columns:
         raise ValueError(
-            f"max_length must have one entry for each of the {columns} columns of sizes, got {max_length!r}: give None "
-            "for a column without a limit, such as max_length=(10, None)"
+            f"max_length must have one entry for each of the {columns} columns of sizes, got {shown(max_length)}: give "
+            "None for a column without a limit, such as max_length=(10, None)"
         )
     limits = [None if limit is None else real_number(limit, "max_length") for limit in given]
     for limit in limits:
@@ -317,7 +319,9 @@ def _by_key(values: Mapping[Any, Any], key: Any) -> Any:
     try:
         return values[plain_index(key)]
     except KeyError:
-        raise KeyError(f"sizeof must hold a size for each key, got none for {key!r}: add it to the mapping") from None
+        raise KeyError(
+            f"sizeof must hold a size for each key, got none for {shown(key)}: add it to the mapping"
+        ) from None
 
 
 # Sizes in files.
