@@ -162,6 +162,7 @@ def test_arguments_of_padding() -> None:
         ({"pad_value": {"x": None}}, TypeError),
         ({"length_multiple": 0}, ValueError),
         ({"length_multiple": 1.5}, TypeError),
+        ({"length_multiple": None}, TypeError),
         ({"fixed": "x"}, TypeError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
@@ -246,6 +247,155 @@ def test_more_tokens_than_offsets_can_count() -> None:
         cumulative_lengths([2**30, 2**30])
 
 
+# Packed, for models of Hugging Face.
+
+TOKENIZED: list[dict[str, Any]] = [
+    {"input_ids": [5, 6, 7], "labels": [15, 16, 17], "attention_mask": [1, 1, 1]},
+    {"input_ids": [8], "labels": [18], "attention_mask": [1]},
+]
+
+
+def test_the_layout_of_hugging_face() -> None:
+    batch = PackedCollate(layout="huggingface")(TOKENIZED)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]
+    assert batch["labels"].tolist() == [[-100, 16, 17, -100]]  # or the last token of a sample would predict the next
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
+    for side in "qk":
+        assert batch[f"cu_seq_lens_{side}"].tolist() == [0, 3, 4]
+        assert batch[f"cu_seq_lens_{side}"].dtype == torch.int32
+        assert batch[f"max_length_{side}"] == 3
+        assert type(batch[f"max_length_{side}"]) is int
+    assert set(batch) == {
+        *("input_ids", "labels", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    }  # a mask of ones would keep models from seeing where samples begin
+    for label, fixed in ((1, []), ([0.0, 1.0], ["labels"])):  # one for each sample: no targets of tokens
+        classes = PackedCollate(layout="huggingface", fixed=fixed)([{"input_ids": [5, 6], "labels": label}] * 2)
+        assert classes["labels"].tolist() == [label, label]
+    unlabelled = PackedCollate(layout="huggingface", position_start=2)([{"input_ids": np.arange(2)}] * 2)
+    assert "labels" not in unlabelled
+    assert unlabelled["position_ids"].tolist() == [[2, 3, 2, 3]]
+
+
+def test_padded_samples_and_samples_without_names_are_refused_in_the_layout_of_hugging_face() -> None:
+    collate = PackedCollate(layout="huggingface")
+    with pytest.raises(ValueError, match=r"samples\[1\]\['attention_mask'\] has zeros.*without padding"):
+        collate([TOKENIZED[0], {"input_ids": [8, 0], "labels": [1, 1], "attention_mask": [1, 0]}])
+    with pytest.raises(TypeError, match=r"samples must be dicts for layout='huggingface', got list"):
+        collate([[1, 2]])
+
+
+def test_separators_replace_the_first_element_of_each_sample_where_asked() -> None:
+    assert PackedCollate()(TOKENIZED)["labels"].tolist() == [15, 16, 17, 18]
+    assert PackedCollate(layout="huggingface", separator={})(TOKENIZED)["labels"].tolist() == [[15, 16, 17, 18]]
+    batch = PackedCollate(separator={"labels": -100, "input_ids": 1})(TOKENIZED)
+    assert batch["labels"].tolist() == [-100, 16, 17, -100]
+    assert batch["input_ids"].tolist() == [1, 6, 7, 1]
+    label = torch.arange(3)
+    values = PackedCollate(separator={1: -1})([(torch.zeros(3), label), (torch.zeros(0), label[:0])]).values
+    assert values[1].tolist() == [-1, 1, 2]  # an empty sample has no first element
+    assert label.tolist() == [0, 1, 2]  # and samples stay as they are
+    with pytest.raises(ValueError, match=r"separator must name fields .* got \['label'\]"):
+        PackedCollate(separator={"label": -100})(TOKENIZED)
+    with pytest.raises(ValueError, match=r"separator must be a whole number .*torch.uint8, got -100"):
+        PackedCollate(separator={"x": -100})([{"x": torch.ones(2, dtype=torch.uint8)}])
+
+
+# Packed, with padding for static shapes.
+
+
+@given(lengths_lists, st.integers(1, 4), st.integers(1, 16), st.integers(0, 3))
+def test_padded_packs_keep_every_sequence_and_add_only_padding(
+    lengths: list[int], multiple: int, total_multiple: int, position_start: int
+) -> None:
+    samples = [{"x": sample, "labels": sample.clone()} for sample in sequences(lengths)]
+    collate = PackedCollate(
+        length_multiple=multiple,
+        total_multiple=total_multiple,
+        pad_value={"x": 0},
+        separator={"labels": -100},
+        position_start=position_start,
+        return_lengths=True,
+    )
+    batch = collate(samples)
+    begins, sizes = batch["cu_seqlens"][:-1], batch["cu_seqlens"].diff().tolist()
+    total = sum(-(-length // multiple) * multiple for length in lengths)
+    assert len(batch["x"]) == len(batch["labels"]) == sum(sizes) == -(-total // total_multiple) * total_multiple
+    assert batch["lengths"].tolist() == lengths + [0] * (len(sizes) - len(lengths))
+    assert batch["lengths"].dtype == torch.int32
+    assert batch["max_seqlen"] == max(sizes)
+    assert batch["position_ids"].tolist() == [place + position_start for size in sizes for place in range(size)]
+    for sample, begin, size, length in zip(samples, begins, sizes, lengths, strict=False):
+        assert size == -(-length // multiple) * multiple
+        assert torch.equal(batch["x"][begin : begin + length], sample["x"])
+        assert torch.equal(batch["labels"][begin + 1 : begin + length], sample["labels"][1:])
+    assert int((batch["x"] == 0).sum()) == len(batch["x"]) - sum(lengths)  # the samples have no zeros
+    assert int((batch["labels"] == -100).sum()) == len(batch["x"]) - sum(max(0, length - 1) for length in lengths)
+    if any(lengths):  # positions stay within what the model was built for, and attention no longer than it was
+        assert max(sizes) == -(-max(lengths) // multiple) * multiple
+
+
+def test_packs_of_one_shape() -> None:
+    collate = PackedCollate(layout="huggingface", total_length=12, pad_value={"input_ids": 1})
+    batch = collate(TOKENIZED)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8] + [1] * 8]
+    assert batch["labels"].tolist() == [[-100, 16, 17, -100] + [-100] * 8]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 4, 7, 10, 12]  # the padding: sequences no longer than the longest
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1]]
+    assert collate([TOKENIZED[0]] * 4)["input_ids"].shape == (1, 12)
+    paddings: list[Any] = [0, 1, {"input_ids": 1}]
+    for pad_value in paddings:  # padding is never a target, with or without separators
+        masked = PackedCollate(layout="huggingface", separator={}, total_multiple=6, pad_value=pad_value)
+        assert masked(TOKENIZED)["labels"].tolist() == [[15, 16, 17, 18, -100, -100]]
+    with pytest.raises(ValueError, match=r"total_length must be at least the 15 tokens of the batch, got 12.*budget"):
+        collate([TOKENIZED[0]] * 5)
+    empty = PackedCollate(total_length=3)([torch.ones(0)])
+    assert empty.values.tolist() == [0, 0, 0]
+    assert empty.cu_seqlens.tolist() == [0, 0, 3]
+
+
+def test_arguments_of_packing() -> None:
+    wrong: Any
+    for wrong, error in (
+        ({"layout": "hf"}, ValueError),
+        ({"separator": {"labels": None}}, TypeError),
+        ({"separator": -100}, TypeError),
+        ({"position_start": -1}, ValueError),
+        ({"position_start": 1.5}, TypeError),
+        ({"length_multiple": 0}, ValueError),
+        ({"total_multiple": 2.5}, TypeError),
+        ({"total_multiple": None}, TypeError),
+        ({"total_length": 0}, ValueError),
+        ({"pad_value": "0"}, TypeError),
+        ({"return_lengths": 1}, TypeError),
+        ({"total_length": 10, "total_multiple": 4}, ValueError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            PackedCollate(**wrong)
+    with pytest.raises(TypeError, match=r"samples must be dicts for return_lengths=True, got Tensor"):
+        PackedCollate(return_lengths=True)([torch.ones(1)])
+    with pytest.raises(ValueError, match=r"pad_value must name fields .* got \['label'\]"):
+        PackedCollate(pad_value={"label": 1})(TOKENIZED)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_padding_in_a_pack_changes_no_sample() -> None:
+    samples = sequences([3, 1, 6, 4], 2, 8)  # [length, heads, features]
+    alone = [attention(sample) for sample in samples]
+    batch = PackedCollate(total_multiple=16, return_lengths=True)([{"x": sample} for sample in samples])
+    nested = torch.nested.nested_tensor_from_jagged(batch["x"], batch["cu_seqlens"], max_seqlen=batch["max_seqlen"])
+    torch.testing.assert_close(attention(nested).values()[:14], torch.cat(alone))
+
+    batch = PackedCollate(length_multiple=4, total_multiple=32, return_lengths=True)([{"x": x} for x in samples])
+    x, offsets, place = batch["x"], batch["cu_seqlens"], batch["position_ids"]
+    owner = torch.bucketize(torch.arange(len(x)), offsets[1:], right=True)
+    real = place < batch["lengths"][owner]
+    own = owner[:, None] == owner
+    masked = attention(x, attn_mask=own & (real | ~real[:, None]))[real]  # what a kernel does with seqused_k
+    torch.testing.assert_close(masked, torch.cat(alone))
+    causal = attention(x, attn_mask=own & (place[:, None] >= place))[real]
+    torch.testing.assert_close(causal, torch.cat([attention(sample, is_causal=True) for sample in samples]))
+
+
 # Both.
 
 ones = torch.ones
@@ -292,7 +442,13 @@ def test_in_a_loader_with_workers(collate: Any) -> None:
     assert sorted(seen) == [n for n in range(1, 13) for _ in range(n)]
 
 
-@pytest.mark.parametrize("collate", [PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True), PackedCollate(fixed=[1])])
+@pytest.mark.parametrize(
+    "collate",
+    [
+        PaddedCollate({0: -1}, 4, fixed=[1], return_mask=True),
+        PackedCollate(fixed=[1], layout="huggingface", separator={"labels": -100}, total_multiple=8),
+    ],
+)
 def test_collate_functions_can_be_pickled(collate: Any) -> None:
     assert pickle.loads(pickle.dumps(collate)) == collate
 
@@ -326,6 +482,23 @@ def test_lists_of_floats_become_float32_and_empty_lists_take_the_dtype_of_the_ot
     assert PaddedCollate()([list(np.arange(3)), [1]]).tolist() == [[0, 1, 2], [1, 0, 0]]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        *([1, 2], [True, False], [1, True], [True, 2], [1, 0.5], [0.5, 1], [0.5, True], [1, 2j], [0.5, 2j]),
+        *([2**63 - 1, -(2**63)], [np.int32(1), 2], [1, np.float64(0.5)], [float("nan"), 1e300]),
+    ],
+)
+def test_lists_of_numbers_take_the_values_of_numpy(values: list[Any]) -> None:
+    array = np.array(values)
+    with np.errstate(over="ignore"):
+        expected = array.astype(np.float32) if array.dtype == np.float64 else array
+        batch = PackedCollate()([values]).values
+    assert batch.numpy().dtype == expected.dtype
+    np.testing.assert_array_equal(batch.numpy(), expected)
+    batch[0] = batch[1]  # writeable
+
+
 def test_lists_that_hold_other_things_are_fields() -> None:
     rows, count = PaddedCollate()([[[1, 2], 3], [[4], 5]])
     assert rows.tolist() == [[1, 2], [4, 0]]
@@ -335,10 +508,12 @@ def test_lists_that_hold_other_things_are_fields() -> None:
 
 
 @pytest.mark.nightly
-def test_lists_collate_in_at_most_ten_times_the_time_of_arrays() -> None:
-    arrays = [np.arange(512) for _ in range(64)]
+@pytest.mark.parametrize("collate", [PaddedCollate(), PackedCollate()])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_lists_collate_in_at_most_six_times_the_time_of_arrays(collate: Any, dtype: Any) -> None:
+    arrays = [np.arange(512, dtype=dtype) for _ in range(64)]
 
     def seconds(samples: list[Any]) -> float:
-        return min(timeit.repeat(lambda: PaddedCollate()(samples), number=5, repeat=7))
+        return min(timeit.repeat(lambda: collate(samples), number=5, repeat=7))
 
-    assert seconds([array.tolist() for array in arrays]) < 10 * seconds(arrays)
+    assert seconds([array.tolist() for array in arrays]) < 6 * seconds(arrays)

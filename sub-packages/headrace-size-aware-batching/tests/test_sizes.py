@@ -3,6 +3,7 @@
 import gzip
 import math
 import pickle
+import sys
 import time
 from collections import UserDict
 from fractions import Fraction
@@ -317,6 +318,28 @@ def test_an_npy_file_never_runs_code(tmp_path: Path) -> None:
 
 
 # What users meet.
+
+
+def test_parquet_without_pyarrow_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r"need pyarrow, to read train\.parquet: pip install pyarrow"):
+        DistributedSizeAwareBatchSampler(("train.parquet", "length"), 10)
+
+
+def test_a_path_alone_says_how_to_name_the_column() -> None:
+    with pytest.raises(TypeError, match=r"'train\.parquet': give the file with its column, \(path, 'length'\)"):
+        DistributedSizeAwareBatchSampler("train.parquet", 10)
+
+
+def test_a_module_of_ones_own_may_be_called_datasets() -> None:
+    kind = type("Proteins", (Dataset,), {"__module__": "datasets.proteins"})
+    assert read_sizes(kind(lambda index: index, 3)).tolist() == [0, 1, 2]
+
+
+def test_a_memory_map_stays_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "sizes.npy", np.arange(9, dtype=np.uint16))
+    mapped = np.load(tmp_path / "sizes.npy", mmap_mode="r")
+    assert np.shares_memory(DistributedSizeAwareBatchSampler(mapped, 10).sizes, mapped)
 
 
 def test_a_mapping_without_an_index_names_sizes_and_the_index() -> None:

@@ -199,7 +199,11 @@ def trainer(*callbacks: Callback, **options: Any) -> lightning.Trainer:
 
 
 def fit(
-    module: IndexedWebDataModule, *callbacks: Callback, path: Any = None, fail_at: int | None = None, **options: Any
+    module: lightning.LightningDataModule,
+    *callbacks: Callback,
+    path: Any = None,
+    fail_at: int | None = None,
+    **options: Any,
 ) -> Model:
     model = Model(fail_at)
     trainer(*callbacks, **options).fit(model, datamodule=module, ckpt_path=path, **RESTORE)

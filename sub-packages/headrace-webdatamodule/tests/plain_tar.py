@@ -5,8 +5,7 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.webdatamodule.shards.format.files import publish
-from headrace.webdatamodule.shards.writing.shard_task import stage_tar
+from headrace.webdatamodule.shards.writing.shard_task import ShardFile
 
 
 def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes:
@@ -22,4 +21,8 @@ def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes
 
 def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
     """Write one tar file without an index."""
-    publish({path: stage_tar(path, samples)})
+    with ShardFile(path) as shard:
+        for key, sample in samples:
+            shard.add(key, sample)
+        shard.finish_tar()
+        shard.publish()

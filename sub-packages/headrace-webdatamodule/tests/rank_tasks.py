@@ -160,15 +160,22 @@ class Strided(Stateful):
         return made[self.rank : len(made) - len(made) % self.num_replicas : self.num_replicas]
 
 
-def sized(rank: int, shards: Any, log: str) -> list[list[str]]:
+def sized(rank: int, shards: Any, log: str) -> dict[str, Any]:
     """Sizes samples by a function that writes down each call."""
     dist.init_process_group("gloo")
-    measure = partial(length, log)
-    module = IndexedWebDataModule({"train": shards}, batch_sampler=Strided, sizes=measure, collate_fn=keys)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the sizes cannot be kept
-        module.setup("fit")
-        return list(module.train_dataloader())
+    if os.getuid() == 0:
+        os.seteuid(65534)  # whom permissions bind
+    try:
+        measure = partial(length, log)
+        module = IndexedWebDataModule({"train": shards}, batch_sampler=Strided, sizes=measure, collate_fn=keys)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            module.setup("fit")
+            came = list(module.train_dataloader())
+    finally:
+        os.seteuid(os.getuid())
+    names = [warning.category.__name__ for warning in caught]
+    return {"came": came, "warned": [name for name in names if name == "SizesInMemoryWarning"]}
 
 
 def length(log: str, sample: dict[str, Any]) -> int:

@@ -38,9 +38,10 @@ def _run(task: Callable[..., Any], out: str, env: dict[str, str], arguments: tup
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        # gloo's threads race with the end of the interpreter, which may abort.
+        # gloo's threads race with the end of the interpreter, which may abort, and with torch 2.6 destroy_process_group
+        # may wait for them for ever: they wait for the GIL that it holds. So neither is asked.
         dist.barrier()
-        dist.destroy_process_group()
+        os._exit(0)
 
 
 def run_ranks(task: Callable[..., Any], folder: Path, world: int, *arguments: Any) -> list[Any]:

@@ -31,7 +31,7 @@ class Made:
             with Path("/proc/self/mem").open("rb") as memory:  # nothing is mapped at 0: a real EIO
                 memory.read(1)
         if self.trouble.get(number) == "hog":
-            limit_files(0)
+            limit_files(-1)  # not even for what takes the place of a file that was closed
         if self.trouble.get(number) == "unpicklable error":
             raise OddError(1, 2)
         return f"sample{number:05d}", {"bin": number.to_bytes(4, "little") * (self.nbytes // 4), "txt": b"%d" % number}

@@ -1,5 +1,6 @@
 """Data-parallel ranks, and several processes over gloo: the same batches, or an error that names the difference."""
 
+import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -223,12 +224,22 @@ def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: 
 
 
 @slow
-def test_sizes_of_a_function_are_evaluated_by_one_rank(folder: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    tars = sorted(map(str, Path(folder).glob("*.tar")))
-    seen = run_ranks(rank_tasks.sized, tmp_path, 2, tars, str(log))
-    assert len(log.read_text()) == COUNT
-    assert len(seen[0]) == len(seen[1]) > 1
+@pytest.mark.parametrize("place", ["a list of tars", "a read-only folder"])
+def test_sizes_of_a_function_are_evaluated_by_one_rank(tmp_path: Path, place: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users
+        shards: Any = made(Path(name) / "shards")
+        log = Path(name) / "log"
+        log.touch()
+        for path, mode in ((Path(name), 0o755), (Path(shards), 0o555), (log, 0o666)):
+            path.chmod(mode)
+        if place == "a list of tars":
+            shards = sorted(map(str, Path(shards).glob("*.tar")))
+        seen = run_ranks(rank_tasks.sized, tmp_path, 2, shards, str(log))
+        assert len(log.read_text()) == COUNT
+    assert [rank["warned"] for rank in seen] == [["SizesInMemoryWarning"], []]
+    assert len(seen[0]["came"]) == len(seen[1]["came"]) > 1
+    came = [key for rank in seen for key in flat(rank["came"])]
+    assert len(set(came)) == len(came)
 
 
 @slow

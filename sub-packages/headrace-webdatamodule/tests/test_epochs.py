@@ -1,12 +1,17 @@
 """A trainer's epochs and a loader's."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from headrace.webdatamodule.loading.epochs import EpochOffset
+from headrace.webdatamodule.loading.epochs import EpochLoader, EpochOffset
 
 
-class Loader:
+class Loader(EpochLoader):
     """Ten batches an epoch."""
+
+    epoch, steps, resumed = 0, 0, False
 
     def __init__(self, epoch: int = 0, steps: int = 0, *, resumed: bool = False) -> None:
         self.epoch, self.steps, self.resumed = epoch, steps, resumed
@@ -23,6 +28,9 @@ class Loader:
 
     def end_iteration(self) -> None:
         pass
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise AssertionError("the data module restores it")
 
 
 @pytest.mark.parametrize(

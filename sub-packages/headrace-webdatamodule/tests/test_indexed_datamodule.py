@@ -1,6 +1,7 @@
 """`IndexedWebDataModule`: its arguments, loaders, predictions and reports."""
 
 import logging
+import pickle
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -51,6 +52,26 @@ def test_a_checkpoint_of_something_else_is_refused_with_the_cure(
         change = {"sampler": {Split.train: lambda dataset, **options: list(range(len(dataset)))}}
     with pytest.raises(ValueError, match=told):
         fit(data(folders, kind, **change), path=saving.saved[-1][0])
+
+
+def test_another_seed_is_told_once(folders: tuple[Path, Path]) -> None:
+    saved = data(folders)
+    saved.setup("fit")
+    next(iter(saved.train_dataloader()))
+    other = data(folders, seed=1)
+    other.load_state_dict(saved.state_dict())
+    other.setup("fit")
+    told = "the checkpoint does not fit: checkpoint has seed=0, got seed=1; resume with the options it was saved with, "
+    with pytest.raises(ValueError, match=f"^{told}or start without the checkpoint$"):
+        other.train_dataloader()
+
+
+def test_a_val_loader_without_its_split_says_what_is_missing(folders: tuple[Path, Path]) -> None:
+    module = IndexedWebDataModule({"train": folders[0], "test": folders[1]}, batch_size=5)
+    told = r"val_dataloader\(\) needs Split\.val, but shards has Split\.train, Split\.test: add shards\[Split\.val\]"
+    for one in (module, pickle.loads(pickle.dumps(module))):
+        with pytest.raises(ValueError, match=told):
+            one.val_dataloader()
 
 
 class Odd:

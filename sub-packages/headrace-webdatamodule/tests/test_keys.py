@@ -9,7 +9,6 @@ from headrace.webdatamodule.shards.index.keys import (
     NumberedKeys,
     SampleKeys,
     describe_keys,
-    namer,
     read_keys,
 )
 
@@ -71,17 +70,17 @@ def test_numbered_keys_are_named_as_they_are(
     keys = NumberedKeys(20, prefix, first, step, width, suffix)
     start, stop, by = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20)), data.draw(st.integers(1, 30))
     for asked in (range(start, stop), range(start, stop, by), range(start, stop, by)[::-1]):
-        assert list(namer(keys)(asked)) == [keys[sample] for sample in asked]
+        assert list(keys.many(asked)) == [keys[sample] for sample in asked]
     samples = data.draw(st.lists(st.integers(0, 19)))
-    assert list(namer(keys)(samples)) == [keys[sample] for sample in samples]
+    assert list(keys.many(samples)) == [keys[sample] for sample in samples]
 
 
 @given(st.lists(TEXTS, min_size=1, unique=True), st.data())
 def test_any_keys_are_named_as_they_are(texts: list[str], data: st.DataObject) -> None:
     keys = read_keys(len(texts), *describe_keys(texts))
     samples = data.draw(st.lists(st.integers(0, len(texts) - 1)))
-    assert list(namer(keys)(samples)) == [texts[sample] for sample in samples]
-    assert list(namer(keys)(range(len(texts)))) == texts
+    assert list(keys.many(samples)) == [texts[sample] for sample in samples]
+    assert list(keys.many(range(len(texts)))) == texts
 
 
 def test_the_keys_of_a_set_are_a_sequence() -> None:

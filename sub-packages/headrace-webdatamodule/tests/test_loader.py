@@ -267,6 +267,28 @@ def test_what_is_no_state(folder: Path, state: Any) -> None:
         plain(folder).load_state_dict(state)
 
 
+def test_a_state_of_another_class_says_what_was_expected(folder: Path) -> None:
+    loader, batches = plain(folder), DistributedBatchSampler(COUNT, 4)
+    fields = "version, seed, fingerprint, batch_sampler, epoch, steps"
+    expected = rf"ResumableLoader: state must be what state_dict\(\) returned, with {fields}; "
+    others: list[tuple[Any, type[Exception], str]] = [
+        (
+            batches.state_dict(),
+            ValueError,
+            "lacks batch_sampler, steps: got epoch, fingerprint, position, seed, version",
+        ),
+        (torch.nn.Linear(1, 1).state_dict(), ValueError, "lacks .*: got bias, weight"),
+        (loader, TypeError, "got ResumableLoader"),
+    ]
+    for state, kind, got in others:
+        with pytest.raises(kind, match=f"{expected}.*{got}"):
+            loader.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"DistributedBatchSampler: state must be .* lacks position: got batch_sampler, "
+    ):
+        batches.load_state_dict(loader.state_dict())
+
+
 @pytest.mark.parametrize("missing", ["version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"])
 def test_a_state_that_lacks_something_says_what(folder: Path, missing: str) -> None:
     loader = plain(folder)
@@ -568,9 +590,33 @@ class Two(Squares):
     cumulative_sizes = (3, COUNT)
 
 
-@pytest.mark.parametrize("dataset", [[i**2 for i in range(COUNT)], Squares(), Columns(), Two()])
+class Database(Squares):
+    """A dataset in LMDB, which each process opens for itself."""
+
+    fingerprint = "database"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opened: tuple[int, Any] = (0, None)
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(str(path)) as database, database.begin(write=True) as writing:
+            for index in range(COUNT):
+                writing.put(b"%d" % index, b"%d" % index**2)
+
+    def __getitem__(self, index: int) -> int:
+        if self.opened[0] != os.getpid():
+            import lmdb
+
+            self.opened = os.getpid(), lmdb.open(str(self.path), readonly=True, lock=False)
+        with self.opened[1].begin() as reading:
+            return int(reading.get(b"%d" % index))
+
+
+@pytest.mark.parametrize("kind", [list, Squares, Columns, Two, Database])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_map_style_dataset(dataset: Any, workers: int) -> None:
+def test_any_map_style_dataset(tmp_path: Path, kind: Any, workers: int) -> None:
+    dataset = [i**2 for i in range(COUNT)] if kind is list else Database(tmp_path) if kind is Database else kind()
+
     def loader() -> ResumableLoader:
         return ResumableLoader(dataset, DistributedBatchSampler(COUNT, 4, seed=1), collate_fn=list, num_workers=workers)
 
@@ -593,8 +639,8 @@ def test_a_state_of_another_dataset_is_refused() -> None:
         return ResumableLoader(dataset, [[0, 1]], **options).state_dict()
 
     plain = ResumableLoader([1, 2, 3], [[0, 1]])
-    plain.load_state_dict(state([4, 5, 6]))  # only their length is known
-    for other in (state([1, 2]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
+    plain.load_state_dict(state([1, 2, 3]))
+    for other in (state([1, 2]), state([4, 5, 6]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
         with pytest.raises(ValueError, match=r"checkpoint is of other train data: .* resume with the data"):
             plain.load_state_dict(other)
     with pytest.raises(ValueError, match="checkpoint has seed=3, got seed=0: use that seed"):
@@ -759,6 +805,17 @@ def test_a_seeded_order_is_resumed_by_counting_batches() -> None:
     assert again == first.state_dict()
     rest = [batch.tolist() for batch in second]
     assert sorted(number for batch in begun + rest for number in batch) == data
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_of_single_samples_is_refused_with_the_cure(workers: int) -> None:
+    data = list(range(30))
+    loader = ResumableLoader(data, RandomSampler(data), num_workers=workers)
+    cure = (
+        r"batch_sampler must give lists of indices, got int from RandomSampler.*BatchSampler\(RandomSampler\(\.\.\.\), "
+    )
+    with pytest.raises(TypeError, match=cure + r"batch_size=\.\.\."):
+        next(iter(loader))
 
 
 def test_a_batch_sampler_of_other_samples_is_refused() -> None:

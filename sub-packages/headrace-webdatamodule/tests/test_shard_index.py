@@ -29,7 +29,7 @@ from headrace.webdatamodule.shards.index.container import (
     MAGIC,
     MAX_DESCRIPTION_BYTES,
     VERSION,
-    checksum32,
+    checksum64,
     pack,
     unpack,
 )
@@ -65,7 +65,7 @@ def read_all(index: ShardIndex, data: bytes) -> list[tuple[str, list[tuple[str, 
         start, stop = index.span(sample)
         spans = zip(index.offsets[start:stop], index.sizes[start:stop], strict=True)
         pieces = [data[offset : offset + int(size)] for offset, size in spans]
-        assert [checksum32(piece) for piece in pieces] == index.checksums[start:stop].tolist()
+        assert [checksum64(piece) & 0xFFFFFFFF for piece in pieces] == index.checksums[start:stop].tolist()
         found.append((key, list(zip(index.layout(sample), pieces, strict=True))))
     return found
 

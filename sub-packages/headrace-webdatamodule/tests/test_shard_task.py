@@ -12,7 +12,7 @@ from plain_tar import made_by_tarfile, write_tar
 
 from headrace.webdatamodule import ShardError
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.shard_task import check_key, stage_tar
+from headrace.webdatamodule.shards.writing.shard_task import ShardFile, check_key
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -79,10 +79,13 @@ def test_an_error_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_staged_shard_is_invisible_to_globs(tmp_path: Path) -> None:
-    staged = stage_tar(tmp_path / "a-000000.tar", [("k", {"x": b""})])
-    assert staged.exists()
-    assert not list(tmp_path.glob("*.tar"))
-    assert staged.name.startswith(".")
+    with ShardFile(tmp_path / "a-000000.tar") as shard:
+        shard.add("k", {"x": b""})
+        shard.finish_tar()
+        [staged] = tmp_path.iterdir()
+        assert not list(tmp_path.glob("*.tar"))
+        assert staged.name.startswith(".")
+    assert not staged.exists()
 
 
 @pytest.mark.parametrize("key", ["", "a.b", "/a", "__a__", "__a", "a/", "a\0"])

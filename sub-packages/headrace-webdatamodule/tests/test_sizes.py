@@ -166,7 +166,15 @@ def test_a_function_that_fails_says_with_which_sample(folder: Path, workers: int
 
     with pytest.raises(ZeroDivisionError) as caught:
         size(folder, fails, num_workers=workers)
-    assert "with sample 's411'" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    said = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "in the sizes function, with sample 's411'" in said
+    assert "collate" not in said.replace("collate_fn(data)", "")  # torch's own frame, in the text of a worker's error
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_stops_an_iteration_is_an_error(folder: Path, workers: int) -> None:
+    with pytest.raises(RuntimeError, match="the sizes function raised StopIteration"):
+        size(folder, lambda sample: next(iter([])) if sample["json"] == 411 else 1, num_workers=workers)
 
 
 def test_what_is_no_function_is_a_type_error(folder: Path) -> None:

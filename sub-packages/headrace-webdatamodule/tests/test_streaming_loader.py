@@ -387,7 +387,7 @@ def test_other_shards_are_refused_and_moved_ones_are_not(tmp_path: Path, indexed
     ("change", "message"),
     [
         ({"position": 8}, "checkpoint is at batch 8 of an epoch of 7"),
-        ({"version": 2}, "version 2, this release reads version 1"),
+        ({"version": 2}, "version=2, this release reads 1"),
         ({"position": -1}, r"state\['position'\] must be an int from 0 to"),
         ({"epoch": True}, r"state\['epoch'\] must be an int from 0"),
         *(({name: 10**30}, f"{name}'. must be .*damaged") for name in ("epoch", "position", "num_replicas", "version")),
@@ -402,7 +402,7 @@ def test_states_that_are_refused(tmp_path: Path, change: dict[str, Any], message
     with pytest.raises(TypeError, match="got list"):
         made.load_state_dict([])
     for epoch in (-1, 10**30):
-        with pytest.raises(ValueError, match="train: epoch must be an int from 0 to"):
+        with pytest.raises(ValueError, match="train: epoch must be an int"):
             made.set_epoch(epoch)
     assert len(list(made)) == 7
 

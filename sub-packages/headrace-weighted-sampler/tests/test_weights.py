@@ -152,3 +152,34 @@ def test_too_many_weights_are_rounded_a_little(spread: float) -> None:
     assert 0 < sources.rounding <= 0.004
     rounded = np.repeat(list(map(float, sources.weights)), [part.size for part in sources.parts])
     assert np.abs(rounded / weights[sources.members] - 1).max() == pytest.approx(sources.rounding)
+
+
+class Batched(list[int]):
+    """A dataset that counts how often it is asked."""
+
+    calls = 0
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.calls += 1
+        return [self[index] for index in indices]
+
+
+def test_a_batch_asks_each_dataset_once() -> None:
+    batched, plain = Batched(range(100, 110)), list(range(200, 205))
+    both = NamedConcatDataset({"empty": [], "batched": batched, "plain": plain})
+    indices = [9, 12, 0, 14, 9, 10, 3]
+    loader: Any = torch.utils.data.DataLoader(both, batch_sampler=[indices], collate_fn=list)
+    assert list(loader) == [[both[index] for index in indices]]
+    assert batched.calls == 1
+    assert both.__getitems__([]) == []
+    assert both.__getitems__([-1, 0]) == [204, 100]
+    with pytest.raises(IndexError):
+        both.__getitems__([0, 15])
+
+
+def test_a_class_that_changes_samples_changes_those_of_batches() -> None:
+    class Doubled(NamedConcatDataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return 2 * int(super().__getitem__(index))  # type: ignore[no-untyped-call]
+
+    assert Doubled({"a": Batched([1, 2]), "b": [3]}).__getitems__([2, 0]) == [6, 2]

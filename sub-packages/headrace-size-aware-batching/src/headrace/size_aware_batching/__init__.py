@@ -3,6 +3,7 @@
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.loss import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
 from headrace.size_aware_batching.memory_budget import design_batches, fit_budget, run_worst_batches
 from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
@@ -40,7 +41,9 @@ __all__ = [
     "design_batches",
     "estimate_peaks",
     "fit_budget",
+    "global_num_tokens",
     "measure_peaks",
     "run_worst_batches",
     "size_aware_batching",
+    "token_weighted_loss",
 ]

@@ -1,9 +1,12 @@
 """Which rank of how many this process is, asked when an epoch begins, and what all ranks must agree on."""
 
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
+
+from headrace.size_aware_batching._validation import shown
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,7 @@ class Ranks:
 
     Args:
         num_replicas: Number of data-parallel ranks.
-        rank: Rank of this process among them.
+        rank: Rank of this process among them, or "all" for the batches of all of them.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and ``get_local_rank()``.
 
     Raises:
@@ -24,23 +27,23 @@ class Ranks:
     """
 
     num_replicas: int | None = None
-    rank: int | None = None
+    rank: int | Literal["all"] | None = None
     mesh: Any = None
 
     def __post_init__(self) -> None:
         if self.mesh is None:
-            for name, least in (("num_replicas", 1), ("rank", 0)):
-                value = getattr(self, name)
+            for name, least, allowed in (("num_replicas", 1, "an int >= 1"), ("rank", 0, 'an int >= 0 or "all"')):
+                value = None if name == "rank" and self.of_all else getattr(self, name)
                 if value is not None and (not hasattr(value, "__index__") or int(value) < least):
-                    raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-            if self.num_replicas is not None and self.rank is not None:
-                _refuse_rank(self.num_replicas, self.rank)
+                    raise ValueError(f"{name} must be {allowed}, got {shown(value)}")
+            if self.num_replicas is not None and self.rank is not None and not self.of_all:
+                _refuse_rank(self.num_replicas, int(self.rank))
             return
         for name in ("num_replicas", "rank"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(
-                    f"give either mesh or {name}, got mesh and {name}={value!r}: the mesh says the number of ranks and "
-                    f"the rank, so leave out {name}"
+                    f"give either mesh or {name}, got mesh and {name}={shown(value)}: the mesh says the number of "
+                    f"ranks and the rank, so leave out {name}"
                 )
         missing = [name for name in ("size", "get_local_rank") if not callable(getattr(self.mesh, name, None))]
         if missing:
@@ -54,6 +57,11 @@ class Ranks:
                 'such as mesh["dp"]'
             )
 
+    @property
+    def of_all(self) -> bool:
+        """Whether the batches of all ranks are wanted."""
+        return self.rank == "all"
+
     def world_size(self) -> int:
         """Return the number of ranks, as it is now."""
         if self.mesh is not None:
@@ -65,6 +73,8 @@ class Ranks:
     def current(self) -> tuple[int, int]:
         """Return the number of ranks and the rank, as they are now."""
         world_size, rank = self.world_size(), self.rank
+        if self.of_all:
+            return world_size, dist.get_rank() if _has_group() else 0
         if self.mesh is not None:
             rank = self.mesh.get_local_rank()
         elif rank is None:
@@ -93,6 +103,23 @@ class Ranks:
         values = [""] * dist.get_world_size(group)
         dist.all_gather_object(values, value, group=group)
         return values
+
+
+def refuse_sharding_again(depth: int = 2) -> None:
+    """Raise if one rank's batches are about to be distributed once more, by accelerate.
+
+    Only the calls that are going on show it: accelerate tells a batch sampler nothing.
+    """
+    frame = sys._getframe(depth) if "accelerate" in sys.modules else None
+    while frame is not None and frame.f_globals.get("__name__") == "accelerate.data_loader":
+        shard: Any = frame.f_locals.get("self")
+        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
+            raise RuntimeError(
+                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
+                'and lose the others: construct the batch sampler with rank="all", or leave its loader out of '
+                "prepare()"
+            )
+        frame = frame.f_back
 
 
 def _has_group() -> bool:

@@ -6,6 +6,7 @@ Three doors, one set of checks: `read_sizes` (all sizes of a dataset, shape ``[n
 
 import gzip
 import operator
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
+from headrace.size_aware_batching._columns import array_of_column
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
 
 Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor
@@ -34,8 +36,9 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
     """Return the sizes of a dataset as an array of integers or float64; arrays are not copied.
 
     Args:
-        sizes: An array, tensor or sequence of shape ``[n]`` or ``[n, k]``, a mapping from each index to its size,
-            or a dataset with an attribute ``sizes`` or a method ``num_tokens(index)``, which is called once a sample.
+        sizes: An array, tensor or sequence of shape ``[n]`` or ``[n, k]``, a column as `array_of_column` takes it, a
+            mapping from each index to its size, or a dataset with an attribute ``sizes`` or a method
+            ``num_tokens(index)``, which is called once a sample.
 
     Raises:
         TypeError: If the sizes are not numbers.
@@ -44,6 +47,7 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
     >>> read_sizes([[3, 4], [5, 6]]).shape, read_sizes({0: 7, 1: 8}).tolist()
     ((2, 2), [7, 8])
     """
+    sizes = array_of_column(sizes)
     if not isinstance(sizes, np.ndarray | torch.Tensor):
         if hasattr(sizes, "num_tokens"):
             return _by_call(sizes.num_tokens, len(sizes))
@@ -72,6 +76,10 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         raise ValueError(f"sizes must be numbers of shape [n] or [n, k], got rows that differ: {error}") from None
     if array.size == 0:
         array = array.astype(np.int64)
+    if isinstance(sizes, str | os.PathLike):
+        raise TypeError(
+            f"sizes must be numbers, got {shown(str(sizes))}: give the file with its column, (path, 'length')"
+        )
     if array.dtype.kind not in "iuf":
         raise TypeError(
             f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {type(sizes).__name__} of "
@@ -139,11 +147,11 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
     given = tuple(max_length) if several else (max_length,)
     if len(given) != columns and columns == 1:
-        raise ValueError(f"max_length must be a single number for sizes of one column, got {max_length!r}")
+        raise ValueError(f"max_length must be a single number for sizes of one column, got {shown(max_length)}")
     if len(given) != columns:
         raise ValueError(
-            f"max_length must have one entry for each of the {columns} columns of sizes, got {max_length!r}: give None "
-            "for a column without a limit, such as max_length=(10, None)"
+            f"max_length must have one entry for each of the {columns} columns of sizes, got {shown(max_length)}: give "
+            "None for a column without a limit, such as max_length=(10, None)"
         )
     limits = [None if limit is None else real_number(limit, "max_length") for limit in given]
     for limit in limits:
@@ -197,6 +205,7 @@ def number_vector(values: object, name: str) -> Vector:
     >>> number_vector(torch.tensor([1, 2], dtype=torch.uint8), "sizes").dtype
     dtype('int64')
     """
+    values = array_of_column(values, name)
     if isinstance(values, torch.Tensor):
         array = _array_of_tensor(values)
     elif isinstance(values, np.ndarray):
@@ -248,6 +257,7 @@ def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
     >>> size_lookup({"a": 3})("a"), size_lookup([5, 7])(1), size_lookup(len)("four")
     (3, 7, 4)
     """
+    sizeof = array_of_column(sizeof, "sizeof")
     if isinstance(sizeof, np.ndarray | torch.Tensor):
         return partial(_by_position, size_vector(sizeof, "sizeof"))
     if isinstance(sizeof, Mapping):
@@ -309,7 +319,9 @@ def _by_key(values: Mapping[Any, Any], key: Any) -> Any:
     try:
         return values[plain_index(key)]
     except KeyError:
-        raise KeyError(f"sizeof must hold a size for each key, got none for {key!r}: add it to the mapping") from None
+        raise KeyError(
+            f"sizeof must hold a size for each key, got none for {shown(key)}: add it to the mapping"
+        ) from None
 
 
 # Sizes in files.

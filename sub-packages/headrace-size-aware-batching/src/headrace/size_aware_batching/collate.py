@@ -1,23 +1,28 @@
 """Collate functions for samples of different lengths: padded to the longest, or packed without padding."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import accumulate
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headrace.size_aware_batching._budget import round_up
-from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching._fields import (
+    Fields,
+    Name,
+    Path,
+    checked_names,
+    gather,
+    not_empty,
+    place,
+    with_keys,
+)
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
 
-Name: TypeAlias = str | int
-Path: TypeAlias = tuple[Name, ...]  # keys and positions that lead to a field of a sample
-Join: TypeAlias = Callable[[list[torch.Tensor], Path], torch.Tensor]
-
-_NUMBERS = bool | int | float | complex
 _INT32_END = 2**31
+_LAYOUTS = ("flat", "huggingface")
 
 
 class PaddedBatch(NamedTuple):
@@ -90,25 +95,22 @@ class PaddedCollate:
     return_mask: bool = False
 
     def __post_init__(self) -> None:
-        values = self.pad_value.values() if isinstance(self.pad_value, Mapping) else [self.pad_value]
-        for value in values:
-            if not isinstance(value, Real):
-                raise TypeError(f"pad_value must be a number, or a mapping from field to number, got {value!r}")
-        whole_number("length_multiple", self.length_multiple)
-        object.__setattr__(self, "fixed", _checked_names(self.fixed))
+        _check_numbers("pad_value", self.pad_value)
+        _check_multiple("length_multiple", self.length_multiple)
+        object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples."""
-        fields = _Fields(self.fixed)
+        fields = Fields(self.fixed)
 
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
             if fields.is_fixed(tensors, path):
                 return torch.stack(tensors)
-            value = self._pad_value(path)
-            _refuse_pad_value(value, tensors[0].dtype, path)
+            value = _value_for(path, self.pad_value, 0)
+            _refuse_value("pad_value", value, tensors[0].dtype, path)
             return _padded(tensors, value, self.length_multiple)
 
-        batch = _gather(_not_empty(samples), join)
+        batch = gather(not_empty(samples), join)
         fields.refuse_unknown(self.fixed, "fixed")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")
@@ -122,61 +124,175 @@ class PaddedCollate:
             longest = round_up(max(lengths), self.length_multiple)
             extra["attention_mask"] = torch.arange(longest) < torch.tensor(lengths)[:, None]
         if isinstance(batch, dict):
-            return _with_keys(batch, extra)
+            return with_keys(batch, extra)
         return PaddedBatch(batch, extra.get("lengths"), extra.get("attention_mask"))
-
-    def _pad_value(self, path: Path) -> float:
-        if not isinstance(self.pad_value, Mapping):
-            return self.pad_value
-        return self.pad_value.get(path[-1], 0) if path else 0
 
 
 @dataclass(frozen=True)
 class PackedCollate:
     """Concatenate samples without padding, for variable-length attention; for ``collate_fn``.
 
-    Samples are as for `PaddedCollate`; all fields of a sample have one length. Dicts get three more keys, other
-    samples give a `PackedBatch`:
+    Samples are as for `PaddedCollate`; all fields of a sample have one length. With ``layout="flat"`` fields have
+    the shape ``[total, ...]``. Dicts get three more keys, other samples give a `PackedBatch`:
 
-    - ``cu_seqlens``: where each sample begins and, last, the total; int32, shape ``[n + 1]``. It is ``cu_seqlens_q``
-      of ``flash_attn_varlen_func`` and the offsets of ``torch.nested.nested_tensor_from_jagged``.
-    - ``max_seqlen``: the length of the longest sample, an int.
-    - ``position_ids``: the position of each token in its sample, int64, shape ``[total]``.
+    - ``cu_seqlens``: where each sequence begins and, last, the total; int32, shape ``[n + 1]``. It is
+      ``cu_seqlens_q`` of ``flash_attn_varlen_func`` and the offsets of ``torch.nested.nested_tensor_from_jagged``.
+    - ``max_seqlen``: the length of the longest sequence, an int.
+    - ``position_ids``: the position of each token in its sequence, int64, shape ``[total]``.
+
+    With ``layout="huggingface"`` samples are dicts, fields and ``position_ids`` have the shape ``[1, total, ...]``,
+    and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as
+    ``transformers.DataCollatorWithFlattening`` gives them. A field ``attention_mask`` is left out: where there is
+    one, models do not look for the borders of the samples. Only some models and attention implementations keep
+    packed samples apart; the README says which.
+
+    A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
+    sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample
+    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: give
+    labels a separator or a pad value of -100.
 
     Args:
+        layout: ``"flat"`` or ``"huggingface"``, see above.
+        separator: Value that replaces the first element of each sample in a field, by the field's name. A model
+            that is trained to predict the next token needs ``{"labels": -100}``, or the last token of a sample
+            is trained to predict the first of the next. None (default): that, with ``layout="huggingface"`` and
+            samples that have labels; else none. ``{}``: none, for masked language models.
+        position_start: Position of the first token of a sample: 0, or ``padding_idx + 1`` (2) for the RoBERTa and
+            ESM models of Hugging Face.
+        length_multiple: The length of each sample is padded to a multiple of this.
+        total_multiple: The total is padded to a multiple of this, 16 for FP8 for example.
+        total_length: The total is padded to this, for one shape in all batches; None: it is not.
+        pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
+            mapping get their separator, if they have one, or else 0; a number is for fields without a separator.
+            ``"labels"`` get -100 in any case, with ``layout="huggingface"`` and no mapping that names them.
+        return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
+            sequences of padding; int32, shape ``[n]``. It is ``seqused_k`` of variable-length attention. Samples
+            have to be dicts.
         fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
             stacked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.
         ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; the fields of a
-            sample differ in length; a name is not a field; or a batch has 2**31 tokens or more.
+            sample differ in length; a name is not a field; a dtype cannot hold a separator or a pad value; a
+            batch is longer than ``total_length`` or has 2**31 tokens or more; or, with ``layout="huggingface"``,
+            an ``attention_mask`` has zeros.
 
     >>> batch = PackedCollate()([{"ids": [5, 6, 7]}, {"ids": [8]}])
     >>> batch["ids"], batch["cu_seqlens"], batch["max_seqlen"], batch["position_ids"]
     (tensor([5, 6, 7, 8]), tensor([0, 3, 4], dtype=torch.int32), 3, tensor([0, 1, 2, 0]))
+    >>> collate = PackedCollate(layout="huggingface", total_multiple=6)
+    >>> batch = collate([{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, {"input_ids": [8], "labels": [8]}])
+    >>> batch["labels"], batch["cu_seq_lens_q"]
+    (tensor([[-100,    6,    7, -100, -100, -100]]), tensor([0, 3, 4, 6], dtype=torch.int32))
     """
 
     _: KW_ONLY
+    layout: Literal["flat", "huggingface"] = "flat"
+    separator: Mapping[Name, float] | None = None
+    position_start: int = 0
+    length_multiple: int = 1
+    total_multiple: int = 1
+    total_length: int | None = None
+    pad_value: float | Mapping[Name, float] = 0
+    return_lengths: bool = False
     fixed: Sequence[Name] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fixed", _checked_names(self.fixed))
+        one_of("layout", self.layout, _LAYOUTS)
+        if self.separator is not None:
+            if not isinstance(self.separator, Mapping):
+                raise TypeError(f"separator must be a mapping from field to number, or None, got {self.separator!r}")
+            _check_numbers("separator", self.separator)
+        checked_int("position_start", self.position_start, 0, _INT32_END)
+        _check_multiple("length_multiple", self.length_multiple)
+        _check_multiple("total_multiple", self.total_multiple)
+        whole_number("total_length", self.total_length)
+        if self.total_length is not None and self.total_length % self.total_multiple:
+            raise ValueError(
+                f"total_length must be a multiple of total_multiple={self.total_multiple}, got {self.total_length}: "
+                "leave total_multiple out"
+            )
+        _check_numbers("pad_value", self.pad_value)
+        checked_flag("return_lengths", self.return_lengths)
+        object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples."""
-        fields = _Fields(self.fixed)
+        samples = not_empty(samples)
+        huggingface = self.layout == "huggingface"
+        if (huggingface or self.return_lengths) and not isinstance(samples[0], Mapping):
+            option = "layout='huggingface'" if huggingface else "return_lengths=True"
+            raise TypeError(f"samples must be dicts for {option}, got {type(samples[0]).__name__}")
+        separator = self.separator
+        if separator is None:
+            separator = {"labels": -100} if huggingface and "labels" in samples[0] else {}
+        fields = Fields(self.fixed)
 
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
-            return torch.stack(tensors) if fields.is_fixed(tensors, path) else torch.cat(tensors)
+            if fields.is_fixed(tensors, path):
+                return torch.stack(tensors)
+            if huggingface and path == ("attention_mask",):
+                _refuse_padding(tensors, path)
+            return self._packed(tensors, path, separator)
 
-        batch = _gather(_not_empty(samples), join)
+        batch = gather(samples, join)
         fields.refuse_unknown(self.fixed, "fixed")
+        fields.refuse_unknown(self.separator or {}, "separator")
+        if isinstance(self.pad_value, Mapping):
+            fields.refuse_unknown(self.pad_value, "pad_value")
         lengths = fields.one_length("packed samples need one length for all of their fields")
-        packed = PackedBatch(batch, cumulative_lengths(lengths), max(lengths), _positions(lengths))
+        padded, tail = self._sequences(lengths)
+        offsets, longest = cumulative_lengths([*padded, *tail]), max([*padded, *tail])
+        positions = _positions([*padded, *tail], self.position_start)
         if not isinstance(batch, dict):
-            return packed
-        return _with_keys(batch, {key: value for key, value in packed._asdict().items() if key != "values"})
+            return PackedBatch(batch, offsets, longest, positions)
+        extra: dict[str, Any]
+        if huggingface:
+            batch.pop("attention_mask", None)
+            extra = {"position_ids": positions[None], "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
+            extra |= {"max_length_q": longest, "max_length_k": longest}
+        else:
+            extra = {"cu_seqlens": offsets, "max_seqlen": longest, "position_ids": positions}
+        if self.return_lengths:
+            extra["lengths"] = torch.tensor([*lengths, *(0 for _ in tail)], dtype=torch.int32)
+        return with_keys(batch, extra)
+
+    def _sequences(self, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the padded lengths of the samples, and those of the sequences of padding behind them."""
+        padded = [round_up(length, self.length_multiple) for length in lengths]
+        total = sum(padded)
+        target = round_up(total, self.total_multiple) if self.total_length is None else self.total_length
+        if total > target:
+            raise ValueError(
+                f"total_length must be at least the {total} tokens of the batch, got {target}: raise it to the budget "
+                "of the batches, or lower the budget"
+            )
+        longest = max(padded) or target
+        return padded, [min(longest, target - begin) for begin in range(total, target, longest or 1)]
+
+    def _packed(self, tensors: list[torch.Tensor], path: Path, separator: Mapping[Name, float]) -> torch.Tensor:
+        """Concatenate one field of the samples, with its padding and separators."""
+        lengths = [tensor.shape[0] for tensor in tensors]
+        padded, tail = self._sequences(lengths)
+        dtype, first = tensors[0].dtype, _value_for(path, separator, None)
+        if padded != lengths or tail:
+            no_target = -100 if self.layout == "huggingface" and path == ("labels",) else None
+            pads, special = self.pad_value, no_target if first is None else first
+            if special is not None and not isinstance(pads, Mapping):
+                pads = {}
+            value = _value_for(path, pads, special or 0)
+            _refuse_value("pad_value", value, dtype, path)
+            padding = tensors[0].new_full((sum(tail) + self.length_multiple, *tensors[0].shape[1:]), value)
+            pieces = [(x, padding[: size - length]) for x, size, length in zip(tensors, padded, lengths, strict=True)]
+            packed = torch.cat([piece for pair in pieces for piece in pair] + [padding[: sum(tail)]])
+        else:
+            packed = torch.cat(tensors)
+        if first is not None:
+            _refuse_value("separator", first, dtype, path)
+            begins = [begin for begin, size in zip(accumulate(padded, initial=0), lengths, strict=False) if size]
+            packed[begins] = first
+        return packed[None] if self.layout == "huggingface" else packed
 
 
 def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
@@ -193,160 +309,6 @@ def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
-@dataclass
-class _Fields:
-    """The fields with a dimension 0 that a batch has, and their lengths."""
-
-    fixed: Sequence[Name]
-    lengths: dict[Path, list[int]] = field(default_factory=dict)
-    names: set[Name] = field(default_factory=set)
-
-    def is_fixed(self, tensors: list[torch.Tensor], path: Path) -> bool:
-        """Record a field, check its shapes and return whether it is named in ``fixed``."""
-        self.names.update(path[-1:])
-        fixed = bool(path) and path[-1] in self.fixed
-        first = tensors[0].shape if fixed else tensors[0].shape[1:]
-        for sample, tensor in enumerate(tensors):
-            if tensor.ndim != tensors[0].ndim or (tensor.shape if fixed else tensor.shape[1:]) != first:
-                allowed = "is named in fixed: all shapes must be equal" if fixed else "may differ in dimension 0 only"
-                raise ValueError(
-                    f"{_place(path, sample)} has shape {list(tensor.shape)}, {_place(path, 0)} has "
-                    f"{list(tensors[0].shape)}: this field {allowed}"
-                )
-        if not fixed:
-            self.lengths[path] = [tensor.shape[0] for tensor in tensors]
-        return fixed
-
-    def refuse_unknown(self, names: Iterable[Name], argument: str) -> None:
-        """Raise a ValueError where a name is not a field."""
-        if unknown := [name for name in names if name not in self.names]:
-            known = ", ".join(sorted(map(repr, self.names))) or "no named field"
-            raise ValueError(f"{argument} must name fields of the samples, got {unknown}: the samples have {known}")
-
-    def one_length(self, need: str) -> list[int]:
-        """Return the length of each sample; raise a ValueError where its fields disagree."""
-        if not self.lengths:
-            raise ValueError("the samples have no tensor with a dimension 0, and therefore no length")
-        first, *others = self.lengths
-        for other in others:
-            for sample, (length, found) in enumerate(zip(self.lengths[first], self.lengths[other], strict=True)):
-                if length != found:
-                    raise ValueError(
-                        f"{_place(other, sample)} has length {found}, {_place(first, sample)} has {length}: {need}; "
-                        "name the others in fixed"
-                    )
-        return self.lengths[first]
-
-
-def _gather(values: Sequence[Any], join: Join, path: Path = ()) -> Any:
-    """Join the same field of all samples, and the fields within it."""
-    read = [_read(value, path, sample) for sample, value in enumerate(values)]
-    kind = read[0][0]
-    for sample, (other, _) in enumerate(read):
-        if other != kind:
-            raise TypeError(
-                f"{_place(path, sample)} is {other}, {_place(path, 0)} is {kind}: give all samples one structure"
-            )
-    if kind == "a dict":
-        return {key: _gather([v[key] for v in values], join, (*path, key)) for key in _same_keys(values, path)}
-    if kind == "a tuple":
-        joined = [_gather([v[i] for v in values], join, (*path, i)) for i in range(_same_count(values, path))]
-        return _like(values[0], joined)
-    if kind == "text":
-        return list(values)
-    tensors = _one_dtype([value for _, value in read], path)
-    return join(tensors, path) if kind == "a tensor" else torch.stack(tensors)
-
-
-def _read(value: Any, path: Path, sample: int) -> tuple[str, Any]:
-    """Return how a value is joined, and the value; numbers and lists of numbers as tensors."""
-    if isinstance(value, torch.Tensor):
-        return ("a tensor" if value.ndim else "a number"), value
-    if isinstance(value, Mapping):
-        return "a dict", value
-    if isinstance(value, str | bytes):
-        return "text", value
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        return ("a tensor" if value.ndim else "a number"), torch.from_numpy(_plain_array(np.asarray(value)))
-    if isinstance(value, list) and (tensor := _tensor_of_list(value)) is not None:
-        return "a tensor", tensor
-    if isinstance(value, tuple | list):
-        return "a tuple", value
-    if isinstance(value, _NUMBERS):
-        return "a number", torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise TypeError(
-        f"{_place(path, sample)} must be a tensor, numpy array, list of numbers, number, string, or a dict or tuple "
-        f"of these, got {found}: convert it in the dataset, or leave it out"
-    )
-
-
-def _tensor_of_list(values: list[Any]) -> torch.Tensor | None:
-    """Return a list of numbers as a tensor, or None where it is a list of something else."""
-    if not values:
-        return torch.zeros(0, dtype=torch.int64)
-    if not isinstance(values[0], _NUMBERS | np.number):
-        return None
-    try:
-        array = np.array(values)  # six times as fast as torch.tensor
-    except ValueError:  # numbers beside lists of several lengths
-        return None
-    if array.ndim != 1 or array.dtype.kind not in "biufc":
-        return None
-    return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
-
-
-def _plain_array(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in native byte order, contiguous and writeable, copied only where it is not."""
-    return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
-
-
-def _one_dtype(tensors: list[torch.Tensor], path: Path) -> list[torch.Tensor]:
-    """Return the tensors; an empty list of int64 takes the dtype of the others, any other difference is refused."""
-    first = next((tensor for tensor in tensors if tensor.shape != (0,)), tensors[0]).dtype
-    for sample, tensor in enumerate(tensors):
-        if tensor.dtype != first:
-            if tensor.shape != (0,):
-                raise ValueError(
-                    f"{_place(path, sample)} is of {tensor.dtype}, {_place(path, 0)} of {tensors[0].dtype}: "
-                    "convert them to one dtype in the dataset"
-                )
-            tensors[sample] = tensor.to(first)
-    return tensors
-
-
-def _same_keys(values: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
-    first = values[0].keys()
-    for sample, value in enumerate(values):
-        if value.keys() != first:
-            lacks, has = sorted(map(repr, first - value.keys())), sorted(map(repr, value.keys() - first))
-            raise ValueError(
-                f"{_place(path, sample)} has other keys than {_place(path, 0)}: it lacks [{', '.join(lacks)}] and has "
-                f"[{', '.join(has)}] besides: give all samples the same keys"
-            )
-    return list(first)
-
-
-def _same_count(values: Sequence[Sequence[Any]], path: Path) -> int:
-    first = len(values[0])
-    for sample, value in enumerate(values):
-        if len(value) != first:
-            raise ValueError(f"{_place(path, sample)} has {len(value)} elements, {_place(path, 0)} has {first}")
-    return first
-
-
-def _like(sample: Any, fields: list[Any]) -> Any:
-    """Return fields as the type of the sample: a named tuple, a tuple or a list."""
-    if hasattr(sample, "_fields"):
-        return type(sample)(*fields)
-    return fields if isinstance(sample, list) else tuple(fields)
-
-
-def _place(path: Path, sample: int | None = None) -> str:
-    """Name a field of a sample for an error: ``samples[3]['a'][0]``."""
-    return f"samples[{'i' if sample is None else sample}]" + "".join(f"[{key!r}]" for key in path)
-
-
 def _padded(tensors: Sequence[torch.Tensor], pad_value: float, length_multiple: int) -> torch.Tensor:
     """Stack tensors of shapes ``[length, ...]`` into ``[n, longest, ...]``."""
     longest = round_up(max(tensor.shape[0] for tensor in tensors), length_multiple)
@@ -356,38 +318,46 @@ def _padded(tensors: Sequence[torch.Tensor], pad_value: float, length_multiple: 
     return filled
 
 
-def _positions(lengths: Sequence[int]) -> torch.Tensor:
-    """Return the position of each token in its own sequence: 0, 1, 2, 0, 1 for lengths 3 and 2."""
+def _positions(lengths: Sequence[int], start: int) -> torch.Tensor:
+    """Return the position of each token in its own sequence: 0, 1, 2, 0, 1 for lengths 3 and 2 and start 0."""
     counts = torch.tensor(lengths, dtype=torch.int64)
-    return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.arange(start, start + int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
 
 
-def _refuse_pad_value(value: float, dtype: torch.dtype, path: Path) -> None:
-    """Raise a ValueError where a dtype cannot hold the pad value: torch would truncate it silently."""
+def _check_multiple(name: str, value: Any) -> None:
+    """Refuse what is not an int of at least 1; None is not."""
+    if whole_number(name, value) is None:
+        raise TypeError(f"{name} must be an int >= 1, got None: leave it out, or give 1")
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """Raise a TypeError for what is neither a number nor a mapping to numbers."""
+    for number in value.values() if isinstance(value, Mapping) else [value]:
+        if not isinstance(number, Real):
+            raise TypeError(f"{name} must be a number, or a mapping from field to number, got {number!r}")
+
+
+def _value_for(path: Path, values: float | Mapping[Name, float], default: Any) -> Any:
+    """Return the value for a field: the one for all fields, or that of its name."""
+    if not isinstance(values, Mapping):
+        return values
+    return values.get(path[-1], default) if path else default
+
+
+def _refuse_padding(masks: Sequence[torch.Tensor], path: Path) -> None:
+    """Raise a ValueError where an attention mask says that a sample is padded."""
+    for sample, mask in enumerate(masks):
+        if not bool(mask.all()):
+            raise ValueError(f"{place(path, sample)} has zeros: give samples without padding to a packed batch")
+
+
+def _refuse_value(name: str, value: float, dtype: torch.dtype, path: Path) -> None:
+    """Raise a ValueError where a dtype cannot hold a value: torch would truncate it silently."""
     if dtype.is_floating_point or dtype.is_complex:
         return
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and value == int(value)):
         raise ValueError(
-            f"pad_value must be a whole number from {low} to {high} for {_place(path)} of {dtype}, got {value!r}: "
+            f"{name} must be a whole number from {low} to {high} for {place(path)} of {dtype}, got {value!r}: "
             "convert the field in the dataset, or give each field its own value by a mapping"
         )
-
-
-def _checked_names(names: Any) -> tuple[Name, ...]:
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise TypeError(f"fixed must be a sequence of dict keys or positions, such as ['target'], got {names!r}")
-    return tuple(names)
-
-
-def _not_empty(samples: Any) -> Sequence[Any]:
-    if len(samples) == 0:
-        raise ValueError("samples must hold at least one sample, got none: a batch sampler may not yield empty batches")
-    return list(samples)
-
-
-def _with_keys(batch: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with keys added, or raise a ValueError where it has one of them already."""
-    if taken := [key for key in extra if key in batch]:
-        raise ValueError(f"the samples have {taken} already, which the collate function adds: rename or remove them")
-    return {**batch, **extra}

@@ -23,7 +23,7 @@ from headrace.size_aware_batching._options import (
 from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._ranks import Ranks, refuse_sharding_again
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import (
@@ -90,7 +90,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             split, some are repeated, with a warning that names them.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
-        rank: Rank of this process, likewise.
+        rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes
+            batches itself, such as accelerate's ``prepare``.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this (the samples are cut when they are loaded). For sizes of shape
@@ -127,7 +128,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         oversize: Oversize = "raise",
         tail: Tail = "split",
         num_replicas: int | None = None,
-        rank: int | None = None,
+        rank: int | Literal["all"] | None = None,
         mesh: Any = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
@@ -162,14 +163,19 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return EpochSetter(self)
 
     @property
+    def batch_sampler(self) -> "EpochSetter":
+        """Sets the epoch: Hugging Face's ``Trainer`` calls ``loader.batch_sampler.batch_sampler.set_epoch``."""
+        return EpochSetter(self)
+
+    @property
     def num_replicas(self) -> int:
         """Number of data-parallel ranks, as it is now."""
         return self._ranks.world_size()
 
     @property
-    def rank(self) -> int:
-        """Rank of this process, as it is now."""
-        return self._ranks.current()[1]
+    def rank(self) -> int | Literal["all"]:
+        """Rank of this process, as it is now, or ``"all"``."""
+        return "all" if self._ranks.of_all else self._ranks.current()[1]
 
     @property
     def oversize_indices(self) -> NDArray[np.int64]:
@@ -186,22 +192,26 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
-        return n_steps(self._plan_epoch().count(self._key(self.epoch), self._position), self.num_replicas, self.tail)
+        return self._n_batches(self._plan_epoch().count(self._key(self.epoch), self._position))
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
 
-        Exact. Where the number depends on the order (``"sequential"``, or a ``sampler``), the epoch is planned to
-        count them; else no planning is needed. See ``remaining`` for the rest of an epoch.
+        Exact; with ``rank="all"`` those of all ranks together. Where the number depends on the order
+        (``"sequential"``, or a ``sampler``), the epoch is planned to count them; else no planning is needed. See
+        ``remaining`` for the rest of an epoch.
         """
         n_batches = self._plan_epoch().count(self._key(self.epoch), 0)
         self._refuse_empty(n_batches, self.num_replicas)
-        return n_steps(n_batches, self.num_replicas, self.tail)
+        return self._n_batches(n_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
         replicas, rank = self._ranks.current()
+        of_all = self._ranks.of_all
+        if not of_all:
+            refuse_sharding_again()
         if self._order is not None:
             self._order.refuse_other_ranks(replicas)
             if replicas > 1:
@@ -220,11 +230,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             repeated_from = len(offsets) - 1 - steps.repeated
             if rank == 0 and self._order is None and self.options.shuffle:
                 hashes.append(batch_hashes(steps.indices, offsets))
-            for first in range(0, len(offsets) - 1, replicas):
-                position += int(offsets[min(first + replicas, repeated_from)] - offsets[first])
+            for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
+                reached = number + (1 if of_all else replicas - rank)  # of this list of batches
                 if self._iteration is this:
-                    self._position = position
-                yield steps.indices[offsets[first + rank] : offsets[first + rank + 1]].tolist()
+                    self._position = position + int(offsets[min(reached, repeated_from)])
+                yield steps.indices[offsets[number] : offsets[number + 1]].tolist()
+            position += int(offsets[repeated_from])
         if self._iteration is this:
             self._position = planner.n_samples
             if self._order is not None:
@@ -354,6 +365,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self._planner is None or self._planner[0] is not order:
             self._planner = order, make_planner(self._prepared, self.options, order)
         return self._planner[1]
+
+    def _n_batches(self, n_batches: int) -> int:
+        """Return how many of a list of batches are this rank's, or those of all ranks."""
+        steps = n_steps(n_batches, self.num_replicas, self.tail)
+        return steps * self.num_replicas if self._ranks.of_all else steps
 
     def _refuse_empty(self, n_batches: int, replicas: int) -> None:
         if self.tail == "drop" and 0 < n_batches < replicas:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stats import LoaderReport
+    from headrace.webdatamodule.map_datamodule import MapDataModule
     from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
     from headrace.webdatamodule.splits import Split
 
@@ -60,6 +61,7 @@ __all__ = [
     "LoaderReport",
     "Manifest",
     "ManifestError",
+    "MapDataModule",
     "PickledDataWDS",
     "RankMismatchError",
     "RefusedMemberError",
@@ -98,6 +100,7 @@ _LATER = {
     "InProcessWarning": "shards",
     "IndexedWebDataModule": "indexed_datamodule",
     "LoaderReport": "loading.stats",
+    "MapDataModule": "map_datamodule",
     "PickledDataWDS": "datamodule",
     "RankMismatchError": "loading.distributed",
     "Remote": "shards",

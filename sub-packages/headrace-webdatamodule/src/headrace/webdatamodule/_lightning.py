@@ -1,11 +1,9 @@
 """The only module that uses private names of a trainer, as they are in Lightning 2.5 and 2.6, the range of pyproject.
 
 - `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
-- `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step too. A resumed
-  loop takes its counts from the loader: its own are off by one after a step that failed.
-- `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether a resumed epoch goes on or begins.
-- `fit_loop._combined_loader`: whether there are other train loaders beside ours, whose steps are not ours; and which
-  iterator over ours is the trainer's.
+- `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
+- `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
+- `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
@@ -47,7 +45,7 @@ class FitLoop:
         return any(one.gi_running for one in getattr(iterator, "iterators", ()))
 
     def begin(self, epoch: int | None = None) -> None:
-        """Choose the loader's epoch for the trainer's, which is about to begin or to go on."""
+        """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""
         trainer = self._module.trainer
         number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
         self.epochs.begin(self.loader, number, trainer.limit_train_batches, overfits=bool(trainer.overfit_batches))
@@ -59,12 +57,11 @@ class FitLoop:
             self._module.trainer.fit_loop.max_epochs = self._max_epochs + self.epochs.cuts
 
     def settle(self) -> None:
-        """Let a resumed loop take its counts from the loader, when the epoch begins or goes on."""
+        """Let a resumed loop count as the loader does; its own counts are off by one after a step that failed."""
         loop, steps = self._module.trainer.fit_loop, self.loader.steps
         if (inner := loop.epoch_loop).restarting or self.loader.resumed:
             ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
-            # A state of on_train_batch_end lacks that batch's `completed`: reset(), which comes next, adds it.
-            inner.batch_progress.current.completed = steps - ended
+            inner.batch_progress.current.completed = steps - ended  # reset() adds the batch of on_train_batch_end
             total.ready = total.started = total.processed = total.completed + ended
             inner.restarting = steps > 0
             if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
@@ -76,11 +73,8 @@ class LastIndices(_IndexBatchSamplerWrapper):
     """The batch sampler of a loader to predict: any number finds the indices of its last batch; no others are kept."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader, self.sampler = loader, loader.sampler
+        self.loader, self._batch_sampler, self.sampler = loader, loader, loader.sampler
         self.seen_batch_indices: Any = self
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
     def __getitem__(self, number: int) -> list[int]:
         return [int(index) for index in self.loader.indices]

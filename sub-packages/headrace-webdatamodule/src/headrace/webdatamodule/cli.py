@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,10 +52,10 @@ from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, ind
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.index.verify import verify_shards
-from headrace.webdatamodule.shards.interop import Component, dali_path, export_dali, indexed_components
+from headrace.webdatamodule.shards.interop import dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.executor import pool
-from headrace.webdatamodule.shards.writing.plan import Plan
+from headrace.webdatamodule.shards.writing.plan import noted_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
@@ -93,11 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """Tell damage from wrong input.
-
-    >>> exit_code(DamagedShardError("cut")), exit_code(FileNotFoundError("a.tar"))
-    (1, 2)
-    """
+    """Tell damage from wrong input."""
     missing = isinstance(error.__cause__, FileNotFoundError)
     damaged = isinstance(error, _DAMAGES) or (isinstance(error, ManifestError) and not missing)
     return DAMAGE if damaged else INPUT
@@ -186,8 +183,8 @@ def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
     _WORKERS,
 )
 def _pack(options: argparse.Namespace) -> Outcome:
-    sizes = {"samples_per_shard": options.samples_per_shard, "n_shards": options.n_shards}
-    given = {name: size for name, size in {**sizes, "bytes_per_shard": options.bytes_per_shard}.items() if size}
+    names = ("samples_per_shard", "bytes_per_shard", "n_shards")
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
     if len(given) > 1:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"{flags} exclude one another: give one of them")
@@ -208,7 +205,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
         if not given or "bytes_per_shard" in given:
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
         fingerprint = fingerprint_of(samples.stamps())
-        noted = Plan.fingerprint_in(options.out, options.prefix)
+        noted = noted_fingerprint(options.out, options.prefix)
         if noted not in (None, fingerprint) and not options.overwrite:
             message = f"{str(options.out)!r} holds shards of other files, or of files that have changed since"
             raise FileExistsError(f"{message}: pass --overwrite, or choose another directory")
@@ -237,8 +234,6 @@ def _pack(options: argparse.Namespace) -> Outcome:
     _WORKERS,
 )
 def _index(options: argparse.Namespace) -> Outcome:
-    if not options.directory.is_dir():
-        raise NotADirectoryError(f"{str(options.directory)!r} is no directory: give one that holds tar files")
     with warnings.catch_warnings(record=True) as caught, _executor(options.workers) as executor:
         warnings.simplefilter("always", SkippedMembersWarning)
         try:
@@ -309,31 +304,29 @@ def _ls(options: argparse.Namespace) -> Outcome:
     return 0, text_lines(line for index in indexes for line in lines(index))
 
 
-def _members(index: ShardIndex) -> Iterator[tuple[str, list[tuple[Component, str]]]]:
-    checksums = iter(index.checksums.tolist())
-    for key, components in zip(index.keys, indexed_components(index), strict=True):
-        yield key, [(one, f"{next(checksums):08x}") for one in components]
+def _checksums(index: ShardIndex) -> Iterator[str]:
+    return (f"{checksum:08x}" for checksum in index.checksums.tolist())
 
 
 def _short_lines(index: ShardIndex) -> Iterator[str]:
-    for key, components in zip(index.keys, indexed_components(index), strict=True):
-        yield f"{_cell(key)}\t{_cell(','.join(one.key for one in components))}\t{sum(one.size for one in components)}"
+    for key, members in zip(index.keys, indexed_components(index), strict=True):
+        yield f"{_cell(key)}\t{_cell(','.join(one.key for one in members))}\t{sum(one.size for one in members)}"
 
 
 def _long_lines(index: ShardIndex) -> Iterator[str]:
     shard = _cell(Path(index.shard).name)
-    for _, members in _members(index):
-        for one, checksum in members:
-            yield f"{shard}\t{one.offset}\t{one.size}\t{checksum}\t{_cell(one.name)}"
+    for one, checksum in zip(chain.from_iterable(indexed_components(index)), _checksums(index), strict=True):
+        yield f"{shard}\t{one.offset}\t{one.size}\t{checksum}\t{_cell(one.name)}"
 
 
 def _plain_samples(index: ShardIndex) -> Iterator[dict[str, Any]]:
-    for key, members in _members(index):
+    checksums = _checksums(index)
+    for key, members in zip(index.keys, indexed_components(index), strict=True):
         parts = [
             {"member": one.key.lower(), "name": one.name, "offset": one.offset, "bytes": one.size, "xxh3": checksum}
-            for one, checksum in members
+            for one, checksum in zip(members, checksums, strict=False)
         ]
-        yield {"key": key, "shard": index.shard, "bytes": sum(one.size for one, _ in members), "members": parts}
+        yield {"key": key, "shard": index.shard, "bytes": sum(one.size for one in members), "members": parts}
 
 
 def _cell(text: str) -> str:
@@ -417,13 +410,16 @@ def _spread(parts: Sequence[Any]) -> dict[str, int | float]:
 def _info_lines(document: dict[str, Any]) -> Iterator[str]:
     shards = document["shards"]
     yield f"{len(shards):,} shards, {document['samples']:,} samples, {document['bytes']:,} bytes"
-    heads = ("samples", "bytes", "min", "median", "max")
-    members = document["members"].items()
-    yield from ("", *table([("member", *heads), *((name, *(one[head] for head in heads)) for name, one in members)]))
+    members = [{"member": name, **one} for name, one in document["members"].items()]
+    yield from _table(members, "member", "samples", "bytes", "min", "median", "max")
     if document["columns"]:
-        yield from ("", *table([("column", "dtype"), *((one["name"], one["dtype"]) for one in document["columns"])]))
-    counts = ("samples", "bytes", "skipped")
-    yield from ("", *table([("shard", *counts), *((one["name"], *(one[count] for count in counts)) for one in shards)]))
+        columns = [{"column": one["name"], **one} for one in document["columns"]]
+        yield from _table(columns, "column", "dtype")
+    yield from _table([{"shard": one["name"], **one} for one in shards], "shard", "samples", "bytes", "skipped")
+
+
+def _table(rows: Iterable[dict[str, Any]], *heads: str) -> list[str]:
+    return ["", *table([heads, *([row[head] for head in heads] for row in rows)])]
 
 
 @_command(
@@ -462,14 +458,12 @@ def sizes_of(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
 @_command(
     "write NVIDIA DALI's indexes",
     "Write the v1.2 text index of NVIDIA DALI for each shard, and print the paths.",
-    _arg("directory", type=local_path, metavar="DIR", help="an indexed directory"),
+    _INDEXED,
     _arg("--out", type=local_path, metavar="DIR", help="where to write (default: beside the shards)"),
 )
 def _export_dali(options: argparse.Namespace) -> Outcome:
-    if not options.directory.is_dir():
-        raise NotADirectoryError(f"{str(options.directory)!r} is no directory: give one of indexed shards")
     targets: dict[Path, str] = {}
-    for shard in [index.shard for index in open_shards(options.directory)]:
+    for shard in [index.shard for index in open_shards(options.source)]:
         target = dali_path(shard) if options.out is None else options.out / dali_path(shard).name
         if target in targets:
             both = f"{Path(targets[target]).name!r} and {Path(shard).name!r}"

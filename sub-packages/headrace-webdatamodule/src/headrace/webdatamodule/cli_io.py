@@ -8,13 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.webdatamodule.shards.errors import DamagedShardError
-from headrace.webdatamodule.shards.format.files import FileBytes
-from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_shard_bytes
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_listed_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.local.shard_set import is_url, open_index
@@ -66,13 +63,9 @@ def open_shards(where: Path) -> Iterator[ShardIndex]:
         return
     shards = find_shards(where)
     for number in range(len(shards.names)):
-        index, path = shards.open_index(number, check=True), Path(shards.path(number))
-        try:
-            view = open_shard_bytes(path)
-        except FileNotFoundError as error:
-            message = "the shard is missing: restore it, or index the directory again"
-            raise DamagedShardError(message, shard=str(path)) from error
-        index.check_shard(len(view), partial(_piece, view))
+        index = shards.open_index(number, check=True)
+        view = open_listed_shard(Path(shards.path(number)))
+        index.check_shard(len(view), view.between)
         yield index
 
 
@@ -83,10 +76,6 @@ def _open_tar(path: Path) -> ShardIndex:
     if index_path(path).exists():
         say("warning", f"the index of {str(path)!r} is older, damaged or of another shard: the shard itself was read")
     return ShardIndex(build_index(open_shard_bytes(path), shard=str(path)), shard=str(path))
-
-
-def _piece(view: FileBytes, begin: int, end: int) -> bytes:
-    return view[begin:end]
 
 
 def read_sample(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
@@ -188,9 +177,6 @@ def error_text(error: Exception) -> str:
 def escaped(text: str) -> str:
     r"""A text without control characters; tabs stay.
 
-    Args:
-        text: Any text.
-
     >>> escaped("a\x1b[2Jb\tc\n"), escaped("\u00e9\u202e\udcff")
     ('a\\x1b[2Jb\tc\\n', 'é\\u202e\\udcff')
     """
@@ -203,12 +189,6 @@ def escaped(text: str) -> str:
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:
     """Lay out rows in columns: the first to the left, numbers to the right.
-
-    Args:
-        rows: Of equal length, the first one the heads; integers get thousands separators.
-
-    Returns:
-        The lines.
 
     >>> table([("name", "bytes"), ("a.tar", 10240)])
     ['name    bytes', 'a.tar  10,240']

@@ -180,11 +180,7 @@ def _kind_of(path: Path) -> str:
 
 
 class Files(Source):
-    """The samples of some directories, sorted by key. Bytes are copied as they are: nothing is unpickled.
-
-    Args:
-        samples: Pairs of a key and {member key: path}.
-    """
+    """The samples of some directories, sorted by key. Bytes are copied as they are: nothing is unpickled."""
 
     def __init__(self, samples: Sequence[tuple[str, Members]]) -> None:
         self._samples = samples
@@ -284,19 +280,6 @@ class Fasta(Source):
 
     A record's key is its number, since its own name may come twice or hold what a key cannot; or that name, made safe.
     Its members are texts: `id.txt`, the header line without ">", and `seq.txt`, the letters without white space.
-
-    Args:
-        path: The file, not compressed.
-        first: The number of its first record.
-        name: Of the file, in errors; the path when empty.
-        key_from: What the keys are: "number", or "id" for the first word of the header line; see `safe_key`.
-
-    Attributes:
-        name: Of the file.
-        ids: The first words; None where numbers are the keys.
-
-    Raises:
-        ValueError: It is no FASTA file, or holds no record; or a record has no id.
     """
 
     def __init__(self, path: Path, first: int = 0, name: str = "", key_from: str = "number") -> None:
@@ -409,18 +392,7 @@ def _decompressed(path: Path, scratch: Path) -> Path:
 
 
 class Entries(Source):
-    """The entries of an LMDB. Bytes are copied as they are: nothing is unpickled.
-
-    Args:
-        path: The database: a directory with `data.mdb`, or a file.
-        member: The member key of the values.
-        keys: Which entries, in this order; all, in the order of the database, when None. The dots of a key become
-            dashes in the sample's key.
-
-    Raises:
-        ImportError: The package `lmdb` is not installed.
-        ValueError: It is no LMDB, is empty or lacks a key.
-    """
+    """The entries of an LMDB. Bytes are copied as they are: nothing is unpickled."""
 
     def __init__(self, path: Path, member: str, keys: Sequence[str] | None = None) -> None:
         self._path, self._member = str(path), member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -14,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from headrace.webdatamodule._lightning import FitLoop
 from headrace.webdatamodule.loading.distributed import TrainerMesh, check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
-from headrace.webdatamodule.splits import Split, by_split, needed_by, positive_int, stage_name
+from headrace.webdatamodule.splits import Split, by_split, need, needed_by, positive_int, stage_name
 from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -211,7 +212,7 @@ class WebDataModule(lightning.LightningDataModule):
             self._fit_loop = None if self.trainer is None else FitLoop(self)
         for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
             self._datasets[split] = open_stream(self._options[split])
-            self._datasets[split].check_ranks(*_Ranks(self, self._ranks)())
+            self._datasets[split].check_ranks(*_ranks(ref(self), self._ranks))
 
     def train_dataloader(self) -> StreamLoader:
         """The loader of the train split; during a fit it is always the trainer's."""
@@ -293,7 +294,7 @@ class WebDataModule(lightning.LightningDataModule):
             return self._loaders[split]
         if split not in self._datasets:
             self._datasets[split] = open_stream(self._options[split])
-        loader = open_loader(self._datasets[split], _Ranks(self, self._ranks))
+        loader = open_loader(self._datasets[split], partial(_ranks, ref(self), self._ranks))
         if self._loaders is not None:
             self._loaders[split] = loader
         return loader
@@ -303,9 +304,7 @@ class WebDataModule(lightning.LightningDataModule):
 
     def _need(self, split: Split, what: str) -> None:
         for name, given in self._given.items():
-            if split not in given:
-                have = ", ".join(map(str, given)) or "no split"
-                raise ValueError(f"{what} needs {split}, but {name} has {have}: add {name}[{split}]")
+            need(split, what, name, given)
 
 
 class PickledDataWDS(WebDataModule):
@@ -383,20 +382,15 @@ class PickledDataWDS(WebDataModule):
             )
 
 
-class _Ranks:
+def _ranks(module: ref[WebDataModule], given: tuple[Any, Any, Any]) -> tuple[int, int]:
     """The number of data-parallel ranks and this one: as given, else the trainer's, else the process group's.
 
-    It does not keep the data module alive, nor with it the workers of loaders that nobody uses any more.
+    A loader that asks does not keep the data module alive, nor with it the workers of loaders that nobody uses.
     """
-
-    def __init__(self, module: WebDataModule, given: tuple[Any, Any, Any]) -> None:
-        self._module, self._given = ref(module), given
-
-    def __call__(self) -> tuple[int, int]:
-        trainer = getattr(self._module(), "trainer", None)
-        if self._given == (None, None, None) and trainer is not None:
-            return data_parallel_ranks(mesh=TrainerMesh(trainer))
-        return data_parallel_ranks(*self._given)
+    trainer = getattr(module(), "trainer", None)
+    if given == (None, None, None) and trainer is not None:
+        return data_parallel_ranks(mesh=TrainerMesh(trainer))
+    return data_parallel_ranks(*given)
 
 
 class _NoLoaders(CombinedLoader):

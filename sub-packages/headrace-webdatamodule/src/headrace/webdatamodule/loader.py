@@ -19,24 +19,24 @@ from headrace.webdatamodule.loading.dataset import (
     OnError,
     Skipped,
     explain_worker,
-    fingerprint_of,
     warn_of_skipped,
 )
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
-from headrace.webdatamodule.loading.epochs import EpochSetter
-from headrace.webdatamodule.loading.options import as_int, check_loading, seed_int
+from headrace.webdatamodule.loading.epochs import EpochLoader
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
+from headrace.webdatamodule.loading.options import check_loading, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.position import (
     VERSION,
     Iteration,
     Position,
     Requests,
-    check_state,
-    checked,
+    check_batch_sampler,
+    check_loader_state,
     has_state,
     length_of,
     load_state,
-    own_position,
+    requested,
     resume,
     rewind,
     set_epoch,
@@ -47,7 +47,7 @@ from headrace.webdatamodule.loading.worker import WorkerTimeout, end_workers, st
 State = dict[str, Any]
 
 
-class ResumableLoader:
+class ResumableLoader(EpochLoader):
     """Batches of a map-style dataset, from any position on.
 
     It knows which batches reached the training loop, whatever its workers have read ahead: `state_dict()` holds the
@@ -78,7 +78,8 @@ class ResumableLoader:
             sample, count it and warn.
         sizes: Of each sample, shape [n] or [n, k], for the report on padding.
         seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
-        fingerprint: Stands for the dataset in states; the dataset's own `fingerprint` when None, else its length.
+        fingerprint: Stands for the dataset in states; when None, the dataset's own `fingerprint`, else its length and,
+            of lists, arrays, tensors and Hugging Face datasets, some samples.
         num_replicas: Number of data-parallel ranks; from the process group when an epoch begins, if None.
         rank: This one; the same.
         mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
@@ -87,6 +88,7 @@ class ResumableLoader:
         check_ranks: Whether all ranks compare their plans before each epoch.
 
     Attributes:
+        dataset: The samples.
         indices: Of the samples in the batch that was delivered last.
 
     Raises:
@@ -102,8 +104,6 @@ class ResumableLoader:
     >>> len(resumed), resumed.remaining, list(resumed)
     (3, 2, [['c', 'd'], ['e', 'f']])
     """
-
-    batch_sampler: Any = None  # trainers look for one beside `sampler`
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class ResumableLoader:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
         is_factory = callable(batch_sampler) and not hasattr(batch_sampler, "__iter__")
-        self._make_batches: Callable[[int, int], Any] | None = batch_sampler if is_factory else None
-        self._batches: Any = None if is_factory else checked(batch_sampler, dataset)
-        self._dataset, self._name = dataset, name
+        self._factory: Callable[[int, int], Any] | None = batch_sampler if is_factory else None
+        self._batch_sampler: Any = None if is_factory else check_batch_sampler(batch_sampler, dataset)
+        self.dataset, self._name = dataset, name
         self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
         self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
         self._fixed, self._check_ranks = fixed_epoch, check_ranks
@@ -149,15 +149,14 @@ class ResumableLoader:
         }
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error)
         self._stats = DeliveryStats(name, dataset, sizes)
-        self._made_for: tuple[int, int] | None = None  # ranks
+        self._factory_ranks: tuple[int, int] | None = None  # that it was called with
         self._epoch = 0
         self._chosen = self._finished = False  # set_epoch was called since an iteration began; one came to its end
-        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
         self.on_batch: Callable[[Sequence[int]], None] | None = None
         self.counts: Callable[[], bool] | None = None
         self.indices: Sequence[int] = ()
         self._open()
-        if self._batches is not None:
+        if self._batch_sampler is not None:
             self._restart(0)
 
     def _open(self) -> None:
@@ -171,36 +170,21 @@ class ResumableLoader:
         )
         self._current: weakref.ref[Iteration] | None = None
         self._positions: deque[Position] = deque([Position(0, None)])
-        self._before = 0
+        self._steps_before = 0
         self._length: int | None = None
         self._begun = self._resumed = False
 
     def __len__(self) -> int:
         """Batches of the whole epoch on this rank, those before a resumed position included."""
-        batches = self._sampler()
+        batches = self._batches()
         if self._length is None:
-            self._length = length_of(batches, self._before)
+            self._length = length_of(batches, self._steps_before)
         return self._length
-
-    @property
-    def remaining(self) -> int:
-        """Batches that are left of the epoch."""
-        return len(self) - self.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""
         # All happens at the first `next`: trainers make an iterator before they set the epoch.
         return self._deliver()
-
-    @property
-    def dataset(self) -> Any:
-        """The samples."""
-        return self._dataset
-
-    @property
-    def sampler(self) -> EpochSetter:
-        """Trainers call `loader.sampler.set_epoch`."""
-        return EpochSetter(self)
 
     @property
     def num_workers(self) -> int:
@@ -227,24 +211,6 @@ class ResumableLoader:
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to deliver next; a position that was loaded holds for its own epoch only.
-
-        Args:
-            epoch: 0 or more.
-
-        Raises:
-            TypeError: No int.
-            ValueError: Below 0.
-        """
-        epoch = as_int("epoch", epoch, 0)
-        if self._fixed:
-            return
-        if self.fit_loop is not None and self.fit_loop.trainer is not None:
-            self.fit_loop.begin(epoch)
-        else:
-            self.choose_epoch(epoch)
-
     def choose_epoch(self, epoch: int) -> None:
         """As `set_epoch`, by whoever decides on the epoch."""
         if epoch != self._epoch:
@@ -253,12 +219,12 @@ class ResumableLoader:
 
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch
-        set_epoch(self._sampler(), epoch)
+        set_epoch(self._batches(), epoch)
         self._restart(0)
 
     def rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
-        rewind(self._sampler(), self._epoch)
+        rewind(self._batches(), self._epoch)
         self._restart(0)
 
     def state_dict(self) -> State:
@@ -271,12 +237,14 @@ class ResumableLoader:
             The same on every rank: "version", "seed", "epoch", "steps" delivered in it, "fingerprint" of the dataset,
             and "batch_sampler", its state.
         """
-        batches = self._sampler()
+        batches = self._batches()
         done = None if self.fit_loop is None else self.fit_loop.steps_done()
         position = self._positions[-1]
         if done is not None and done < position.steps:
             position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
-        own = position.state if has_state(batches) else own_position(position, self.ranks)
+        own = position.state
+        if not has_state(batches):  # every rank has batches of its own
+            own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (own or {})
         order = getattr(batches, "order_digest", "") if position.steps else ""
         return {
             "version": VERSION,
@@ -302,15 +270,16 @@ class ResumableLoader:
             ValueError: It is of another dataset, other sizes, options or another seed; or of another number of ranks,
                 and the batch sampler has no state.
         """
-        if self.fit_loop is None or self.fit_loop.trainer is None:
+        if self._trainer is None:
             self.restore(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
-        steps, epoch = check_state(state, self._fingerprint, self._seed, self._name)
+        check_loader_state(state, self._fingerprint, self._seed, self._name)
+        steps, epoch = state["steps"], state["epoch"]
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return
-        before = resume(self._sampler(), state, self._epoch, self.ranks)
+        before = resume(self._batches(), state, self._epoch, self.ranks)
         self._epoch = epoch
         self._restart(steps, before)
         self._resumed, self._chosen = True, False
@@ -336,7 +305,7 @@ class ResumableLoader:
     def close(self) -> None:
         """End the workers and close the dataset; both come back when they are needed."""
         self._iterator = None
-        if callable(close := getattr(self._dataset, "close", None)):
+        if callable(close := getattr(self.dataset, "close", None)):
             close()
 
     @property
@@ -351,35 +320,35 @@ class ResumableLoader:
             end_workers(running)
         self._inner._iterator = iterator
 
-    def _sampler(self) -> Any:
+    def _batches(self) -> Any:
         """The batch sampler of the ranks there are now, at the present position."""
-        if self._make_batches is None:
-            return self._batches
+        if self._factory is None:
+            return self._batch_sampler
         ranks = self.ranks
-        if ranks != self._made_for:
+        if ranks != self._factory_ranks:
             position, resumed = self._positions[-1], self._resumed
-            going_on = position.steps > 0 and not self._begun
-            if going_on and not has_state(self._batches):
+            mid_epoch = position.steps > 0 and not self._begun
+            if mid_epoch and not has_state(self._batch_sampler):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-            self._batches, self._made_for = checked(self._make_batches(*ranks), self._dataset), ranks
-            set_epoch(self._batches, self._epoch)
+            self._batch_sampler, self._factory_ranks = check_batch_sampler(self._factory(*ranks), self.dataset), ranks
+            set_epoch(self._batch_sampler, self._epoch)
             self._length = None
-            if going_on:
-                load_state(self._batches, position.state or {}, self._epoch)
+            if mid_epoch:
+                load_state(self._batch_sampler, position.state or {}, self._epoch)
             if not self._begun:
                 self._restart(position.steps)
                 self._resumed = resumed
-        return self._batches
+        return self._batch_sampler
 
     def _restart(self, steps: int, before: State | None = None) -> None:
-        self._before, self._length, self._begun, self._resumed, self._finished = steps, None, False, False, False
-        state = self._batches.state_dict() if has_state(self._batches) else before
+        self._steps_before, self._length, self._begun, self._resumed, self._finished = steps, None, False, False, False
+        state = self._batch_sampler.state_dict() if has_state(self._batch_sampler) else before
         if state is not None and not steps and "position" in state:
             state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
         self._positions = deque([Position(steps, state)])
 
     def _deliver(self) -> Iterator[Any]:
-        if self.fit_loop is not None and self.fit_loop.trainer is not None and not self.fit_loop.iterates():
+        if self._is_beside_a_fit():
             # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
             yield from self._beside(Position(0, None))
             return
@@ -416,13 +385,13 @@ class ResumableLoader:
 
     def _begin(self) -> tuple[Iteration, Iterator[Any], dict[str, Any]]:
         """Start an iteration, its workers included."""
-        self._sampler()
+        self._batches()
         if self._begun:
             if self._finished and not self._chosen and not self._fixed:
                 self._go_to(self._epoch + 1)
             else:  # the same epoch once more
                 self._restart(0)
-        batches, (world, rank) = self._sampler(), self.ranks
+        batches, (world, rank) = self._batches(), self.ranks
         length, start = len(self), self._positions[-1]
         plan = {
             "epoch": self._epoch,
@@ -435,21 +404,15 @@ class ResumableLoader:
         }
         name = int.from_bytes(self._name.encode()[:7], "big")
         iteration = Iteration(start)
-        self._requests.begin(
-            batches,
-            iteration.in_flight,
-            start=start,
-            stop=length,
-            key=int(derive(self._seed, self._epoch, rank, name)[0]),
-        )
+        key = int(derive(self._seed, self._epoch, rank, name)[0])
+        self._requests.next = requested(batches, iteration, length, key)
         self._stats.rank = (world, rank)
-        trainer = None if self.fit_loop is None else self.fit_loop.trainer
-        self._kept = 2 if trainer is None else trainer.accumulate_grad_batches + 1
-        self._before, self._begun, self._resumed, self._finished, self._chosen = 0, True, False, False, False
+        self._kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
+        self._steps_before, self._begun, self._resumed, self._finished, self._chosen = 0, True, False, False, False
         return iteration, start_workers(self._inner), plan
 
     def end_iteration(self) -> None:
-        """The iteration that is going on, if any, has been abandoned."""
+        """The iteration that is under way, if any, has been abandoned."""
         self._current = None
 
     def _latest(self) -> Iteration | None:
@@ -467,13 +430,15 @@ class ResumableLoader:
         """A loader of its own at a position of this epoch, whose batches count for nothing."""
         other = copy.copy(self)
         other._open()
-        if self._make_batches is None:
-            other._batches = copy.deepcopy(self._batches, {id(self._dataset): self._dataset})
+        if self._factory is None:
+            other._batch_sampler = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
         else:
-            other._batches = checked(self._make_batches(*(self._made_for or self.ranks)), self._dataset)
-        rewind(other._batches, self._epoch)
-        if has_state(other._batches) and position.steps and position.state is not None:
-            load_state(other._batches, position.state, self._epoch)
+            other._batch_sampler = check_batch_sampler(
+                self._factory(*(self._factory_ranks or self.ranks)), self.dataset
+            )
+        rewind(other._batch_sampler, self._epoch)
+        if has_state(other._batch_sampler) and position.steps and position.state is not None:
+            load_state(other._batch_sampler, position.state, self._epoch)
         other._restart(position.steps)
         other.fit_loop = other.on_batch = None
         other._check_ranks, other.counts = False, bool
@@ -496,4 +461,4 @@ class ResumableLoader:
     def _explain(self, error: Exception, iteration: Iteration) -> None:
         for indices, position in itertools.islice(iteration.in_flight, 1):
             batch = f"the {self._name} loader waited for batch {position.steps - 1} of epoch {self._epoch}"
-            explain_worker(error, batch, self._dataset, indices)
+            explain_worker(error, batch, self.dataset, indices)

@@ -1,6 +1,6 @@
 """The names of the splits, and arguments that are given per split."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from enum import Enum
 from operator import index
 from typing import Any, TypeVar
@@ -42,6 +42,13 @@ def needed_by(stage: str, given: Container[Split] = ()) -> Split:
     (<Split.test: 'test'>, <Split.predict: 'predict'>)
     """
     return Split.predict if stage == "predict" and Split.predict in given else _NEEDED[stage]
+
+
+def need(split: Split, what: str, name: str, given: Collection[Split]) -> None:
+    """Refuse that an argument, by its name, lacks a split that something needs."""
+    if split not in given:
+        have = ", ".join(map(str, given)) or "no split"
+        raise ValueError(f"{what} needs {split}, but {name} has {have}: add {name}[{split}]")
 
 
 def as_split(key: Any) -> Split | None:

@@ -4,6 +4,7 @@ import hashlib
 import operator
 import re
 import reprlib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -223,3 +224,20 @@ class Ranks:
         if rank >= size:
             raise ValueError(f"rank must be from 0 to num_replicas - 1, got rank={rank} with num_replicas={size}")
         return size, rank
+
+
+def refuse_sharding_again(num_replicas: int) -> None:
+    """Raise if one rank's samples are about to be distributed once more, by accelerate.
+
+    Only the calls that are going on show it: accelerate tells a sampler nothing.
+    """
+    frame = sys._getframe(2) if num_replicas > 1 and "accelerate" in sys.modules else None
+    for _ in range(4):  # torch's batch sampler, and what accelerate puts around that
+        shard: Any = None if frame is None else frame.f_locals.get("self")
+        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
+            raise RuntimeError(
+                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
+                "and lose the others: construct the sampler with num_replicas=1 and rank=0, or leave its loader out of "
+                "prepare()"
+            )
+        frame = None if frame is None else frame.f_back

@@ -23,6 +23,7 @@ from headrace.weighted_sampler._validation import (
     check_state,
     data_identity,
     digest,
+    refuse_sharding_again,
     shown,
 )
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
@@ -83,7 +84,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
 
-    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of.
+    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only
+    accelerate's ``prepare`` distributes every loader once more, so it takes ``num_replicas=1, rank=0``; else it raises.
 
     Args:
         dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
@@ -248,6 +250,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
         # workers makes two iterators and throws the first away.
         (num_replicas, rank), epoch, start = self._ranks.resolve(), self.epoch, self._next_start()
+        refuse_sharding_again(num_replicas)
         end, most = self._end(start, num_replicas), self._order.block(num_replicas)
         self._loaded, self._skip, self._epoch_pending = None, None, False
         iteration.start = iteration.block_end = start

@@ -59,6 +59,28 @@ class NamedConcatDataset(ConcatDataset[T_co]):
         super().__init__(datasets.values())  # type: ignore[arg-type]  # a sequence is a dataset
         self.names = tuple(datasets)
 
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        """Return the samples of a batch; each dataset is asked once where it has ``__getitems__``.
+
+        Raises:
+            IndexError: If an index is not in the dataset.
+        """
+        places = np.asarray(indices, np.int64)
+        batched = type(self).__getitem__ is ConcatDataset.__getitem__  # or a class that changes samples
+        batched = batched and any(hasattr(dataset, "__getitems__") for dataset in self.datasets)
+        if not batched or ((places < 0) | (places >= len(self))).any():
+            return [self[index] for index in indices]  # counts from the end, or raises
+        samples: list[Any] = [None] * len(places)
+        owners = np.searchsorted(self.cumulative_sizes, places, side="right")
+        for owner in np.unique(owners).tolist():
+            dataset, own = self.datasets[owner], np.flatnonzero(owners == owner)
+            inside = (places[own] - (self.cumulative_sizes[owner - 1] if owner else 0)).tolist()
+            fetch = getattr(dataset, "__getitems__", None)
+            found = fetch(inside) if callable(fetch) else [dataset[index] for index in inside]
+            for place, sample in zip(own.tolist(), found, strict=True):
+                samples[place] = sample
+        return samples
+
 
 # -- Sources -------------------------------------------------------------------------------------------------------
 

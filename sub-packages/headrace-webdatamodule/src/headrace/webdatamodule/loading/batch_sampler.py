@@ -15,21 +15,16 @@ from torch.utils.data import Sampler
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.loading.options import as_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
+from headrace.webdatamodule.loading.position import check_state
 
 VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together
-_CURES = {
-    "version": "it was saved by another version of headrace; resume with that one, or start without the checkpoint",
-    "seed": "use that seed, or start without the checkpoint",
-    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
-    "the checkpoint",
-}
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
     """Batches of `batch_size` samples, as many of them on every rank, each sample once.
 
-    Step s deals the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
+    Step s gives the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
     where the samples do not divide, unless `drop_last`. With fewer samples than ranks in a last step, some are
     repeated, with a warning that names them. After a `break`, iterating again begins the epoch anew.
 
@@ -74,7 +69,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
         self.sampler, self.shuffle, self.drop_last, self.seed = sampler, shuffle, drop_last, seed_int(seed)
-        self.epoch = self._start = self._position = 0
+        self.epoch = self._start_sample = self._samples_taken = 0
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._iteration: object = None
         self._listed: npt.NDArray[np.int64] | None = None
@@ -86,12 +81,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def remaining(self) -> int:
         """Batches that are left of the epoch, at the present number of ranks."""
-        return self._steps(self._position, data_parallel_ranks(*self._ranks)[0])
+        return self._steps(self._samples_taken, data_parallel_ranks(*self._ranks)[0])
 
     def __iter__(self) -> Iterator[list[int]]:
-        start, self._start, self._chosen = self._start, 0, False
+        start, self._start_sample, self._chosen = self._start_sample, 0, False
         self._iteration = token = object()  # only the latest iteration moves the position
-        self._position = start
+        self._samples_taken = start
         end, (world, rank) = self._end(), data_parallel_ranks(*self._ranks)
         steps = self._steps(start, world)
         if end and not steps and not start:
@@ -110,7 +105,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             ids = order(begin, spans[-1][1]).tolist()
             for low, high in spans:
                 if self._iteration is token:
-                    self._position = high
+                    self._samples_taken = high
                 own = rank_span(low, high, rank, world)
                 if high - low < world:
                     own = self._repeated(low, high, rank, world, ids, begin)
@@ -133,18 +128,18 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._chosen, self._listed = True, None
 
     def _go_to(self, epoch: int) -> None:
-        self.epoch, self._start, self._position, self._listed = epoch, 0, 0, None
+        self.epoch, self._start_sample, self._samples_taken, self._listed = epoch, 0, 0, None
         self._iteration = None
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was taken; true at any moment of an iteration."""
+        """The position, in samples of all ranks, behind the last batch that was taken; true at any moment."""
         return {
             "version": VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._samples_taken,
             "fingerprint": self.fingerprint,
         }
 
@@ -157,18 +152,19 @@ class DistributedBatchSampler(Sampler[list[int]]):
             TypeError: It is no state.
             ValueError: It is of other data, another order, batch size or seed, or no such state.
         """
-        _check_state(state, {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint})
+        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
+        check_state(state, type(self).__name__, own, ("epoch", "position"))
         epoch, position = state["epoch"], state["position"]
         if self._chosen and self.epoch > epoch:
             return
-        before = self.epoch, self._start, self._position
+        before = self.epoch, self._start_sample, self._samples_taken
         self._go_to(epoch)
         end = self._end()
         if not 0 <= position <= end:
             self._go_to(before[0])
-            self._start, self._position = before[1:]
+            self._start_sample, self._samples_taken = before[1:]
             raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
-        self._start = self._position = position
+        self._start_sample = self._samples_taken = position
         self._chosen = False
 
     @property
@@ -214,31 +210,17 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
 
 def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:
-    """How many steps deal out `left` samples."""
+    """How many steps `left` samples make."""
     return left // (batch_size * world) if drop_last else -(-left // (batch_size * world))
 
 
 def step_span(
     step: int, start: int, end: int, batch_size: int, world: int, *, drop_last: bool = False
 ) -> tuple[int, int]:
-    """The places of a step, counted from `start`.
+    """The places of a step, counted from `start`: the first, and the one after the last.
 
     All steps but the last hold `batch_size * world` samples. Where the last one would leave ranks without a sample, the
     last two share theirs.
-
-    Args:
-        step: Which one.
-        start: Where the steps begin.
-        end: Number of places in the epoch.
-        batch_size: Most samples of a rank.
-        world: Number of ranks.
-        drop_last: Whether the last step is whole too.
-
-    Returns:
-        The first place, and the one after the last.
-
-    >>> [step_span(step, 0, 17, 4, 4) for step in range(2)]
-    [(0, 8), (8, 17)]
     """
     whole = batch_size * world
     begin = start + step * whole
@@ -254,25 +236,6 @@ def step_span(
 
 
 def rank_span(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
-    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks.
-
-    >>> [rank_span(10, 15, rank, 2) for rank in range(2)]
-    [(10, 12), (12, 15)]
-    """
+    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks."""
     count = high - low
     return low + count * rank // world, low + count * (rank + 1) // world
-
-
-def _check_state(state: Any, own: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := {*own, "epoch", "position"} - set(state):
-        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
-    for name in ("epoch", "position"):
-        if type(state[name]) is not int or (name == "epoch" and state[name] < 0):
-            raise ValueError(
-                f"state[{name!r}] must be an int >= 0, got {state[name]!r}: pass what state_dict() returned"
-            )
-    for name, value in own.items():
-        if state[name] != value:
-            raise ValueError(f"checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,7 @@ class DamagedSampleWarning(UserWarning):
 
 
 class ConcatShards(ConcatDataset[Any]):
-    """The samples of named sources, one source after another.
-
-    Args:
-        sources: {name: indexed shards}.
-
-    Raises:
-        ValueError: There is no source.
-    """
+    """The samples of named sources, `{name: indexed shards}`, one source after another."""
 
     names: tuple[str, ...]
 
@@ -54,17 +47,7 @@ class ConcatShards(ConcatDataset[Any]):
         return self.datasets  # type: ignore[return-value]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Read a batch, source by source.
-
-        Args:
-            indices: Indices in any order.
-
-        Returns:
-            The samples, in the order of the indices.
-
-        Raises:
-            IndexError: There is no such sample.
-        """
+        """Read a batch, source by source; the samples are in the order of the indices."""
         if len(self.parts) == 1:
             return self.parts[0].__getitems__(indices)
         places: list[list[int]] = [[] for _ in self.parts]
@@ -138,20 +121,8 @@ def explain_worker(error: Exception, waited_for: str, dataset: Any, indices: Seq
         error.add_note(f"{waited_for}: {shown}{more}")
 
 
-def fingerprint_of(dataset: Any) -> str:
-    """A dataset's own fingerprint, else one of its length alone."""
-    own = getattr(dataset, "fingerprint", None)
-    return str(own) if own is not None else blake2b(f"length {len(dataset)}".encode(), digest_size=16).hexdigest()
-
-
 class Request(NamedTuple):
-    """A batch to be read.
-
-    Attributes:
-        indices: Of the samples.
-        key: Of the random numbers of the epoch and the rank.
-        step: Number of the batch in the epoch.
-    """
+    """A batch to be read: the `key` of the random numbers of epoch and rank, and its number in the epoch."""
 
     indices: Sequence[int]
     key: int
@@ -159,26 +130,14 @@ class Request(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A sample that was skipped.
-
-    Attributes:
-        sample: Its index in the dataset.
-        message: What is wrong with it, and where it lies.
-    """
+    """A sample that was skipped: its index in the dataset, what is wrong with it, and where it lies."""
 
     sample: int
     message: str
 
 
 class RawBatch(NamedTuple):
-    """A batch before it is collated.
-
-    Attributes:
-        indices: Of the samples.
-        samples: The samples.
-        skipped: Those left out.
-        error: Raised instead.
-    """
+    """A batch before it is collated, without the samples that were skipped; an error is raised in its place."""
 
     indices: Sequence[int]
     samples: list[Any]
@@ -187,13 +146,7 @@ class RawBatch(NamedTuple):
 
 
 class BatchDataset(Dataset[Any]):
-    """Reads whole batches; the dataset of a `DataLoader`, in its workers.
-
-    Args:
-        dataset: The samples, by integer index; read with `__getitems__` where it has that.
-        collate_fn: Makes a batch of a list of samples; torch's own when None.
-        on_error: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample.
-    """
+    """Reads whole batches, in the workers of a `DataLoader`; with `__getitems__` where the dataset has that."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, on_error: OnError) -> None:
         self.dataset, self.on_error = dataset, on_error
@@ -215,7 +168,7 @@ class BatchDataset(Dataset[Any]):
         try:
             return self._read(indices)
         except StopIteration as error:  # which a loop would take for the end of the epoch
-            raise _stop_iteration("a transform", error) from error
+            raise_explained(error, "a transform")
         except ShardError as error:
             if get_worker_info() is None:
                 raise
@@ -262,21 +215,21 @@ class BatchDataset(Dataset[Any]):
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True
             return batch, read.skipped, None
-        except Exception as caught:
-            error = _stop_iteration("collate_fn", caught) if isinstance(caught, StopIteration) else caught
+        except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             more = " ..." if len(read.indices) > 5 else ""
-            error.add_note(f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
-            if error is caught:
-                raise
-            raise error from caught
+            raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
 
 
-def _stop_iteration(where: str, error: StopIteration) -> RuntimeError:
+def raise_explained(error: Exception, where: str, *notes: str) -> NoReturn:
+    """Raise an error with notes; instead of a StopIteration, which a loop would take for its own end, another one."""
+    for note in notes:
+        error.add_note(note)
+    if not isinstance(error, StopIteration):
+        raise error
     instead = RuntimeError(f"{where} raised StopIteration, as next() does of an exhausted iterator")
-    for note in getattr(error, "__notes__", ()):
-        instead.add_note(note)
-    return instead
+    instead.__notes__ = getattr(error, "__notes__", [])
+    raise instead from error
 
 
 def source_names(dataset: Any, default: str) -> tuple[str, ...]:

@@ -25,14 +25,7 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
     they close over, and the plain values, containers and arrays that they find in the module; of an object also the
     methods of its class and what it holds. What it calls elsewhere does not count. A function that changes such a
-    container itself is another one afterwards.
-
-    Args:
-        function: Of a sample.
-        reading: What else decides what it gets, such as a decoder.
-
-    >>> column_name(len) == column_name(len) != column_name(sum)
-    True
+    container itself is another one afterwards. `reading` is what else decides what it gets, such as a decoder.
     """
     called = getattr(function, "__name__", type(function).__name__)
     plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
@@ -40,11 +33,7 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
 
 
 def digest(*things: Any) -> str:
-    """Hash values, code and what they hold; the same in every process.
-
-    >>> digest({"b", "a"}, 1) == digest({"a", "b"}, 1) != digest({"a"}, 1)
-    True
-    """
+    """Hash values, code and what they hold; the same in every process."""
     seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
     text = b"|".join(_described(thing, seen) for thing in things)
     return hashlib.blake2b(text, digest_size=6).hexdigest()

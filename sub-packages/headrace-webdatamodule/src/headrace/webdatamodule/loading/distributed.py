@@ -30,11 +30,7 @@ class Mesh(Protocol):
 
 
 class TrainerMesh:
-    """The data-parallel ranks of a Lightning trainer, under model-parallel strategies too.
-
-    Args:
-        trainer: Asked when an epoch begins.
-    """
+    """The data-parallel ranks of a Lightning trainer, under model-parallel strategies too; asked late."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -56,22 +52,6 @@ def data_parallel_ranks(
     They come from the arguments, else from the process group of torch.distributed, else from the environment that
     `torchrun` sets (WORLD_SIZE and RANK), else there is one rank. Ask when an epoch begins: a process group may be made
     after a loader.
-
-    Args:
-        num_replicas: Number of ranks that read different data.
-        rank: This one, 0 to `num_replicas - 1`.
-        mesh: Both at once; not together with `num_replicas` or `rank`.
-
-    Returns:
-        The number of ranks, and this rank.
-
-    Raises:
-        TypeError: A number that is no int, or a mesh that lacks a method.
-        ValueError: Numbers that are not allowed, one of them without the other where nothing else tells it, or a mesh
-            of several dimensions.
-
-    >>> data_parallel_ranks(4, 1)
-    (4, 1)
     """
     check_given_ranks(num_replicas, rank, mesh)
     if mesh is not None:
@@ -129,17 +109,10 @@ def _running() -> tuple[int, int] | None:
 
 
 def compare_plans(plan: Mapping[str, Any], name: str) -> None:
-    """Compare a plan over all ranks of `torch.distributed`; all of them have to call this.
+    """Compare a plan, {what it is: value}, over all ranks of `torch.distributed`; all of them have to call this.
 
     It is one exchange of a number. Without it, ranks that differ would wait for one another for ever, or would pair
-    steps of different epochs silently.
-
-    Args:
-        plan: What has to be the same on all ranks, as {what it is: value}.
-        name: Of the loader, for the error.
-
-    Raises:
-        RankMismatchError: On every rank, naming what differs and each rank's value.
+    steps of different epochs silently. Every rank raises, naming what differs.
     """
     if not is_distributed():
         return
@@ -162,11 +135,7 @@ def compare_plans(plan: Mapping[str, Any], name: str) -> None:
 
 
 def on_one_rank(function: Callable[[], _Result]) -> _Result:
-    """Call a function on rank 0 and broadcast its result, or its error; all ranks have to call this.
-
-    Args:
-        function: Its result is pickled.
-    """
+    """Call a function on rank 0 and broadcast its result, or its error, as pickles; all ranks have to call this."""
     if not is_distributed():
         return function()
     found: list[Any] = [None, None]

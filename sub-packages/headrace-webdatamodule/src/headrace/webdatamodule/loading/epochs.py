@@ -1,4 +1,4 @@
-"""A trainer's epochs and a loader's: an epoch that a limit ended early goes on after a resume.
+"""A trainer's epochs and a loader's: an epoch that a limit ended early continues after a resume.
 
 A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, which the trainer
 counts as one more epoch. So its number of an epoch is then ahead of the loader's.
@@ -7,44 +7,121 @@ counts as one more epoch. So its number of an epoch is then ahead of the loader'
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import SequentialSampler
 
+from headrace.webdatamodule.loading.options import as_int
+from headrace.webdatamodule.loading.position import LARGEST
 
-class EpochLoader(Protocol):
-    """A loader that a trainer tells its epochs."""
 
+class EpochLoader(ABC):
+    """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position.
+
+    Attributes:
+        fit_loop: A `_lightning.FitLoop`, which knows the steps that were done; None without a trainer.
+    """
+
+    batch_sampler: Any = None  # trainers look for one beside `sampler`
+    fit_loop: Any = None
+    _name: str
+    _fixed: bool  # every epoch is the same
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
     @property
+    @abstractmethod
     def epoch(self) -> int:
         """The present epoch."""
 
     @property
+    @abstractmethod
     def steps(self) -> int:
-        """Batches of it that were delivered."""
+        """Batches of the present epoch that were delivered."""
 
     @property
+    @abstractmethod
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
 
+    @abstractmethod
     def rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
 
+    @abstractmethod
     def choose_epoch(self, epoch: int) -> None:
-        """Deliver an epoch next; the present one keeps its position."""
+        """As `set_epoch`, by whoever decides on the epoch; the present one keeps its position."""
 
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `load_state_dict`, by whoever decides on the position."""
+
+    @abstractmethod
     def end_iteration(self) -> None:
-        """The iteration that is going on, if any, has been abandoned."""
+        """The iteration that is under way, if any, has been abandoned."""
+
+    @property
+    def sampler(self) -> EpochSetter:
+        """Trainers call `loader.sampler.set_epoch`."""
+        return EpochSetter(self)
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the epoch."""
+        return max(0, len(self) - self.steps)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to deliver next; a position that was loaded holds for its own epoch only.
+
+        Args:
+            epoch: 0 to 2**62.
+
+        Raises:
+            TypeError: No int.
+            ValueError: Another number.
+        """
+        number = as_int(f"{self._name}: epoch", epoch, 0)
+        if number >= LARGEST:
+            raise ValueError(f"{self._name}: epoch must be an int from 0 to 2**62, got {epoch}")
+        if self._fixed:
+            return
+        if self._trainer is not None:
+            self.fit_loop.begin(number)
+        else:
+            self.choose_epoch(number)
+
+    @property
+    def _trainer(self) -> Any:
+        """The trainer that fits with this loader at this moment, if one does."""
+        return None if self.fit_loop is None else self.fit_loop.trainer
+
+    def _is_beside_a_fit(self) -> bool:
+        """Whether an iteration that begins is not the trainer's, and so counts for nothing."""
+        return self._trainer is not None and not self.fit_loop.iterates()
+
+
+class EpochSetter(SequentialSampler):
+    """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace."""
+
+    def __init__(self, loader: EpochLoader) -> None:
+        super().__init__(loader)
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the loader delivers next."""
+        self._loader.set_epoch(epoch)
+        if self._loader._trainer is not None:
+            self._loader.fit_loop.settle()
 
 
 class EpochOffset:
     """Chooses a loader's epochs for a trainer's.
 
     Attributes:
-        cuts: How many epochs were split: ended early, and went on in the trainer's next one.
+        cuts: How many epochs were split: ended early, and continued in the trainer's next one.
     """
 
     def __init__(self) -> None:
@@ -64,13 +141,10 @@ class EpochOffset:
         self._cuts_before = self.cuts
 
     def begin(self, loader: EpochLoader, epoch: int, limit: float, *, overfits: bool) -> None:
-        """Choose the loader's epoch: the saved one as long as some of it is left.
+        """Choose the loader's epoch for the trainer's number: the saved one as long as some of it is left.
 
-        Args:
-            loader: The loader; it may have been resumed.
-            epoch: The trainer's number.
-            limit: Most batches of an epoch if it is an int, else a share of them.
-            overfits: Whether the loader delivers its first epoch again and again.
+        `limit` is the most batches of an epoch if it is an int, else a share of them; a trainer that overfits gets the
+        loader's first epoch again and again.
         """
         if loader.resumed and self._saved >= 0:
             over = epoch > self._saved  # the trainer takes the saved epoch for done
@@ -95,21 +169,3 @@ def _most(loader: EpochLoader, limit: float) -> float:
     except TypeError:  # an endless one
         length = math.inf
     return min(length, limit if isinstance(limit, int) else length * limit)
-
-
-class EpochSetter(SequentialSampler):
-    """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace.
-
-    Args:
-        loader: Has a `dataset`, a `set_epoch` and a `fit_loop`.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader.dataset)
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the loader delivers next."""
-        self._loader.set_epoch(epoch)
-        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
-            fit_loop.settle()

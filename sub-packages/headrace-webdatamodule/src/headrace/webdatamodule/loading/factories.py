@@ -76,16 +76,7 @@ def check_callable(name: str, function: Any, split: Split, hint: str = "") -> No
 def check_factories(
     split: Split, batch_size: Any, batch_sampler: Any, sizes: Any, sampler: Any, *, ranks_given: bool
 ) -> None:
-    """Refuse options that leave open how a split is batched, or that say it twice.
-
-    Args:
-        split: For messages.
-        batch_size: Samples of a batch, or None.
-        batch_sampler: A `BatchSamplerFactory` instead, or None.
-        sizes: What tells the sizes, or None.
-        sampler: A `SamplerFactory`, or None.
-        ranks_given: Whether the data module has ranks of its own.
-    """
+    """Refuse options that leave open how a split is batched, or that say it twice."""
     size, factory = batch_size, batch_sampler
     if size is None and factory is None:
         raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
@@ -101,15 +92,15 @@ def check_factories(
             "or a function of the sample"
         )
     check_callable("sampler", sampler, split, f"; give {_SAMPLER}")
-    for name in named_by(sampler) & set(RANKS):
+    for name in keywords_of(sampler).keys() & set(RANKS):
         raise ValueError(
             f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
             f"afterwards; leave {name} out"
         )
-    given = named_by(factory) & set(RANKS)
+    given = keywords_of(factory).keys() & set(RANKS)
     if given and ranks_given:
         raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
-    if sampler is not None and "sampler" in named_by(factory):
+    if sampler is not None and "sampler" in keywords_of(factory):
         raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
 
 
@@ -126,20 +117,7 @@ def make_batches(
     rank: int,
     seed: int,
 ) -> tuple[Any, Any]:
-    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank.
-
-    Args:
-        data: The samples.
-        sizes: Of each sample, for `batch_sampler`.
-        batch_size: Samples of a batch, where there is no `batch_sampler`.
-        batch_sampler: Makes the batches.
-        sampler: Makes the order; the batches are dealt to the ranks.
-        shuffle: Of batches of `batch_size`.
-        drop_last: Of batches of `batch_size`.
-        num_replicas: Number of ranks.
-        rank: This one.
-        seed: Of all randomness.
-    """
+    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank."""
     order = None if sampler is None else call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
     factory: Any = batch_sampler
     subject: Any = sizes
@@ -160,14 +138,9 @@ def keywords_of(factory: Any) -> dict[str, Any]:
     return dict(factory.keywords) if isinstance(factory, partial) else {}
 
 
-def named_by(factory: Any) -> set[str]:
-    """Their names."""
-    return set(keywords_of(factory))
-
-
 def call_factory(factory: Any, subject: Any, **options: Any) -> Any:
     """Call a factory with the options that its partial does not name."""
-    own = named_by(factory)
-    if own & set(RANKS):
+    own = keywords_of(factory)
+    if not own.keys().isdisjoint(RANKS):
         options = {name: value for name, value in options.items() if name not in RANKS}
     return factory(subject, **{name: value for name, value in options.items() if name not in own})

@@ -25,15 +25,7 @@ _LONGEST = 120
 
 
 def as_int(name: str, value: Any, low: int, cure: str = "") -> int:
-    """An argument as an int; numpy's integers are allowed, bools are not.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is below `low`.
-
-    >>> as_int("num_workers", 2, 0)
-    2
-    """
+    """An argument as an int >= `low`; numpy's integers are allowed, bools are not."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -47,12 +39,7 @@ def as_int(name: str, value: Any, low: int, cure: str = "") -> int:
 
 
 def seed_int(seed: Any) -> int:
-    """A seed as an int of 64 bits.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Below 0, or 2**64 and more.
-    """
+    """A seed as an int of 64 bits."""
     number = as_int("seed", seed, 0)
     if number >= 2**64:
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
@@ -60,15 +47,7 @@ def seed_int(seed: Any) -> int:
 
 
 def check_loading(num_workers: Any, prefetch_factor: Any, timeout: Any, on_error: Any, where: str = "") -> None:
-    """Refuse what no loader takes.
-
-    Args:
-        num_workers: Processes that read ahead.
-        prefetch_factor: Batches that a worker reads ahead, or None.
-        timeout: Seconds to wait for a batch, 0 for no limit.
-        on_error: "raise" or "skip".
-        where: Of the split, for the message.
-    """
+    """Refuse what no loader takes; `where` names the split."""
     as_int(f"num_workers{where}", num_workers, 0, "0 reads in this process")
     if prefetch_factor is not None:
         as_int("prefetch_factor", prefetch_factor, 1, "None stands for 2 batches a worker")
@@ -79,13 +58,7 @@ def check_loading(num_workers: Any, prefetch_factor: Any, timeout: Any, on_error
 
 @dataclass(frozen=True)
 class PerSplit:
-    """The value of an argument: one for all splits, or a mapping from splits.
-
-    Args:
-        name: The argument's.
-        given: Its value.
-        default: For splits that a mapping leaves out.
-    """
+    """The value of an argument: one for all splits, or a mapping from splits, which may leave some to the default."""
 
     name: str
     given: Any
@@ -110,17 +83,7 @@ class PerSplit:
 
 
 def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
-    """The sources of a split, each with a name.
-
-    Args:
-        name: The argument's.
-        given: A place of indexed shards, or {name: place}.
-        default: Name of an only source.
-
-    Raises:
-        TypeError: Names that are no str.
-        ValueError: There is no source.
-    """
+    """The sources of a split, each with a name; an only one gets the default's."""
     if not isinstance(given, Mapping):
         return {default: given}
     if not given:
@@ -136,11 +99,7 @@ def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
 
 
 def describe_option(option: Any) -> str:
-    """An option in words that a reader recognises; a digest stands for code and for long values.
-
-    >>> describe_option(partial(sorted, reverse=True)), describe_option(64), describe_option("seq")
-    ('sorted(reverse=True)', '64', "'seq'")
-    """
+    """An option in words that a reader recognises; a digest stands for code and for long values."""
     if isinstance(option, partial):
         words = [describe_option(word) for word in option.args]
         words += [f"{name}={describe_option(value)}" for name, value in sorted(option.keywords.items())]
@@ -168,15 +127,7 @@ def _shortened(text: str) -> str:
 
 
 def differences(saved: Any, own: Mapping[str, str]) -> str:
-    """Which options were others when a checkpoint was saved.
-
-    Args:
-        saved: The options in the checkpoint.
-        own: The present ones, each in words.
-
-    >>> differences({"batch_size": "64", "seed": "0"}, {"batch_size": "64", "seed": "1"})
-    'checkpoint has seed=0, got seed=1'
-    """
+    """Which options, each in words, were others when a checkpoint was saved."""
     then = saved if isinstance(saved, Mapping) else {}
     changed = [name for name, value in own.items() if then.get(name, value) != value]
     before, now = (", ".join(f"{name}={its[name]}" for name in changed) for its in (then, own))

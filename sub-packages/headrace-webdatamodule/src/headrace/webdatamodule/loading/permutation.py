@@ -46,14 +46,7 @@ class Shuffle:
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def at(self, places: Indices) -> Indices:
-        """The numbers at some places.
-
-        Args:
-            places: Shape [n], each 0 to `size - 1`.
-
-        Returns:
-            Shape [n].
-        """
+        """The numbers at some places, each 0 to `size - 1`."""
         if self._order is not None:
             return self._order[places]
         moved = self._moved(places)
@@ -82,11 +75,7 @@ def splitmix64(words: Words) -> Words:
 
 
 def derive(*words: int) -> Words:
-    """One key of several words, each of which matters, as does its place.
-
-    Returns:
-        Shape [1].
-    """
+    """One key of several words, each of which matters, as does its place; shape [1]."""
     folded = np.zeros(1, np.uint64)
     for word in words:
         folded = splitmix64(folded ^ splitmix64(np.array([word], np.uint64)))

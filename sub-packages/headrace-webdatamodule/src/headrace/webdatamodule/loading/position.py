@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,12 @@ from torch.utils.data import Sampler
 from headrace.webdatamodule.loading.dataset import Request
 
 VERSION = 1
+LARGEST = 2**62  # no number in a state is as large
+_CURES = {
+    "seed": "use that seed, or start without the checkpoint",
+    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
+    "the checkpoint",
+}
 
 
 class Position(NamedTuple):
@@ -40,62 +47,46 @@ class Iteration:
 
 
 class Requests(Sampler[Request]):
-    """The batch sampler of the inner `DataLoader`: notes each batch that it requests."""
+    """The batch sampler of the inner `DataLoader`: what `requested` gives for the next iteration."""
 
     def __init__(self) -> None:
-        self._next: Iterator[Request] = iter(())
-
-    def begin(
-        self,
-        batches: Any,
-        in_flight: deque[tuple[Sequence[int], Position]],
-        *,
-        start: Position,
-        stop: int,
-        key: int,
-    ) -> None:
-        """Prepare the next iteration.
-
-        Args:
-            batches: A batch sampler.
-            in_flight: Gets the batches, and the position behind each.
-            start: Where it begins. A batch sampler without a state is read up to there.
-            stop: Number of steps of the epoch, as its length says.
-            key: Of the random numbers.
-
-        Raises:
-            ValueError: Later, if the batches up to there are not those that were delivered before.
-        """
-        self._next = self._requests(batches, in_flight, start, stop, key)
+        self.next: Iterator[Request] = iter(())
 
     def __iter__(self) -> Iterator[Request]:
-        return self._next  # the same one when it is asked twice, as torch does
-
-    @staticmethod
-    def _requests(
-        batches: Any, in_flight: deque[tuple[Sequence[int], Position]], start: Position, stop: int, key: int
-    ) -> Iterator[Request]:
-        state_of = batches.state_dict if has_state(batches) else None
-        given, before = iter(batches), hashlib.blake2b(digest_size=8)
-        step = start.steps if state_of else 0
-        for batch in given:
-            step += 1
-            if state_of:
-                state = state_of()
-            else:
-                before.update(repr(list(batch)).encode())
-                state = {"delivered": before.hexdigest()}
-            if step > stop or (step == stop and next(given, None) is not None):
-                raise _miscounted(batches, stop, "gives more")
-            if step > start.steps:
-                in_flight.append((batch, Position(step, state)))
-                yield Request(batch, key, step - 1)
-            elif step == start.steps < stop and start.state not in (None, state):
-                raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
-        if step < stop:
-            raise _miscounted(batches, stop, f"gave {step}")
+        return self.next  # the same one when it is asked twice, as torch does
 
 
+def requested(batches: Any, iteration: Iteration, stop: int, key: int) -> Iterator[Request]:
+    """The batches of an epoch of `stop` steps from where an iteration begins, noted as in flight."""
+    start, state_of = iteration.position, batches.state_dict if has_state(batches) else None
+    given, before = iter(batches), hashlib.blake2b(digest_size=8)
+    step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
+    for batch in given:
+        step += 1
+        if not hasattr(batch, "__len__"):
+            raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
+        if state_of:
+            state = state_of()
+        else:
+            before.update(array("q", (len(batch), *batch)).tobytes())
+            if step < start.steps:
+                continue
+            state = {"delivered": before.hexdigest()}
+        if step > stop or (step == stop and next(given, None) is not None):
+            raise _miscounted(batches, stop, "gives more")
+        if step > start.steps:
+            iteration.in_flight.append((batch, Position(step, state)))
+            yield Request(batch, key, step - 1)
+        elif step < stop and start.state not in (None, state):
+            raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
+    if step < stop:
+        raise _miscounted(batches, stop, f"gave {step}")
+
+
+SINGLE = (
+    "batch_sampler must give lists of indices, got {got} from {kind}, which gives one sample at a time: wrap it, "
+    "such as BatchSampler({kind}(...), batch_size=..., drop_last=False) of torch.utils.data"
+)
 OTHER_ORDER = (
     "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
     "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
@@ -112,12 +103,7 @@ def has_state(batch_sampler: Any) -> bool:
     return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
 
 
-def own_position(position: Position, ranks: tuple[int, int]) -> dict[str, Any]:
-    """Describe a position of a batch sampler without a state; every rank has batches of its own."""
-    return {"num_replicas": ranks[0], "rank": ranks[1], **(position.state or {})}
-
-
-def checked(batch_sampler: Any, dataset: Any) -> Any:
+def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
         kind = type(batch_sampler).__name__
@@ -145,43 +131,57 @@ def rewind(batch_sampler: Any, epoch: int) -> None:
 
 
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
-    """Resume a batch sampler, whichever epoch it was told before."""
+    """Resume a batch sampler, whichever epoch was set before."""
     batch_sampler.load_state_dict(state)
-    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # it was told a later epoch, and kept that
+    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
         set_epoch(batch_sampler, epoch)
         batch_sampler.load_state_dict(state)
 
 
-def check_state(state: Any, fingerprint: str, seed: int, name: str) -> tuple[int, int]:
-    """Refuse a state of something else; return the steps delivered, and their epoch."""
+def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[str], more: Sequence[str] = ()) -> None:
+    """Refuse a state of something else, or one that was damaged.
+
+    `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
+    are others, of which one that ends with "?" may be absent.
+    """
+    fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
+    expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
     if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {type(state).__name__}")
-    if missing := {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"} - set(state):
-        raise ValueError(f"state lacks {sorted(missing)}: pass what state_dict() returned")
-    if state["version"] != VERSION:
-        version = state["version"]
-        raise ValueError(f"checkpoint has version={version!r}, this release reads {VERSION}: use the one that saved it")
-    if state["seed"] != seed:
-        cure = "use that seed, or start without the checkpoint"
-        raise ValueError(f"checkpoint has seed={state['seed']!r}, got seed={seed}: {cure}")
+        raise TypeError(f"{expected}; got {type(state).__name__}")
+    lacks = [name for name in fields if name not in state]
+    if lacks or set(state) - {*fields, *(name.rstrip("?") for name in more)}:
+        fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
+        raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
+    for name in (*counts, "version"):
+        if type(state[name]) is not int or not 0 <= state[name] < LARGEST:
+            message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
+            raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
+    if state["version"] != own["version"]:
+        versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
+        cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
+        raise ValueError(f"{kind}: {versions}: {cure}")
+    for name, value in own.items():
+        if state[name] != value:
+            raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
+
+
+def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
+    """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
+    own, more = {"version": VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
+    check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if state["fingerprint"] != fingerprint:
         raise ValueError(
             f"checkpoint is of other {name} data: it has fingerprint={state['fingerprint']!r}, got {fingerprint!r}; "
             "resume with the data it was saved with, or start without the checkpoint"
         )
-    numbers = {key: state[key] for key in ("steps", "epoch")}
-    for key, number in numbers.items():
-        if type(number) is not int or not 0 <= number < 2**62:
-            raise ValueError(f"state[{key!r}] must be an int from 0 to 2**62, got {number!r}")
-    own, steps, epoch = state["batch_sampler"], numbers["steps"], numbers["epoch"]
-    if not isinstance(own, Mapping):
-        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(own).__name__}")
-    if own.get("epoch", epoch) != epoch:
-        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {own['epoch']!r}: it was changed")
-    position = own.get("position", steps)
+    batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
+    if not isinstance(batches, Mapping):
+        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(batches).__name__}")
+    if batches.get("epoch", epoch) != epoch:
+        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {batches['epoch']!r}: it was changed")
+    position = batches.get("position", steps)
     if type(position) is int and (position > 0) != (steps > 0):
         raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
-    return steps, epoch
 
 
 def length_of(batch_sampler: Any, before: int) -> int:
@@ -192,19 +192,10 @@ def length_of(batch_sampler: Any, before: int) -> int:
 
 
 def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
-    """Resume a batch sampler from a loader's state that was checked.
-
-    Args:
-        batch_sampler: With a state of its own or without.
-        state: Of the loader.
-        present: The epoch it goes back to when the state is refused.
-        ranks: Number of ranks, and this one.
+    """Resume a batch sampler from a loader's state that was checked; if that is refused, it is in the `present` epoch.
 
     Returns:
         The hash of the batches before, of a batch sampler without a state, if this rank saved it.
-
-    Raises:
-        ValueError: It has no state, and the number of ranks or the length differs; or its order does.
     """
     own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
     if has_state(batch_sampler):
@@ -216,9 +207,9 @@ def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tu
     num_replicas, rank = ranks
     if own.get("num_replicas") != num_replicas:
         raise ValueError(
-            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, and "
-            f"{type(batch_sampler).__name__} has no state_dict to deal the rest anew: resume with as many ranks, or "
-            "give a batch sampler that has one"
+            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, "
+            f"and {type(batch_sampler).__name__} has no state_dict to share the rest among them: resume with as many "
+            "ranks, or give a batch sampler that has one"
         )
     set_epoch(batch_sampler, epoch)
     if steps > (length := len(batch_sampler)):

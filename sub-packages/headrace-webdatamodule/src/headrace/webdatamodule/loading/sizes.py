@@ -15,7 +15,14 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from headrace.webdatamodule.loading.dataset import BatchDataset, DamagedSampleWarning, OnError, Skipped
+from headrace.webdatamodule.loading.dataset import (
+    BatchDataset,
+    DamagedSampleWarning,
+    OnError,
+    RawBatch,
+    Skipped,
+    raise_explained,
+)
 from headrace.webdatamodule.loading.digest import column_name
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
@@ -41,29 +48,12 @@ def sizes_of(
     reading: Sequence[Any] = (),
     on_error: OnError = "raise",
 ) -> Sizes:
-    """The size of each sample of some shards.
+    """The size of each sample of some shards, which lie at `source`: shape [n_samples], or [n_samples, k].
 
-    Args:
-        shards: What to size; decoded, without a transform, when `sizes` is a function.
-        source: Where they lie.
-        sizes: The name of a column, the key of a member, whose bytes count, or a function of the decoded sample. A
-            column comes before a member of the same name. What a function says is kept as a column beside the shards,
-            and evaluated again only when its code or the shards change.
-        num_workers: Processes that evaluate a function.
-        name: What is sized, for the progress bar and errors.
-        reading: What else decides what a function gets, such as a decoder.
-        on_error: "raise" the error of a sample that a function cannot get because it is damaged, or "skip" it: its size
-            is 0, and nothing is kept.
-
-    Returns:
-        Shape [n_samples], or [n_samples, k] when a function gives k sizes, or a column holds them.
-
-    Raises:
-        ValueError: There is no such column or member, or a function or a column gives something else than sizes.
-
-    Warns:
-        SizesInMemoryWarning: What the function said could not be kept.
-        DamagedSampleWarning: Damaged samples have no size.
+    `sizes` is the name of a column, the key of a member, whose bytes count, or a function of the decoded sample; a
+    column comes before a member of the same name. What a function returns is kept as a column beside the shards, and
+    evaluated again only when its code, the shards or what decides on its argument (`reading`) change. A damaged sample
+    that is skipped has size 0, and nothing is kept then.
     """
     if isinstance(sizes, str):
         return _named(shards, sizes, name)
@@ -78,8 +68,8 @@ def sizes_of(
         return np.array(shards.column(column))
     found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
     if skipped:
-        told = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
-        warnings.warn(told, DamagedSampleWarning, stacklevel=2)
+        message = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
+        warnings.warn(message, DamagedSampleWarning, stacklevel=2)
     else:
         _keep(source, column, found, shards)
     return found
@@ -94,8 +84,8 @@ def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
         wrong = ~(np.isfinite(sizes) & (sizes >= 0)).reshape(len(sizes), -1).all(axis=1)
         if wrong.any():
             first = int(wrong.argmax())
-            told = f"column {wanted!r} of {name} holds {sizes[first]} for sample {shards.key(first)!r}"
-            raise ValueError(f"{told}: {_ALLOWED}")
+            message = f"column {wanted!r} of {name} holds {sizes[first]} for sample {shards.key(first)!r}"
+            raise ValueError(f"{message}: {_ALLOWED}")
         return sizes
     if wanted.lower() in shards.member_keys:
         return shards.sizes(wanted)
@@ -109,12 +99,12 @@ def _evaluated(
 ) -> tuple[Sizes, list[Skipped]]:
     count = len(shards)
     chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
-    dataset = BatchDataset(shards, partial(_sized, function), on_error)
+    dataset = BatchDataset(shards, None, on_error)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=chunks,  # type: ignore[arg-type]  # ranges are as good as lists
         num_workers=min(num_workers, len(chunks)),
-        collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what the dataset's __getitems__ gives
+        collate_fn=partial(_sized, function),
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
     )
     found, skipped = list[Sizes](), list[Skipped]()
@@ -122,15 +112,15 @@ def _evaluated(
     try:
         # Appears when it takes long only.
         with tqdm(total=count, desc=f"sizing {name}", unit="sample", delay=1.0, disable=None) as bar:
-            for chunk, (read, left_out, error) in zip(chunks, batches, strict=True):
-                if error is not None:
-                    raise error
-                sized, key = read
+            for chunk, (sized, read) in zip(chunks, batches, strict=True):
+                if read.error is not None:
+                    raise read.error
                 if found and sized.shape[1:] != found[0].shape[1:]:
-                    told = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
-                    raise ValueError(f"sizes gave {told}: give as many for each")
-                skipped += (Skipped(*one) for one in left_out)
-                found.append(_filled(chunk, sized, {one[0] for one in left_out}))
+                    key = shards.key(read.indices[0])
+                    numbers = f"{_many(found[0])} for samples before {key!r}, and {_many(sized)} for it"
+                    raise ValueError(f"sizes gave {numbers}: give as many for each")
+                skipped += read.skipped
+                found.append(_filled(chunk, sized, {one.sample for one in read.skipped}))
                 bar.update(len(chunk))
     finally:
         end_workers(batches)
@@ -146,19 +136,20 @@ def _filled(chunk: range, sized: Sizes, without: set[int]) -> Sizes:
     return sizes
 
 
-def _sized(function: Callable[[Any], Any], samples: list[Any]) -> tuple[Sizes, str]:
+def _sized(function: Callable[[Any], Any], read: RawBatch) -> tuple[Sizes, RawBatch]:
+    """Runs in the worker, which sends the sizes alone."""
     sizes: list[Sizes] = []
-    for sample in samples:
+    for sample in read.samples:
         key = sample["__key__"]
         try:
             sizes.append(_one(function(sample), key))
         except Exception as error:
-            error.add_note(f"in sizes, with sample {key!r}")
-            raise
+            raise_explained(error, "the sizes function", f"in the sizes function, with sample {key!r}")
         if sizes[-1].shape != sizes[0].shape:
-            told = f"{_many(sizes[0:1])} for sample {samples[0]['__key__']!r}, and {_many(sizes[-1:])} for {key!r}"
-            raise ValueError(f"sizes gave {told}: give as many for each")
-    return np.stack(sizes), samples[0]["__key__"]
+            first = read.samples[0]["__key__"]
+            numbers = f"{_many(sizes[0:1])} for sample {first!r}, and {_many(sizes[-1:])} for {key!r}"
+            raise ValueError(f"sizes gave {numbers}: give as many for each")
+    return np.stack(sizes) if sizes else np.zeros(0, np.int64), read._replace(samples=[])
 
 
 def _one(value: Any, key: str) -> Sizes:

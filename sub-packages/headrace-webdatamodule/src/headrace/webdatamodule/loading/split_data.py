@@ -58,6 +58,10 @@ class SplitData:
             )
         return self._data[split]
 
+    def fingerprint(self, split: Split) -> str:
+        """Changes with any byte of any shard of a split."""
+        return self.opened(split).fingerprint
+
     def _open(self, split: Split, place: Any, transform: Any) -> IndexedShards:
         options: dict[str, Any] = {} if self._max_bytes is None else {"max_bytes": self._max_bytes}
         return IndexedShards(

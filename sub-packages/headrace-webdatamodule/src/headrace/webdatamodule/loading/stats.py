@@ -61,14 +61,7 @@ class Reports(dict[Any, LoaderReport]):
 
 
 class DeliveryStats:
-    """Counts delivered batches.
-
-    Args:
-        name: Of the loader.
-        dataset: Its `names` and `cumulative_sizes`, where it has them, tell the sources; else there is one source.
-        sizes: Of each sample, shape [n] or [n, k]; None without.
-        rank: (number of ranks, this one).
-    """
+    """Counts delivered batches: samples of each source that `dataset` names, and of `sizes` what padding they need."""
 
     def __init__(self, name: str, dataset: Any, sizes: npt.NDArray[Any] | None, rank: tuple[int, int] = (1, 0)) -> None:
         self.rank = rank
@@ -111,11 +104,11 @@ class DeliveryStats:
         return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank)
 
     def _count(self) -> None:
-        held, lengths = self._indices, np.array(self._lengths, np.int64)
+        waiting, lengths = self._indices, np.array(self._lengths, np.int64)
         if not len(lengths):
             return
         self._indices, self._lengths = array("q"), []
-        indices = np.frombuffer(held, np.int64)
+        indices = np.frombuffer(waiting, np.int64)
         self._batches += len(lengths)
         self._counts += count_by_source(self._dataset, indices)
         if self._sizes is not None and len(indices):

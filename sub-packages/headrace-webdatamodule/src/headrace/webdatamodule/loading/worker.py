@@ -24,18 +24,7 @@ _POLL = 5.0  # seconds; a killed worker is noticed within that
 
 
 def step_key(key: int, step: int) -> int:
-    """The key of a step's random numbers.
-
-    Args:
-        key: Of the epoch and the rank, 64 bits.
-        step: Number of the step, 0 to 2**62.
-
-    Returns:
-        64 bits.
-
-    >>> len({step_key(key, step) for key in range(10) for step in range(10)})
-    100
-    """
+    """The key of a step's random numbers, 64 bits, of the key of its epoch and rank."""
     return xxhash.xxh3_64_intdigest(step.to_bytes(8, "little"), seed=key)
 
 
@@ -43,9 +32,6 @@ def seed_worker_step(key: int) -> None:
     """Seed the global generators of `random`, numpy and torch's CPU.
 
     So what a transform draws is the same whichever worker reads the step, and after a resume.
-
-    Args:
-        key: 64 bits.
     """
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the one that transforms draw from
@@ -114,16 +100,10 @@ def _forget(iterator: int) -> None:
 
 
 class WorkerTimeout:
-    """A limit to how long a batch may take.
+    """A limit in seconds to how long a batch may take; 0 for none.
 
     Torch looks for dead workers when its own limit has passed, and a signal that says so earlier may come at the
-    wrong moment. So it gets a short limit, and is asked again.
-
-    Args:
-        timeout: Seconds; 0 for no limit.
-
-    >>> WorkerTimeout(600.0).seconds, WorkerTimeout(2.0).seconds, WorkerTimeout(0.0).seconds
-    (5.0, 2.0, 0.0)
+    wrong moment. So it gets a short limit, `seconds`, and is asked again.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -134,11 +114,7 @@ class WorkerTimeout:
         self.seconds = timeout / self.polls
 
     def next_of(self, batches: Iterator[Any]) -> Any:
-        """The next batch of a `DataLoader`; None when there is no more.
-
-        Raises:
-            RuntimeError: It does not come in time, or a worker has died.
-        """
+        """The next batch of a `DataLoader`; None when there is no more."""
         for _ in range(self.polls):
             try:
                 return next(batches, None)
@@ -170,17 +146,6 @@ def check_picklable(batch: Any) -> None:
 
     A queue between processes pickles in a thread of its own, prints what goes wrong there, and drops the batch: the
     loop would wait until its timeout.
-
-    Args:
-        batch: The result of a `collate_fn`.
-
-    Raises:
-        TypeError: It cannot be pickled.
-
-    >>> check_picklable([torch.zeros(2)])
-    >>> check_picklable([lambda: 0])
-    Traceback (most recent call last):
-    TypeError: a batch cannot be sent ... that pickle takes, or use num_workers=0
     """
     try:
         _TrialPickler(_Nowhere()).dump(batch)

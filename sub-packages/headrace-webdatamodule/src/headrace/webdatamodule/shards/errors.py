@@ -1,6 +1,8 @@
-"""What goes wrong with shards, with the place where it went wrong."""
+"""What goes wrong with shards, with the place where it went wrong; and how wrong integers are refused."""
 
+import operator
 import pickle
+from typing import SupportsIndex, cast
 
 
 class ShardError(Exception):
@@ -88,3 +90,18 @@ def _rebuild(
     offset: int | None,
 ) -> ShardError:
     return kind(message, shard=shard, sample=sample, member=member, offset=offset)
+
+
+def as_int(name: str, value: object, least: int, cure: str = "") -> int:
+    """An argument as an int; numpy's integers are allowed, bools are not.
+
+    >>> as_int("max_open", 3, 1)
+    3
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {value!r}{f': {cure}' if cure else ''}")
+    return number

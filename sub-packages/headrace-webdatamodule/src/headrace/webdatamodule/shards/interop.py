@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, skip_reason, walk
+from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, padded, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.local.shard_set import open_index
@@ -29,14 +29,7 @@ _SPACE = frozenset(" \t\n\v\f\r")
 
 
 class Component(NamedTuple):
-    """One member of a sample.
-
-    Args:
-        key: Of the member, as written.
-        offset: Where its data begin, in bytes.
-        size: Bytes of data.
-        name: Its path in the tar file.
-    """
+    """One member of a sample."""
 
     key: str
     offset: int
@@ -45,11 +38,7 @@ class Component(NamedTuple):
 
 
 def dali_path(shard: str | Path) -> Path:
-    """Where `wds2idx` puts the index of a shard.
-
-    >>> dali_path("data/a-000000.tar").name
-    'a-000000.idx'
-    """
+    """Where `wds2idx` puts the index of a shard."""
     path = Path(shard)
     return path.with_name(path.name[: path.name.find(".", 1)] + ".idx")
 
@@ -170,11 +159,7 @@ _MOST_ENERGON = 1 << 30
 
 
 def energon_path(shard: str | Path) -> Path:
-    """Where Energon puts the index of a shard.
-
-    >>> energon_path("data/a-000000.tar").name
-    'a-000000.tar.idx'
-    """
+    """Where Energon puts the index of a shard."""
     return Path(shard).with_suffix(".tar.idx")
 
 
@@ -230,7 +215,7 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
     """
     starts, last, end = [], None, 0
     for member in members:
-        end = member.offset + member.size + -member.size % BLOCK
+        end = member.offset + padded(member.size)
         key = sample_key(member.name)
         if member.kind != "file" or key is None or META.match(member.name):
             continue

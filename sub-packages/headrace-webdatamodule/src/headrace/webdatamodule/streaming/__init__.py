@@ -1,1 +1,1 @@
-"""How ranks and workers share a stream of samples, and how it goes on in the middle. Pure but for the readers."""
+"""How ranks and workers share a stream of samples, and how it resumes in the middle of an epoch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,8 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.epochs import EpochLoader
+from headrace.webdatamodule.loading.position import check_state
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -27,9 +28,7 @@ from headrace.webdatamodule.streaming.pipeline import (
 from headrace.webdatamodule.streaming.sources import Pass
 
 VERSION = 1
-_MAX = 2**48  # of any number in a state: no run gets there, and what is derived of them fits into 64 bits
 _STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
-_FIELDS = ("version", "seed", "epoch", "position", "num_replicas", "num_workers", "fingerprint", "options")
 _END = object()
 _logger = logging.getLogger(__name__)
 
@@ -40,38 +39,21 @@ class _Run:
     Attributes:
         epoch: What it delivers.
         start: Batches of the epoch that were delivered before it.
-        position: Batches of the epoch that were delivered up to now.
-        steps_done: Steps of the epoch that the trainer had done when it began.
+        steps: Batches of the epoch that were delivered up to now.
         loader: torch's, which starts the workers.
         persists: Whether the workers persist when it is over.
         samples: torch's iterator over the samples of the present pass.
         n_samples: Samples that left the workers in it.
     """
 
-    def __init__(
-        self, epoch: int, start: int, steps_done: int | None, loader: DataLoader[Any], *, persists: bool
-    ) -> None:
-        self.epoch, self.start, self.position, self.steps_done = epoch, start, start, steps_done
+    def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
+        self.epoch, self.start, self.steps = epoch, start, start
         self.loader, self.persists = loader, persists
         self.samples: Any = None
         self.n_samples = 0
 
 
-class _EpochSetter:
-    """Stands for the sampler of a loader, through which a trainer sets each epoch."""
-
-    def __init__(self, loader: StreamLoader) -> None:
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the loader delivers next."""
-        self._loader.set_epoch(epoch)
-        self._loader.awaited = True  # the trainer's iteration comes next
-        if (fit_loop := self._loader.fit_loop) is not None and fit_loop.trainer is not None:
-            fit_loop.settle()
-
-
-class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
+class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
     """A WebLoader whose epochs have a promised number of batches on every rank, and that can be resumed.
 
     After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
@@ -84,8 +66,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         ranks: Returns the number of data-parallel ranks and this rank, when an epoch begins.
     """
 
-    batch_sampler = None  # a trainer asks a loader that has a sampler for this, too
-
     def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
         options = dataset.options
         # Without a generator of its own, torch would draw from that of the process.
@@ -96,41 +76,15 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self.pipeline += options.stages_wld
         self.samples, self.options, self.ranks = dataset, options, ranks
         self.n_batches = options.n_batches
-        self.fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done
+        self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
         self._epoch = 0  # of the next iteration
-        self._resumed: tuple[int, int] | None = None  # epoch and position of a loaded state,
+        self._resumed: tuple[int, int] | None = None  # epoch and steps of a loaded state,
         self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
-        self.awaited = False  # whether a trainer has begun to iterate
-        self._compared: tuple[int, int] | None = None  # epoch and position of the plan that ranks have compared
         self._latest: _Run | None = None
         self._runs: list[_Run] = []  # those that are not over
         self._warned: set[str] = set()
-
-    @property
-    def sampler(self) -> _EpochSetter:
-        """A trainer passes each epoch's number to the `sampler` of a loader."""
-        return _EpochSetter(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
-
-        Args:
-            epoch: 0 to 2**48. That of a loaded state keeps its position, another one begins at its beginning.
-
-        Raises:
-            ValueError: Another number.
-        """
-        epoch = operator.index(epoch)
-        if not 0 <= epoch <= _MAX:
-            raise ValueError(f"{self.options.name}: epoch must be an int from 0 to {_MAX}, got {epoch}")
-        if not self.options.training:
-            return
-        if self.fit_loop is not None and self.fit_loop.trainer is not None:
-            self.fit_loop.begin(epoch)
-        else:
-            self.choose_epoch(epoch)
 
     def choose_epoch(self, epoch: int) -> None:
         """As `set_epoch`, by whoever decides on the epoch."""
@@ -144,7 +98,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         self._latest = self._resumed = None
 
     def end_iteration(self) -> None:
-        """The iteration that is going on, if any, was abandoned: its workers may serve another one."""
+        """The iteration that is under way, if any, has been abandoned."""
         if self._latest in self._runs:
             self._runs.remove(self._latest)
 
@@ -173,15 +127,8 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
 
     def _counted(self, run: _Run) -> int:
         """Batches of the epoch that were delivered; in a trainer, those that counted."""
-        done = self._steps_done()
-        if done is None or run.steps_done is None:
-            return run.position
-        if self._length() is None:  # the trainer fetches ahead, so that it counts the last epoch for a while
-            return max(done, run.start) if done < run.position else run.position
-        return done if done > run.steps_done else run.start
-
-    def _steps_done(self) -> int | None:
-        return None if self.fit_loop is None else self.fit_loop.steps_done()
+        done = None if self.fit_loop is None else self.fit_loop.steps_done()
+        return run.steps if done is None else max(run.start, min(done, run.steps))
 
     @property
     def resumed(self) -> bool:
@@ -198,12 +145,12 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
-        epoch, position = self._at
+        epoch, steps = self._at
         return {
             "version": VERSION,
             "seed": self.options.seed,
             "epoch": epoch,
-            "position": position,
+            "position": steps,
             "num_replicas": self._replicas or self.ranks()[0],
             "num_workers": self.options.num_workers,
             "fingerprint": self.fingerprint,
@@ -221,59 +168,52 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
                 other stages, or of other numbers of ranks or workers.
         """
-        if self.fit_loop is None or self.fit_loop.trainer is None:  # else the module's copy decides
+        if self._trainer is None:  # else the module's copy decides
             self.restore(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
-        epoch, position = self._check_state(state)
+        self._check_state(state)
+        epoch, steps = state["epoch"], state["position"]
         if self._chosen and self._epoch > epoch and self.fit_loop is None:
             return  # an epoch that was chosen after the state was saved
-        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, position), None, False
+        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, steps), None, False
         self._replicas = state["num_replicas"]
 
-    def _check_state(self, state: Any) -> tuple[int, int]:
+    def _check_state(self, state: Any) -> None:
         name = self.options.name
-        if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
-            got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise TypeError(f"{name}: state must be what state_dict() returned, with {', '.join(_FIELDS)}, got {got}")
-        for field in ("version", "epoch", "position", "num_replicas", "num_workers"):
-            if type(state[field]) is not int or not 0 <= state[field] <= _MAX:
-                message = f"{name}: state[{field!r}] must be an int from 0 to {_MAX}, got {state[field]!r}"
-                raise ValueError(f"{message}: the checkpoint was damaged or changed; take another one")
+        counts = ("epoch", "position", "num_replicas", "num_workers")
+        check_state(state, name, {"version": VERSION}, counts, ("seed", "fingerprint", "options"))
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"{name}: state['options'] must be a mapping, got {state['options']!r}")
-        if state["version"] != VERSION:
-            raise ValueError(f"{name}: state has version {state['version']}, this release reads version {VERSION}")
-        length, position = self._length(), state["position"]
-        # At the end of an epoch, runs may go on with other numbers of ranks, and with other batches to suit these.
-        within = position not in (0, length)
+        length, steps = self._length(), state["position"]
+        # At the end of an epoch, runs may continue with other numbers of ranks, and with other batches to suit these.
+        within = steps not in (0, length)
         for part in [*self._described, *state["options"]]:
-            was, now = (held.get(part, "nothing") for held in (state["options"], self._described))
+            was, now = (options.get(part, "nothing") for options in (state["options"], self._described))
             if was != now and (within or part not in _STAGES):
                 cure = "resume with what the checkpoint was saved with, or begin without it"
                 raise ValueError(f"{name}: checkpoint has {part}={was}, got {part}={now}: {cure}")
-        if length is not None and position > length:
+        if length is not None and steps > length:
             raise ValueError(
-                f"{name}: checkpoint is at batch {position} of an epoch of {length}: give the trainer and the loader"
+                f"{name}: checkpoint is at batch {steps} of an epoch of {length}: give the trainer and the loader"
                 " the length that they had"
             )
         # One worker reads in the same order as none.
         if within and max(1, state["num_workers"]) != max(1, self.options.num_workers):
             was, now = state["num_workers"], self.options.num_workers
-            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(position)}")
-        return state["epoch"], position
+            raise ValueError(f"{name}: checkpoint has num_workers={was}, got num_workers={now}: {self._cure(steps)}")
 
     def _check_replicas(self, start: int, num_replicas: int) -> None:
         """Refuse to resume in the middle of an epoch with another number of ranks."""
         if start not in (0, self._length()) and num_replicas != self._replicas:
             message = f"checkpoint has num_replicas={self._replicas}, got num_replicas={num_replicas}"
-            raise ValueError(f"{self.options.name}: {message}: {self._cure(start)}")
+            raise ValueError(f"{self._name}: {message}: {self._cure(start)}")
 
     @staticmethod
-    def _cure(position: int) -> str:
+    def _cure(steps: int) -> str:
         return (
-            f"it is at batch {position} of an epoch, where a stream resumes with the same numbers of ranks and workers"
+            f"it is at batch {steps} of an epoch, where a stream resumes with the same numbers of ranks and workers"
             " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
         )
 
@@ -283,17 +223,14 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         return self._deliver()
 
     def _deliver(self) -> Iterator[Any]:
-        done, before = self._steps_done(), self._latest
-        beside = done is not None and not self._is_trainers(done)
-        epoch, start = self._at if before is None else (self._epoch, 0)
+        epoch, start = (self._epoch, 0) if self._latest is not None else self._at
+        beside = self._is_beside_a_fit()
         if beside:
             epoch, start = self.epoch, 0
-        elif done is not None and before is not None and before.epoch == epoch:
-            start = before.start  # the trainer's is this one or that
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
-        run = _Run(epoch, start, done, self._torch_loader(persists=persists), persists=persists)
+        run = _Run(epoch, start, self._torch_loader(persists=persists), persists=persists)
         if not beside:
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
         self._runs.append(run)
@@ -303,16 +240,16 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             self._check_replicas(start, num_replicas)
             now = Pass(epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
-            if not beside and (done is None or self._compared != (epoch, start)):
-                self._replicas, self._compared = num_replicas, (epoch, start)
-                ours = {"epoch": epoch, "position": start, "batches": self.n_batches, "num_replicas": num_replicas}
-                compare_plans({**ours, **self._described}, self.options.name)
+            if not beside:
+                self._replicas = num_replicas
+                ours = {"epoch": epoch, "steps done": start, "batches": self.n_batches, "num_replicas": num_replicas}
+                compare_plans({**ours, **self._described}, self._name)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
-                _logger.info(message, self.options.name, start, epoch)
-            for batch in islice(self._turns(run, now, first), start, self._length()):
-                run.position += 1
-                if run.position == self._length():
+                _logger.info(message, self._name, start, epoch)
+            for batch in islice(self._repeated(run, now, first), start, self._length()):
+                run.steps += 1
+                if run.steps == self._length():
                     self._advance(run)
                 yield batch
             self._advance(run)
@@ -320,13 +257,6 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
                 self._latest = None
         finally:
             self._end(run)
-
-    def _is_trainers(self, done: int) -> bool:
-        """Whether an iteration that begins in a fit may be the trainer's: others count for nothing."""
-        if self._length() is None:  # the trainer fetches a batch before it sets the epoch
-            return self._chosen
-        before = self._latest
-        return self.awaited and (before is None or before.steps_done is None or done <= before.steps_done)
 
     def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
         """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
@@ -357,7 +287,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
         iterator, self.pipeline[0]._iterator = self.pipeline[0]._iterator, None
         end_workers(iterator)
 
-    def _turns(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
+    def _repeated(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
         """The batches of the promised epoch, as often as the user has it repeated."""
         laps = (first if lap == 0 else self._one_lap(run, now._replace(lap=lap)) for lap in count())
         for _ in range(int(self.repetitions)):
@@ -376,7 +306,7 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             if done == before:
                 again = " when read again" if number else ""
                 raise ValueError(
-                    f"{self.options.name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
+                    f"{self._name}: no batch came out of the shards{again} ({run.n_samples} samples were read)."
                     " Check that the shards hold samples and that the pipelines and the batching let some pass"
                 )
             if done == self.n_batches:
@@ -405,33 +335,30 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
     def _warn_of_more(self, batches: Iterator[Any]) -> None:
         # In the first epoch only: the answer costs a batch. Before the last batch is delivered, because a trainer
         # that knows the length never comes back after it.
-        if self.samples.endless or "more" in self._warned:
-            return
-        self._warned.add("more")
-        if next(batches, _END) is not _END:
-            self._warn(
-                f"samples remain after the {self.n_batches} batches of an epoch ({self._promise}): they are left out"
-            )
+        if self._is_first("more") and next(batches, _END) is not _END:
+            self._warn(f"samples remain after the {self._promise}: they are left out")
 
     def _warn_of_less(self, run: _Run, done: int, *, again: bool) -> None:
-        if "less" in self._warned or self.samples.endless:
-            return
-        self._warned.add("less")
-        what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
-        self._warn(
-            f"the shards ran out after {run.n_samples} samples in {done} batches, before the {self.n_batches} batches"
-            f" of an epoch ({self._promise}): {what}"
-        )
+        if self._is_first("less"):
+            what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
+            ran_out = f"the shards ran out after {run.n_samples} samples in {done} batches"
+            self._warn(f"{ran_out}, before the {self._promise}: {what}")
+
+    def _is_first(self, warning: str) -> bool:
+        if self.samples.endless or warning in self._warned:
+            return False
+        self._warned.add(warning)
+        return True
 
     @property
     def _promise(self) -> str:
-        return f"n_samples={self.options.n_samples}, global_batch_size={self.options.global_batch_size}"
+        given = f"n_samples={self.options.n_samples}, global_batch_size={self.options.global_batch_size}"
+        return f"{self.n_batches} batches of an epoch ({given})"
 
     def _warn(self, message: str) -> None:
-        cure = (
-            f"Set {self.options.argument('n_samples')} and global_batch_size to what the shards and the batching give"
-        )
-        warnings.warn(f"{self.options.name}: {message}. {cure}", UserWarning, stacklevel=2)
+        totals = f"{self.options.argument('n_samples')} and global_batch_size"
+        cure = f"Set {totals} to what the shards and the batching give"
+        warnings.warn(f"{self._name}: {message}. {cure}", UserWarning, stacklevel=2)
 
     def _length(self) -> int | None:
         """Batches per epoch on each rank; None: the loader never ends."""
@@ -454,22 +381,9 @@ class StreamLoader(wds.WebLoader):  # type: ignore[misc] # webdataset ships no t
             raise TypeError("this loader is endless: give with_epoch() or repeat() a number of batches")
         return length
 
-    @property
-    def remaining(self) -> int:
-        """Batches that are left of the present epoch."""
-        return max(0, len(self) - self.steps)
-
 
 def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
-    """A loader of a split.
-
-    Args:
-        dataset: Of the split.
-        ranks: Returns the number of data-parallel ranks and this rank.
-
-    Raises:
-        ValueError: A method in `invoke_wld` that does not exist.
-    """
+    """A loader of a split, with the methods that the user has called on it."""
     options = dataset.options
     loader = StreamLoader(dataset, ranks)
     invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)

@@ -122,14 +122,7 @@ class StreamOptions:
 
 
 def stages_of(name: str, given: Any) -> list[Any]:
-    """One composable or several as a list.
-
-    Raises:
-        TypeError: Neither callables nor stages of webdataset's.
-
-    >>> stages_of("pipeline_wds", None), len(stages_of("pipeline_wds", [iter, iter]))
-    ([], 2)
-    """
+    """One composable or several as a list."""
     if given is None:
         return []
     several = isinstance(given, Iterable) and not isinstance(given, str | Mapping) and not _is_stage(given)
@@ -146,14 +139,7 @@ def _is_stage(stage: object) -> bool:
 
 
 def calls_of(name: str, given: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Method calls as pairs of a name and keyword arguments.
-
-    Raises:
-        TypeError: Something else.
-
-    >>> calls_of("invoke_wds", [("with_epoch", {"nbatches": 100})])
-    [('with_epoch', {'nbatches': 100})]
-    """
+    """Method calls as pairs of a name and keyword arguments."""
     calls = []
     for call in () if given is None else [given] if isinstance(given, str | Mapping) else given:
         match call:
@@ -166,11 +152,7 @@ def calls_of(name: str, given: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def call_methods(name: str, pipeline: Any, calls: Calls) -> Any:
-    """Call methods one after the other, each on what the last one returned.
-
-    Raises:
-        ValueError: There is no such method, or one that does not return a pipeline.
-    """
+    """Call methods one after the other, each on what the last one returned."""
     kind = type(pipeline)
     for method, kwargs in calls:
         known = [name for name in dir(pipeline) if not name.startswith("_") and callable(getattr(pipeline, name))]
@@ -187,15 +169,7 @@ def call_methods(name: str, pipeline: Any, calls: Calls) -> Any:
 
 
 def check_options(name: str, options: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Copy options that are passed through to webdataset or torch.
-
-    Raises:
-        ValueError: An unknown option, or one that the pipeline sets itself.
-
-    >>> check_options("kwargs_wld", {"num_worker": 3}, DataLoader)
-    Traceback (most recent call last):
-    ValueError: kwargs_wld: DataLoader has no option 'num_worker'; did you mean 'num_workers'?
-    """
+    """Copy options that are passed through to webdataset or torch; refuse unknown ones, and those that we set."""
     parameters = inspect.signature(target).parameters
     for option in options:
         if option in _SET_BY_US and option in parameters:
@@ -211,11 +185,7 @@ def check_options(name: str, options: Mapping[str, Any], target: Callable[..., A
 class StreamDataset(IterableDataset[Any]):
     """What the workers of a loader iterate over: one pass over the sources, through the user's stages.
 
-    Args:
-        options: Of the split.
-        sources: The shards by name; a single source has an empty name.
-        pipeline: A WebDataset, whose methods the user may have called. Its first stage reads.
-        shuffle: Whether the shards are shuffled.
+    The first stage of `pipeline`, a WebDataset whose methods the user may have called, reads the sources.
     """
 
     def __init__(
@@ -262,9 +232,6 @@ class StreamDataset(IterableDataset[Any]):
 
         Each reader of a mixture needs a shard of each source. Otherwise workers without a shard idle, with a warning.
         There is a warning as well when samples are shared, but not equally.
-
-        Raises:
-            ValueError: With the numbers.
         """
         given = self.options.kwargs_wds
         if num_replicas == self._checked or has_own_split(given) or "workersplitter" in given or is_resampled(given):
@@ -310,14 +277,7 @@ class StreamDataset(IterableDataset[Any]):
 
 
 def apply_stages(stages: Iterable[Any], source: Iterator[Any], now: Pass, seed: str) -> Iterator[Any]:
-    """Chain the user's stages to a source, with random generators of this pass.
-
-    Args:
-        stages: Composables.
-        source: The samples.
-        now: The pass.
-        seed: For stages that shuffle without one; each gets one of its own.
-    """
+    """Chain the user's stages to a source, with random generators of this pass; `seed` is for those without one."""
     pipeline = wds.DataPipeline()
     for number, stage in enumerate(stages):
         source = pipeline.invoke(_reseeded(stage, now, f"{seed}/{number}"), source)
@@ -358,13 +318,7 @@ def _digest(text: str) -> str:
 
 
 def open_stream(options: StreamOptions) -> StreamDataset:
-    """Find the shards of a split and put its stages together.
-
-    Raises:
-        FileNotFoundError: There are no shards.
-        ValueError: An option that is unknown or that the pipeline sets itself, a method that does not exist, or
-            `exact` without indexes.
-    """
+    """Find the shards of a split and put its stages together."""
     given = check_options(options.argument("kwargs_wds"), options.kwargs_wds, wds.WebDataset)
     shuffle = _is_shuffle(f"{options.argument('kwargs_wds')}['shardshuffle']", given.pop("shardshuffle", False))
     given.pop("detshuffle", None)  # all shards are shuffled before they are split, the same on all ranks

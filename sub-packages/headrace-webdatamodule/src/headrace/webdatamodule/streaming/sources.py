@@ -63,10 +63,6 @@ def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
 
     webdataset opens a URL by its scheme: `pipe:` runs a shell, others start curl or a cloud's command line. A place
     in a configuration file must not do so unseen.
-
-    >>> check_place("dirs_tars_wds[Split.train]", "pipe:cat a.tar", allow_pipe=False)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: dirs_tars_wds[Split.train] is 'pipe:cat a.tar', which would run a shell command...
     """
     if not isinstance(place, str | os.PathLike):
         raise TypeError(f"{name} must be the path of a directory, got {place!r}")
@@ -82,11 +78,7 @@ def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
 
 
 def scheme_of(place: str) -> str:
-    """The URL scheme of a place in lower case, "" for a path; a single letter is a drive.
-
-    >>> [scheme_of(place) for place in ("/data", "C:/data", "PIPE:cat a", "s3://bucket/a", "file:///data")]
-    ['', '', 'pipe', 's3', 'file']
-    """
+    """The URL scheme of a place in lower case, "" for a path; a single letter is a drive."""
     match = re.match(r"\s*([a-zA-Z][a-zA-Z0-9+.-]+):", place)
     return match[1].lower() if match else ""
 
@@ -98,11 +90,7 @@ def local_directory(place: str) -> Path:
 
 
 def find_tars(place: str, prefix: str) -> list[str]:
-    """The paths of a directory's shards, sorted; or the commands of a `pipe:`, with webdataset's braces expanded.
-
-    Raises:
-        FileNotFoundError: There are none.
-    """
+    """The paths of a directory's shards, sorted; or the commands of a `pipe:`, with webdataset's braces expanded."""
     if scheme_of(place) == "pipe":
         return [str(url) for url in wds.shardlists.expand_urls(place.strip())]
     directory = local_directory(place)
@@ -131,32 +119,21 @@ def rank_share(n: int, num_replicas: int, rank: int) -> tuple[int, int]:
     """The range of samples of one rank, in a list of `n` that begins again where it ends.
 
     All ranks get equally many; at most `num_replicas - 1` samples come twice.
-
-    >>> [rank_share(7, 3, rank) for rank in range(3)]
-    [(0, 3), (3, 6), (6, 9)]
     """
     each = -(-n // num_replicas)
     return rank * each, (rank + 1) * each
 
 
 def worker_share(start: int, stop: int, worker: int, num_workers: int) -> tuple[int, int]:
-    """The range of one worker within that of its rank; empty when there are fewer samples than workers.
-
-    >>> [worker_share(3, 8, worker, 2) for worker in range(2)]
-    [(3, 5), (5, 8)]
-    """
+    """The range of one worker within that of its rank; empty when there are fewer samples than workers."""
     n = stop - start
     return start + n * worker // num_workers, start + n * (worker + 1) // num_workers
 
 
 def pieces(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a range of samples at the ends of shards that hold `counts` samples; beyond the last comes the first again.
+    """Cut a range of samples at the ends of shards of `counts` samples; beyond the last comes the first again.
 
-    Yields:
-        Position of a shard in the list, its first sample and the one after its last.
-
-    >>> list(pieces([2, 0, 3], 1, 6))
-    [(0, 1, 2), (2, 0, 3), (0, 0, 1)]
+    Yields the number of a shard, its first sample and the one after its last.
     """
     ends = list(accumulate(counts))
     at = start
@@ -292,10 +269,7 @@ class LocalOpener:
     """Opens shards as plain files, in place of webdataset's opener.
 
     That one parses paths as URLs: it runs a shell for `pipe:`, obeys GOPEN_REWRITE and WDS_CACHE, and cuts file names
-    at "#" and "?".
-
-    Args:
-        handler: webdataset's handler: receives an exception, and returns whether to go on.
+    at "#" and "?". `handler` receives an exception, and returns whether to continue.
     """
 
     def __init__(self, handler: Callable[[Exception], bool]) -> None:
@@ -329,13 +303,7 @@ def _check_complete(path: str) -> None:
 
 
 class Reader:
-    """Tuples of decoded members of a source.
-
-    Args:
-        source: Gives dictionaries of encoded members for a pass.
-        keys: Member keys, in the order of the tuple.
-        allowed_classes: What pickles may use beyond the default.
-    """
+    """Tuples of the decoded members `keys` of a source, which gives dictionaries of encoded members for a pass."""
 
     def __init__(
         self, source: Callable[[Pass], Iterator[dict[str, Any]]], keys: Sequence[str], allowed_classes: Collection[Any]
@@ -363,22 +331,13 @@ class Reader:
 
 
 class MixedReader:
-    """Several sources, made into one stream by a function of the user's.
-
-    Args:
-        readers: The sources by name.
-        mix: Receives an iterable for each source, in each worker and for each pass, and returns one iterable.
-    """
+    """Several sources, made into one stream by a function of the user's, in each worker and for each pass."""
 
     def __init__(self, readers: Mapping[str, Reader], mix: Mix) -> None:
         self.readers, self.mix = dict(readers), mix
 
     def __call__(self, now: Pass) -> Iterator[Any]:
-        """The mixed samples.
-
-        Raises:
-            TypeError: The function did not return an iterable.
-        """
+        """The mixed samples."""
         number = now.epoch * _EPOCH + now.lap * _LAP + now.repetition * _REPETITION
         mixed = self.mix({name: RepeatableSource(reader, now, number) for name, reader in self.readers.items()})
         if not isinstance(mixed, Iterable):
@@ -389,13 +348,7 @@ class MixedReader:
 
 
 class RepeatableSource:
-    """One source of a mixture; each iteration is another pass over its shards, in another order.
-
-    Args:
-        reader: Of the source.
-        now: The pass of the mixture.
-        number: Of the first pass over the source.
-    """
+    """One source of a mixture; each iteration is another pass over its shards, in another order."""
 
     def __init__(self, reader: Reader, now: Pass, number: int) -> None:
         self._reader, self._now, self._next = reader, now, number

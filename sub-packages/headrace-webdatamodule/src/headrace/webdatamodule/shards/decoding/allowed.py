@@ -19,12 +19,6 @@ class AllowedGlobal:
 
     The real functions (``numpy.ndarray``, ``torch.storage._load_from_bytes``) can be abused, so a pickle
     never holds them, not even as an argument to a class that the user allowed.
-
-    Args:
-        name: The name, for messages.
-        make: Called in place of the real thing.
-        cost: Bytes that a call copies, of its arguments; None counts the arguments themselves.
-        takes_names: Whether globals may be among the arguments.
     """
 
     __slots__ = ("cost", "make", "name", "takes_names")
@@ -90,13 +84,7 @@ short = _Short().repr
 
 
 def require(holds: bool, message: str, *values: object) -> None:
-    """Raise an :class:`UnsafePickleError` unless the condition holds.
-
-    >>> require(False, "{} is too large", 7)
-    Traceback (most recent call last):
-        ...
-    headrace.webdatamodule.shards.errors.UnsafePickleError: 7 is too large
-    """
+    """Raise an :class:`UnsafePickleError` unless the condition holds."""
     if not holds:
         raise UnsafePickleError(message.format(*(v if isinstance(v, str) else short(v) for v in values)))
 
@@ -105,10 +93,7 @@ _STAND_INS = {AllowedGlobal, Placeholder, Arguments}
 
 
 def check_values(values: Iterable[Any]) -> None:
-    """Refuse what only stands in for something: it would pass for data.
-
-    >>> check_values([1, int, (2,)])
-    """
+    """Refuse what only stands in for something: it would pass for data."""
     if not _STAND_INS.isdisjoint(map(type, values)):
         _refuse(next(value for value in values if type(value) in _STAND_INS))
 
@@ -123,11 +108,7 @@ def _refuse(value: AllowedGlobal | Placeholder | Arguments) -> NoReturn:
 
 
 def as_tuple(items: Iterable[Any]) -> tuple[Any, ...]:
-    """A plain tuple of values, or :class:`Arguments` when globals are among them.
-
-    >>> type(as_tuple([1, 2])), type(as_tuple([AllowedGlobal("f", len)]))
-    (<class 'tuple'>, <class 'headrace.webdatamodule.shards.decoding.allowed.Arguments'>)
-    """
+    """A plain tuple of values, or :class:`Arguments` when globals are among them."""
     made = tuple(items)
     if _STAND_INS.isdisjoint(map(type, made)):
         return made
@@ -152,18 +133,7 @@ AllowedClass: TypeAlias = type | Callable[..., Any] | str
 
 
 class AllowedClasses:
-    """Finds allowed names and remembers what they stood for.
-
-    Args:
-        classes: Classes or functions, or their names as "module.QualifiedName".
-
-    Raises:
-        ValueError: When an entry is neither.
-
-    >>> import fractions
-    >>> AllowedClasses(["fractions.Fraction"]).find("fractions", "Fraction") is fractions.Fraction
-    True
-    """
+    """Finds allowed names and remembers what they stood for."""
 
     def __init__(self, classes: Collection[AllowedClass]) -> None:
         if isinstance(classes, str):
@@ -251,11 +221,7 @@ def _bytearray(data: bytes | str = b"", encoding: str = "latin-1") -> bytearray:
 
 
 def encode(text: object, encoding: object) -> bytes:
-    r"""``_codecs.encode`` as protocols 0 to 2 use it for bytes: text to latin-1, nothing else.
-
-    >>> encode("\xff", "latin1")
-    b'\xff'
-    """
+    """``_codecs.encode`` as protocols 0 to 2 use it for bytes: text to latin-1, nothing else."""
     require(isinstance(text, str) and encoding in ("latin1", "latin-1"), "encode() is only for text to latin1")
     return str(text).encode("latin-1")
 
@@ -313,11 +279,7 @@ CALLS: dict[type, Callable[..., Any]] = {
 
 
 def default_dict(factory: Any, trusted: bool) -> collections.defaultdict[Any, Any]:
-    """``defaultdict(factory)`` where the factory is a builtin container or number, or trusted by the user.
-
-    >>> default_dict(list, trusted=False)
-    defaultdict(<class 'list'>, {})
-    """
+    """``defaultdict(factory)`` where the factory is a builtin container or number, or trusted by the user."""
     plain = factory is None or (isinstance(factory, type) and factory in FACTORIES)
     require(
         plain or trusted,

@@ -52,19 +52,7 @@ _MAX_REASON = 500
 
 
 def load_npy(data: bytes, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
-    """Read an array.
-
-    Args:
-        data: A `.npy` file.
-        max_bytes: Most bytes that the array may have.
-
-    Returns:
-        The array, of the shape that the file says.
-
-    Raises:
-        DecodeError: The array is larger than that, or claims more than the file holds.
-        ValueError: The bytes are no such file.
-    """
+    """Read an array."""
     return _npy(data, (), MemoryBudget(max_bytes))
 
 
@@ -229,7 +217,7 @@ def _unpickled(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBud
 
 def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget) -> Any:
     if data[:4] == b"PK\x03\x04":
-        return load_torch_zip(data, allowed, budget)
+        return load_torch_zip(data, AllowedClasses(allowed), budget)
     if data.startswith(_LEGACY_TORCH):
         raise DecodeError(
             "torch.save wrote this in its old format, which is not read; load it with torch where you trust "

@@ -19,20 +19,7 @@ _PER_DIRECTORY_BYTE, _SMALL_DIRECTORY = 40, 1 << 20
 
 
 class MemoryBudget:
-    """How many bytes decoding one member may still take.
-
-    Args:
-        max_bytes: The most bytes for all that is held at once.
-
-    Attributes:
-        max_bytes: The same.
-        used: Bytes that are reserved.
-
-    >>> budget = MemoryBudget(10)
-    >>> budget.reserve(8, "the member has")
-    >>> budget.left
-    2
-    """
+    """How many bytes decoding one member may still take."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes, self.used = max_bytes, 0
@@ -52,11 +39,7 @@ class MemoryBudget:
 
 
 def shown(number: int) -> str:
-    """A number in digits, or about how large it is.
-
-    >>> shown(12), shown(10**400)
-    ('12', '2**1328')
-    """
+    """A number in digits, or about how large it is."""
     return str(number) if number.bit_length() < 100 else f"2**{number.bit_length() - 1}"
 
 
@@ -89,11 +72,7 @@ class _Guarded(io.BytesIO):
 
 
 def gunzip(data: bytes, budget: MemoryBudget) -> bytes:
-    """Decompress, but not without end.
-
-    >>> gunzip(gzip.compress(b"abc"), MemoryBudget(10))
-    b'abc'
-    """
+    """Decompress, but not without end."""
     # The reader allocates what it is asked for, however little comes.
     most = min(budget.left, len(data) * _MOST_PER_BYTE)
     stream: BinaryIO = io.BytesIO(data)
@@ -104,11 +83,7 @@ def gunzip(data: bytes, budget: MemoryBudget) -> bytes:
 
 
 def text_bytes(data: bytes) -> int:
-    r"""Bytes that are allocated to make text of UTF-8, at the most: each character takes what the widest one does.
-
-    >>> text_bytes(b"abcd"), text_bytes("abc\N{GRINNING FACE}".encode())
-    (4, 23)
-    """
+    """Bytes that are allocated to make text of UTF-8, at the most: each character takes what the widest one does."""
     if data.isascii():
         return len(data)
     characters, top = 0, 0

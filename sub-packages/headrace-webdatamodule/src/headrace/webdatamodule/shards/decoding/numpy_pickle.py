@@ -112,10 +112,7 @@ def _checked(dtype: Any, shape: Any, data: Any) -> tuple[np.dtype[Any], tuple[in
 
 
 def check_empty(dtype: np.dtype[Any], count: int) -> None:
-    """Refuse an array of very many items without bytes: to copy or list it would take for ever.
-
-    >>> check_empty(np.dtype("S0"), 3)
-    """
+    """Refuse an array of very many items without bytes: to copy or list it would take for ever."""
     require(dtype.itemsize > 0 or count <= _MOST_EMPTY, "array of {} items of dtype {}, without bytes", count, dtype)
 
 

@@ -6,6 +6,9 @@ is speed: long lists of Python objects load some 10 to 30 times slower; arrays a
 whole either way.
 """
 
+# What each instruction does, `pickletools` says.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import _compat_pickle
@@ -67,11 +70,6 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     A byte of a pickle may make hundreds in memory, so each instruction and each argument of a call has a price. Pickles
     so short that they fit whatever they hold are not charged for instructions, which would take a fifth longer.
-
-    Args:
-        file: Where the pickle is read from.
-        allowed: The classes and functions that the user trusts.
-        budget: For all that is made.
     """
 
     # The base class sets these; its stub does not name them.
@@ -174,17 +172,14 @@ class RestrictedUnpickler(pickle._Unpickler):
         return self._allowed.holds(type(value))
 
     def load_reduce(self) -> None:
-        """Call a function with arguments."""
         args = self.stack.pop()
         self.stack[-1] = self._call(self.stack[-1], args, {}, new=False)
 
     def load_newobj(self) -> None:
-        """Make an object with ``cls.__new__``."""
         args = self.stack.pop()
         self.stack[-1] = self._call(self.stack[-1], args, {}, new=True)
 
     def load_newobj_ex(self) -> None:
-        """Make an object with ``cls.__new__`` and keyword arguments."""
         kwargs, args = self.stack.pop(), self.stack.pop()
         self.stack[-1] = self._call(self.stack[-1], args, kwargs, new=True)
 
@@ -216,35 +211,28 @@ class RestrictedUnpickler(pickle._Unpickler):
                 self.memo[place] = made
 
     def load_list(self) -> None:
-        """Make a list."""
         items = self.pop_mark()
         check_values(items)
         self.append(items)
 
     def load_tuple(self) -> None:
-        """Make a tuple: of values, or of arguments."""
         items = self.pop_mark()
         self.append(as_tuple(items))
 
     def load_tuple1(self) -> None:
-        """Make a tuple of one item."""
         self.stack[-1] = as_tuple((self.stack[-1],))
 
     def load_tuple2(self) -> None:
-        """Make a tuple of two items."""
         self.stack[-2:] = [as_tuple((self.stack[-2], self.stack[-1]))]
 
     def load_tuple3(self) -> None:
-        """Make a tuple of three items."""
         self.stack[-3:] = [as_tuple((self.stack[-3], self.stack[-2], self.stack[-1]))]
 
     def load_append(self) -> None:
-        """Append one item to a list."""
         item = self.stack.pop()
         self._extend(self.stack[-1], [item])
 
     def load_appends(self) -> None:
-        """Append items to a list."""
         items = self.pop_mark()
         self._extend(self.stack[-1], items)
 
@@ -258,17 +246,14 @@ class RestrictedUnpickler(pickle._Unpickler):
         target.extend(items)
 
     def load_setitem(self) -> None:
-        """Set one item of a dict."""
         value, key = self.stack.pop(), self.stack.pop()
         self._put(self.stack[-1], [key, value])
 
     def load_setitems(self) -> None:
-        """Set items of a dict."""
         items = self.pop_mark()
         self._put(self.stack[-1], items)
 
     def load_dict(self) -> None:
-        """Make a dict from keys and values in turn."""
         items = self.pop_mark()
         self.append({})
         self._put(self.stack[-1], items)
@@ -285,7 +270,6 @@ class RestrictedUnpickler(pickle._Unpickler):
             target[key] = value
 
     def load_additems(self) -> None:
-        """Add items to a set."""
         items, target = self.pop_mark(), self.stack[-1]
         require(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
         check_values(items)
@@ -294,7 +278,6 @@ class RestrictedUnpickler(pickle._Unpickler):
             target.add(item)
 
     def load_frozenset(self) -> None:
-        """Make a frozenset."""
         items = self.pop_mark()
         check_values(items)
         check_keys(items)
@@ -306,15 +289,12 @@ class RestrictedUnpickler(pickle._Unpickler):
         self.append(bytearray(self.read(nbytes)))
 
     def load_short_binunicode(self) -> None:
-        """Make a text of up to 255 bytes."""
         self._text(1)
 
     def load_binunicode(self) -> None:
-        """Make a text."""
         self._text(4)
 
     def load_binunicode8(self) -> None:
-        """Make a text of any length."""
         self._text(8)
 
     def _text(self, width: int) -> None:
@@ -323,14 +303,14 @@ class RestrictedUnpickler(pickle._Unpickler):
         self.append(str(data, "utf-8", "surrogatepass"))
 
     def load_unicode(self) -> None:
-        """Make a text of protocol 0."""
         line = self.readline()[:-1]
         self._budget.reserve(4 * len(line), _OBJECTS)
         self.append(str(line, "raw-unicode-escape"))
 
-    def load_buffer(self) -> None:
-        """Refuse: buffers beside the pickle are never given."""
+    def load_next_buffer(self) -> None:
         raise UnsafePickleError("the pickle asks for buffers beside it")
+
+    load_readonly_buffer = load_next_buffer
 
 
 def _length(file: io.BytesIO) -> int:
@@ -362,32 +342,9 @@ def _set_state(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-for _code, _load in (
-    (pickle.REDUCE, RestrictedUnpickler.load_reduce),
-    (pickle.NEWOBJ, RestrictedUnpickler.load_newobj),
-    (pickle.NEWOBJ_EX, RestrictedUnpickler.load_newobj_ex),
-    (pickle.BUILD, RestrictedUnpickler.load_build),
-    (pickle.LIST, RestrictedUnpickler.load_list),
-    (pickle.TUPLE, RestrictedUnpickler.load_tuple),
-    (pickle.TUPLE1, RestrictedUnpickler.load_tuple1),
-    (pickle.TUPLE2, RestrictedUnpickler.load_tuple2),
-    (pickle.TUPLE3, RestrictedUnpickler.load_tuple3),
-    (pickle.APPEND, RestrictedUnpickler.load_append),
-    (pickle.APPENDS, RestrictedUnpickler.load_appends),
-    (pickle.SETITEM, RestrictedUnpickler.load_setitem),
-    (pickle.SETITEMS, RestrictedUnpickler.load_setitems),
-    (pickle.DICT, RestrictedUnpickler.load_dict),
-    (pickle.ADDITEMS, RestrictedUnpickler.load_additems),
-    (pickle.FROZENSET, RestrictedUnpickler.load_frozenset),
-    (pickle.BYTEARRAY8, RestrictedUnpickler.load_bytearray8),
-    (pickle.SHORT_BINUNICODE, RestrictedUnpickler.load_short_binunicode),
-    (pickle.BINUNICODE, RestrictedUnpickler.load_binunicode),
-    (pickle.BINUNICODE8, RestrictedUnpickler.load_binunicode8),
-    (pickle.UNICODE, RestrictedUnpickler.load_unicode),
-    (pickle.NEXT_BUFFER, RestrictedUnpickler.load_buffer),
-    (pickle.READONLY_BUFFER, RestrictedUnpickler.load_buffer),
-):
-    RestrictedUnpickler.dispatch[_code[0]] = _load
+for _name, _load in vars(RestrictedUnpickler).items():
+    if _name.startswith("load_"):
+        RestrictedUnpickler.dispatch[getattr(pickle, _name.removeprefix("load_").upper())[0]] = _load
 
 
 def checked_load(unpickler: RestrictedUnpickler) -> Any:

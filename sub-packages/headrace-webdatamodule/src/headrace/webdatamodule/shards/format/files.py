@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Self, TypeAlias
 
 from filelock import FileLock, Timeout
 
@@ -35,13 +36,6 @@ class FileBytes:
 
     Unlike a map, which kills the process when the file is cut meanwhile, this ends in an error. What is asked for
     in rising order comes from a buffer. Begin and end of a slice have to be given.
-
-    Args:
-        path: The file.
-
-    Raises:
-        DamagedShardError: It is something else than a file.
-        OSError: It cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -68,6 +62,10 @@ class FileBytes:
         self._buffer = self._read(begin, min(_AHEAD if near else max(_NEAR, end - begin), self._size - begin))
         self._begin, self._end = begin, begin + len(self._buffer)
         return self._buffer[: max(0, end - begin)]
+
+    def between(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to `end`."""
+        return self[begin:end]
 
     def _read(self, begin: int, size: int) -> bytes:
         os.lseek(self._descriptor, begin, os.SEEK_SET)
@@ -123,32 +121,74 @@ def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:
         raise error(f"this is {kind}, not a plain file: move it away", shard=str(path))
 
 
+class StoppedError(Exception):
+    """A file under a temporary name was removed, because it is not wanted any more."""
+
+
+class StagedFile:
+    """A file under a temporary name; removed at the end of a `with` block, unless it was published.
+
+    The name begins with a dot, which keeps it from readers' patterns. Its digits keep two writers apart, also on two
+    hosts; those of `run` are the same for all files of one run.
+    """
+
+    def __init__(self, path: Path, run: str = "") -> None:
+        self.path = path
+        digits = "-".join(filter(None, (run, secrets.token_hex(4))))
+        self.temporary = path.with_name(f".{path.name}.{digits}.part")
+        self.stream: BinaryIO
+
+    def begin(self) -> Self:
+        """Make the file; a `with` block does so."""
+        try:
+            self.stream = self.temporary.open("w+b")
+        except BaseException:  # Ctrl-C, when it is there already
+            self.temporary.unlink(missing_ok=True)
+            raise
+        return self
+
+    __enter__ = begin
+
+    def __exit__(self, *_: object) -> None:
+        # What was published is on the disk already; what was not may fail once more while it is closed.
+        with contextlib.suppress(OSError):
+            self.stream.close()
+        self.temporary.unlink(missing_ok=True)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; a StoppedError when the file was removed."""
+        if not os.fstat(self.stream.fileno()).st_nlink:
+            raise StoppedError(f"{self.temporary} was removed while it was written")
+        self.stream.write(data)
+
+    def sync(self) -> None:
+        """Bring all bytes to the disk, and close the file."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+
+    def publish(self) -> None:
+        """Give the file its final name, in place of what has it; a StoppedError when it was removed."""
+        try:
+            self.temporary.replace(self.path)
+        except FileNotFoundError as error:
+            raise StoppedError(f"{self.temporary} was removed before it was whole") from error
+
+
 @contextmanager
 def staged_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when all of it is on the disk; after an error there is what was there before."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        publish({path: temporary})
-    finally:
-        temporary.unlink(missing_ok=True)
+    with StagedFile(path) as staged:
+        yield staged.stream
+        staged.sync()
+        staged.publish()
+        sync_directory(path.parent)
 
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Write a small file to the disk: under its name is either what was there before, or all of it."""
     with staged_file(path) as stream:
         stream.write(data)
-
-
-def publish(staged: Mapping[Path, Path]) -> None:
-    """Give files that are on the disk already their final names."""
-    for path, temporary in staged.items():
-        temporary.replace(path)
-    for directory in {path.parent for path in staged}:
-        sync_directory(directory)
 
 
 def sync_directory(directory: Path) -> None:

@@ -11,7 +11,11 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, Self, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
 from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
@@ -26,6 +30,7 @@ _MAX_GLOBAL_RECORDS = 1000
 _LARGEST = (1 << 63) - 1
 _EXTENDED = frozenset((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, b"L", b"K"))
 _LABEL = b"V"
+_Size = TypeVar("_Size", int, npt.NDArray[np.int64])
 _KINDS = dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE), "file")
 _KINDS |= {tarfile.DIRTYPE: "directory", _LABEL: "label"}
 _REFUSED = {
@@ -45,38 +50,17 @@ _LONG_NUMBER = re.compile(rb"[0-9]{1000}")
 
 
 class Member(NamedTuple):
-    """One member of a tar file.
-
-    Args:
-        name: Its path.
-        offset: Where its data begin, in bytes; its own header stands in the 512 bytes before.
-        size: Bytes of data.
-        start: Where the first of its headers begins.
-        kind: "file", "directory" or "label".
-    """
+    """One member of a tar file."""
 
     name: str
-    offset: int
+    offset: int  # where its data begin, in bytes; its own header stands in the 512 bytes before
     size: int
-    start: int
-    kind: str
+    start: int  # where the first of its headers begins
+    kind: str  # "file", "directory" or "label"
 
 
 def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
-    """Find the members of a tar file in USTAR, GNU, PAX or V7 format.
-
-    Args:
-        data: The bytes of the file, a memory map, or an open file.
-        shard: Path or URL, named in errors.
-
-    Yields:
-        Each member, in order. Those that are no files have no data.
-
-    Raises:
-        DamagedShardError: The file is empty, cut, changed, no tar file, or has something behind its end.
-        RefusedMemberError: A member is a link, a device, sparse, or of an unknown kind, or its extended headers are
-            larger than any that is needed.
-    """
+    """Find the members of a tar file in USTAR, GNU, PAX or V7 format; those that are no files have no data."""
     stream = _HeaderStream(data if isinstance(data, FileBytes) else memoryview(data))
     try:
         yield from _members(stream)
@@ -86,12 +70,8 @@ def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
         raise
 
 
-def padded(size: int) -> int:
-    """The next multiple of 512.
-
-    >>> padded(0), padded(1), padded(512)
-    (0, 512, 512)
-    """
+def padded(size: _Size) -> _Size:
+    """The next multiple of 512."""
     return size + -size % BLOCK
 
 
@@ -207,42 +187,25 @@ def _what_is_wrong(view: Bytes, at: int) -> DamagedShardError:
     return DamagedShardError(f"here is no tar header, but {block[:24]!r}")
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A member that is no part of a sample.
-
-    Args:
-        name: Its path in the tar file.
-        offset: Where its data begin, in bytes.
-        reason: "directory", "label", "no extension", "hidden" or "meta".
-    """
+class Skipped(NamedTuple):
+    """A member that is no part of a sample."""
 
     name: str
     offset: int
-    reason: str
+    reason: str  # "directory", "label", "no extension", "hidden" or "meta"
 
 
 @dataclass
 class Samples:
-    """The samples of a shard.
-
-    Args:
-        keys: Of the samples, in order.
-        layouts: The different tuples of member keys, as written, with their numbers.
-        layout_of: The number of each sample's layout.
-        offsets: Where each member's data begin, in bytes; those of all samples in a row.
-        sizes: Bytes of data of each member.
-        skipped: What is no part of a sample.
-        end: Where the last member's blocks end.
-    """
+    """The samples of a shard."""
 
     keys: list[str] = field(default_factory=list)
-    layouts: dict[tuple[str, ...], int] = field(default_factory=dict)
-    layout_of: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    layouts: dict[tuple[str, ...], int] = field(default_factory=dict)  # member keys, as written, and their number
+    layout_of: list[int] = field(default_factory=list)  # of each sample
+    offsets: list[int] = field(default_factory=list)  # of each member's data, those of all samples in a row
     sizes: list[int] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    end: int = 0
+    end: int = 0  # of the last member's blocks
 
 
 def group(members: Iterable[Member], *, shard: str = "") -> Samples:
@@ -250,16 +213,6 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
 
     As webdataset does, names without an extension and names whose first part begins and ends with two
     underscores are skipped; so are hidden files, which it would take for members of a sample "folder/".
-
-    Args:
-        members: As of `walk`, in the order of the tar file.
-        shard: Path or URL, named in errors.
-
-    Returns:
-        The samples, and what was skipped.
-
-    Raises:
-        GroupingError: A sample's members do not stand together, or two of them have one key.
 
     >>> names = ["a/1.txt", "a/1.CLS", "a/2.txt", "README"]
     >>> found = group([Member(name, 512, 0, 0, "file") for name in names])
@@ -269,7 +222,7 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
     samples, seen = Samples(), set[str]()
     current, suffixes = None, list[str]()
     for member in members:
-        samples.end = member.offset + member.size + -member.size % BLOCK
+        samples.end = member.offset + padded(member.size)
         reason = skip_reason(member)
         if reason:
             samples.skipped.append(Skipped(member.name, member.offset, reason))
@@ -336,3 +289,57 @@ def _check_layout(samples: Samples, layout: tuple[str, ...], shard: str) -> None
             key = samples.keys[-1]
             raise GroupingError(message, shard=shard, sample=key, member=f"{key}.{suffix}", offset=offset - BLOCK)
         folded.add(suffix.lower())
+
+
+# USTAR headers: twenty times as fast as tarfile's, and the same bytes on every version of Python
+
+NAME, PREFIX = 100, 155
+MOST_BYTES = 0o77777777777
+RECORD = 20 * BLOCK
+PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
+
+# Mode, user and group; time; type, link, magic, names of both, device; each behind the field before it.
+_OWNER = b"0000644\0" + b"0000000\0" * 2
+_TIME = b"\0" + b"00000000000\0"
+_REST = b"\0 0" + bytes(100) + b"ustar\00000" + bytes(80)
+# The checksum counts itself as spaces: here are one of them and the "\0 " behind its digits, which becomes two.
+_CHECKSUM = sum(_OWNER) + sum(_TIME) + sum(_REST) + 7 * 32
+_PREFIX_FIELD = bytes(PREFIX + 12)
+_TAIL = _REST + _PREFIX_FIELD
+
+
+def ustar_header(name: bytes, name_sum: int, size: int) -> bytes:
+    r"""The USTAR header of a plain file: 512 bytes that depend on the arguments only.
+
+    >>> made = ustar_header(b"a.txt", sum(b"a.txt"), 8)
+    >>> len(made), made[:6], made[124:136], made[148:156]
+    (512, b'a.txt\x00', b'00000000010\x00', b'006715\x00 ')
+    """
+    digits, digits_sum = _digits(size)
+    checksum = _CHECKSUM + name_sum + digits_sum
+    return b"%b%b%b%b%06o%b" % (name.ljust(NAME, b"\0"), _OWNER, digits, _TIME, checksum, _TAIL)
+
+
+def long_ustar_header(name: bytes, size: int) -> bytes | None:
+    """The same for a path of more than 100 bytes, which is cut at a slash.
+
+    >>> len(long_ustar_header(b"d" * 90 + b"/" + b"n" * 90, 0)), long_ustar_header(b"n" * 101, 0)
+    (512, None)
+    """
+    cut = name.find(b"/", max(0, len(name) - NAME - 1))
+    if not 0 < cut <= PREFIX:
+        return None
+    prefix, rest = name[:cut], name[cut + 1 :]
+    short = ustar_header(rest, sum(prefix) + sum(rest), size)
+    return short[: -len(_PREFIX_FIELD)] + prefix.ljust(len(_PREFIX_FIELD), b"\0")
+
+
+def tar_end(nbytes: int) -> bytes:
+    """What ends a tar file: two blocks of zeros, and more up to a multiple of 10240 bytes, as tar does."""
+    return bytes(2 * BLOCK + -(nbytes + 2 * BLOCK) % RECORD)
+
+
+@lru_cache(maxsize=4096)
+def _digits(size: int) -> tuple[bytes, int]:
+    digits = b"%011o" % size
+    return digits, sum(digits)

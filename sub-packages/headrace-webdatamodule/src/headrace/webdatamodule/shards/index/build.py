@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Never, TypeVar
 
 import numpy as np
@@ -33,7 +35,13 @@ from headrace.webdatamodule.shards.index.container import (
     shard_checksums,
 )
 from headrace.webdatamodule.shards.index.keys import describe_keys
-from headrace.webdatamodule.shards.index.manifest import Manifest, ShardEntry, kept_columns, refuse_unfinished_write
+from headrace.webdatamodule.shards.index.manifest import (
+    Manifest,
+    ShardEntry,
+    kept_columns,
+    refuse_unfinished_write,
+    store_column,
+)
 from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
@@ -46,13 +54,7 @@ class SkippedMembersWarning(UserWarning):
 
 
 class Indexed(NamedTuple):
-    """What came of indexing one shard.
-
-    Args:
-        entry: For the manifest.
-        members: The member keys that occur.
-        skipped: Names of some members that are no part of a sample.
-    """
+    """What came of indexing one shard."""
 
     entry: ShardEntry
     members: tuple[str, ...]
@@ -95,18 +97,32 @@ def index_shards(
     paths = _tar_files(folder)
     with directory_lock(folder):  # others may add columns to the manifest at the same time
         done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
-        members = sorted({member for indexed in done for member in indexed.members})
-        manifest = Manifest(tuple(indexed.entry for indexed in done), tuple(members))
+        described = [(indexed.entry, indexed.members) for indexed in done]
         cure = "Pass drop_columns=True, and add them again"
-        columns = kept_columns(folder, manifest, drop=drop_columns, cure=cure)
-        manifest = Manifest(manifest.shards, manifest.members, columns)
-        save_with_index(folder, manifest, force=force)
+        manifest = save_manifest(folder, described, cure=cure, drop_columns=drop_columns, force=force)
     _warn(done)
     return manifest
 
 
-def save_with_index(folder: Path, manifest: Manifest, *, force: bool = False) -> None:
-    """Write the index of a whole set, then its manifest; nothing where both are there already."""
+def save_manifest(
+    folder: Path,
+    shards: Sequence[tuple[ShardEntry, Iterable[str]]],
+    columns: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+    *,
+    cure: str,
+    drop_columns: bool = False,
+    force: bool = False,
+) -> Manifest:
+    """Write new columns, the index of the set, then the manifest; nothing where all is there already.
+
+    Columns of an earlier manifest of the same shards stay; of other shards they are refused, with the cure.
+    """
+    members = sorted({member for _, some in shards for member in some})
+    manifest = Manifest(tuple(entry for entry, _ in shards), tuple(members))
+    earlier = kept_columns(folder, manifest, replaced=columns, drop=drop_columns, cure=cure)
+    manifest = replace(manifest, columns=earlier)
+    for name, array in columns.items():
+        manifest = manifest.with_column(store_column(folder, name, array))
     try:
         write_set_index(folder, manifest, force=force)
     except OSError as error:
@@ -114,6 +130,7 @@ def save_with_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
     manifest.save(folder)
+    return manifest
 
 
 def index_shard(path: Path, *, force: bool = False) -> Indexed:
@@ -130,8 +147,7 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
 def fitting_index(path: Path) -> ShardIndex | None:
     """The index of a shard; None when there is none, or it is damaged, older than the shard or of another shard.
 
-    Raises:
-        IndexVersionError: It has the format of another release; never taken for damage, which would be overwritten.
+    One of another release is an error, and never taken for damage, which would be overwritten.
     """
     try:
         if path.stat().st_mtime_ns > index_path(path).stat().st_mtime_ns:
@@ -139,28 +155,14 @@ def fitting_index(path: Path) -> ShardIndex | None:
         index = ShardIndex.open(path, mapped=False)
         index.check_self()
         shard = FileBytes(path)
-        index.check_shard(len(shard), lambda begin, end: shard[begin:end])
+        index.check_shard(len(shard), shard.between)
     except (FileNotFoundError, DamagedIndexError, StaleIndexError):
         return None
     return index if len(shard) else None
 
 
 def build_index(data: Bytes, *, shard: str = "") -> bytes:
-    """Read a whole shard, check its structure and make its index; the same for the same shard.
-
-    Args:
-        data: The bytes of a tar file, a memory map, or an open file.
-        shard: Path or URL, named in errors.
-
-    Returns:
-        The bytes of an index file, for `ShardIndex`.
-
-    Raises:
-        DamagedShardError: The file is no whole tar file.
-        RefusedMemberError: A member is no plain file.
-        GroupingError: The members do not form samples.
-        ShardError: The names of members do not fit into an index.
-    """
+    """Read a whole shard, check its structure and make its index; the same for the same shard."""
     view = data if isinstance(data, FileBytes) else memoryview(data)
     try:
         samples = group(walk(view, shard=shard), shard=shard)
@@ -178,18 +180,7 @@ def pack_index(
     gap_checksums: npt.ArrayLike,
     read: Callable[[int, int], bytes | memoryview],
 ) -> bytes:
-    """Make an index of what is known of a shard.
-
-    Args:
-        samples: What lies in it.
-        shard_bytes: Bytes of the tar file.
-        checksums: `checksum32` of the data of each member.
-        gap_checksums: As of `shard_checksums`.
-        read: Gives the bytes of the tar file between begin and end; asked for three short pieces.
-
-    Returns:
-        The bytes of an index file.
-    """
+    """Make an index of what is known of a shard."""
     layouts = list(samples.layouts)
     pieces = [read(begin, end) for begin, end in fingerprint_ranges(shard_bytes, samples.end)]
     keys, key_arrays = describe_keys(samples.keys)
@@ -232,20 +223,19 @@ def open_shard_bytes(path: Path) -> FileBytes:
     return file
 
 
+def open_listed_shard(path: Path) -> FileBytes:
+    """The bytes of a shard that a manifest lists."""
+    try:
+        return open_shard_bytes(path)
+    except FileNotFoundError as error:
+        message = "the shard is missing: restore it, or index the directory again"
+        raise DamagedShardError(message, shard=str(path)) from error
+
+
 def spread(
     function: Callable[[Path], _Result], paths: Sequence[Path], executor: Executor | None, *, what: str
 ) -> list[_Result]:
-    """Call a function with each file, with a progress bar over their bytes; the first error cancels what has not begun.
-
-    Args:
-        function: Can be pickled when the executor is one of processes.
-        paths: The files; those that are missing count as empty.
-        executor: Where to call it; here when None.
-        what: Stands before the bar.
-
-    Returns:
-        The results, in the order of the files.
-    """
+    """Call a function with each file, in order, with a progress bar; the first error cancels the rest."""
     sizes = {path: path.stat().st_size if path.exists() else 0 for path in paths}
     bar: tqdm[Never]
     with tqdm(total=sum(sizes.values()), desc=what, unit="B", unit_scale=True, disable=None) as bar:

@@ -37,32 +37,17 @@ _TYPES = ("|u1", "<u2", "<u4", "<u8")
 
 
 class Unpacked(NamedTuple):
-    """What an index file holds.
-
-    Args:
-        description: The JSON object, less the list of arrays.
-        arrays: Views into the file, not copies.
-        checksum: Of the head; it covers the checksum of the arrays, and so stands for the whole file.
-        body: The bytes behind the description.
-        body_checksum: What their checksum has to be.
-    """
+    """What an index file holds."""
 
     description: dict[str, Any]
-    arrays: dict[str, npt.NDArray[Any]]
-    checksum: int
-    body: memoryview
-    body_checksum: int
+    arrays: dict[str, npt.NDArray[Any]]  # views into the file, not copies
+    checksum: int  # of the head; it covers the checksum of the arrays, and so stands for the whole file
+    body: memoryview  # the bytes behind the description
+    body_checksum: int  # what their checksum has to be
 
 
 def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Make the bytes of an index file; the same for the same content.
-
-    Args:
-        description: What JSON can hold.
-        arrays: Unsigned integers, one-dimensional.
-
-    Raises:
-        ShardError: The description is longer than 16 MiB.
 
     >>> unpack(memoryview(pack({"a": 1}, {"x": np.arange(3, dtype=np.uint16)}))).arrays["x"].tolist()
     [0, 1, 2]
@@ -79,12 +64,7 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
 
 
 def unpack(data: memoryview) -> Unpacked:
-    """Take an index file apart: head and description are checked, the arrays' bytes are not even read.
-
-    Raises:
-        DamagedIndexError: The bytes are cut, changed or of something else.
-        IndexVersionError: They have the format of another release.
-    """
+    """Take an index file apart: head and description are checked, the arrays' bytes are not even read."""
     if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
         raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}; index the shard again")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
@@ -130,40 +110,23 @@ def _arrays(listed: list[list[Any]], body: memoryview) -> dict[str, npt.NDArray[
     return arrays
 
 
-def checksum32(data: bytes | memoryview) -> int:
-    """The checksum of a member's data: the low 32 bits of XXH3.
-
-    >>> hex(checksum32(b"abc"))
-    '0x892f3950'
-    """
-    return xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF
-
-
 def checksum64(*pieces: bytes | memoryview) -> int:
-    """XXH3 in 64 bits of some pieces, as if they were one.
-
-    >>> checksum64(b"ab", b"c") == checksum64(b"abc")
-    True
-    """
+    """XXH3 in 64 bits of some pieces, as if they were one."""
     state = xxhash.xxh3_64()
     for piece in pieces:
         state.update(piece)
     return state.intdigest()
 
 
-def checksum_between(data: Bytes, begin: int, end: int) -> int:
-    """XXH3 in 64 bits of a part of a file, which may be larger than the memory."""
-    if end - begin <= PIECE:
-        return xxhash.xxh3_64_intdigest(data[begin:end])
-    return checksum_spans(data, [(begin, end)])
+def checksum32(data: Bytes, begin: int, end: int) -> int:
+    """The checksum of a member's data, which may be larger than the memory: the low 32 bits of XXH3."""
+    if end - begin > PIECE:
+        return checksum_spans(data, [(begin, end)]) & 0xFFFFFFFF
+    return xxhash.xxh3_64_intdigest(data[begin:end]) & 0xFFFFFFFF
 
 
 def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
-    """XXH3 in 64 bits of some parts of a file, as if they were one.
-
-    >>> checksum_spans(b"abcd", [(0, 1), (2, 4)]) == checksum64(b"acd")
-    True
-    """
+    """XXH3 in 64 bits of some parts of a file, as if they were one."""
     state = xxhash.xxh3_64()
     for begin, end in spans:
         _update(state, data, begin, end)
@@ -171,19 +134,7 @@ def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
 
 
 def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
-    """What lies between the data of members: headers, padding, skipped members, and the end of the file.
-
-    Args:
-        offsets: Where the data of each member begin, in bytes, increasing.
-        sizes: Bytes of data of each member.
-        end: Bytes of the file.
-
-    Returns:
-        `len(offsets) + 1` pairs of begin and end.
-
-    >>> gaps([512, 1536], [3, 0], 3072)
-    [(0, 512), (515, 1536), (1536, 3072)]
-    """
+    """Begin and end of what lies between the data of members: headers, padding, skipped members, the file's end."""
     begins = [0, *(offset + size for offset, size in zip(offsets, sizes, strict=True))]
     return list(zip(begins, [*offsets, end], strict=True))
 
@@ -191,17 +142,7 @@ def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[i
 def shard_checksums(
     data: Bytes, offsets: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[int], npt.NDArray[np.uint64]]:
-    """Checksums over the data of members, and over all that is not. The file is read once, from begin to end.
-
-    Args:
-        data: The bytes of a tar file.
-        offsets: Where the data of each member begin, in bytes, increasing.
-        sizes: Bytes of data of each member.
-
-    Returns:
-        The `checksum32` of each member, and a 64-bit checksum for each 64 of the spans that `gaps` gives, shape
-        [len(offsets) // 64 + 1].
-    """
+    """The `checksum32` of each member, and one of 64 bits for each 64 of the `gaps`; the file is read once."""
     sums, gap_sums, end, state = list[int](), list[int](), 0, xxhash.xxh3_64()
     for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True), start=1):
         _update(state, data, end, offset)
@@ -209,7 +150,7 @@ def shard_checksums(
             gap_sums.append(state.intdigest())
             state.reset()
         end = offset + size
-        sums.append(checksum_between(data, offset, end) & 0xFFFFFFFF)
+        sums.append(checksum32(data, offset, end))
     _update(state, data, end, len(data))
     return sums, np.array([*gap_sums, state.intdigest()], np.uint64)
 

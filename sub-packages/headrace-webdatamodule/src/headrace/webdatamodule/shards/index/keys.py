@@ -14,15 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 _DIGITS = 40
+LARGEST = (1 << 63) - 1
 Described = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
 
 
-class Keys(Sequence[str]):
-    """The keys of a shard's samples, each made when it is asked for.
-
-    Args:
-        count: Number of samples.
-    """
+class LazyTexts(Sequence[str]):
+    """Texts, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
         self._range = range(count)
@@ -41,79 +38,68 @@ class Keys(Sequence[str]):
     @abstractmethod
     def _key(self, index: int) -> str: ...
 
-    @property
-    @abstractmethod
-    def common_bytes(self) -> int:
-        """How many characters all keys have in common at the least."""
+
+class SampleKeys(LazyTexts):
+    """Texts that are made by a function of their position.
+
+    >>> keys = SampleKeys(3, "key{}".format)
+    >>> keys[-1], keys[:2], "key1" in keys
+    ('key2', ['key0', 'key1'], True)
+    """
+
+    def __init__(self, count: int, key: Callable[[int], str]) -> None:
+        super().__init__(count)
+        self._make = key
+
+    def _key(self, index: int) -> str:
+        return self._make(index)
+
+
+class Keys(LazyTexts):
+    """The keys of a shard's samples. `common_bytes` is how many characters all of them have in common at the least."""
+
+    common_bytes: int
 
     @abstractmethod
     def find(self, key: str) -> int:
         """The position of a key."""
 
+    def many(self, samples: Sequence[int]) -> Iterable[str]:
+        """The keys of some samples, fast."""
+        return map(self._key, samples)
+
 
 class NumberedKeys(Keys):
-    """Keys that differ by a number only, in equal steps.
-
-    Args:
-        count: Number of samples.
-        prefix: What stands before the number.
-        first: The first number.
-        step: From one to the next; above 0.
-        width: Digits at the least; zeros fill up.
-        suffix: What follows the number.
-
-    >>> keys = NumberedKeys(3, "s", 8, 2, 2, "x")
-    >>> list(keys), keys.find("s12x")
-    (['s08x', 's10x', 's12x'], 2)
-    """
+    """Keys that differ by a number only, in equal steps."""
 
     def __init__(self, count: int, prefix: str, first: int, step: int, width: int, suffix: str) -> None:
-        super().__init__(count)
-        self._parts = prefix, suffix
-        self._numbers = range(first, first + step * count, step)
-        self._format = f"0{width}d"
-
-    @property
-    def common_bytes(self) -> int:
-        """As of `Keys`."""
-        return len(self._parts[0]) + len(self._parts[1])
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of all keys."""
-        return self._numbers
-
-    @property
-    def template(self) -> str:
-        """What makes a key of a number by `%`."""
         # One "%" is three times as fast as an f-string put together from parts.
-        prefix, suffix = (part.replace("%", "%%") for part in self._parts)
-        return f"{prefix}%{self._format}{suffix}"
+        begin, end = (part.replace("%", "%%") for part in (prefix, suffix))
+        self.template, self.numbers = f"{begin}%0{width}d{end}", range(first, first + step * count, step)
+        super().__init__(count)
+        self._parts, self.common_bytes = (prefix, suffix), len(prefix) + len(suffix)
 
     def _key(self, index: int) -> str:
-        prefix, suffix = self._parts
-        return f"{prefix}{self._numbers[index]:{self._format}}{suffix}"
+        return self.template % self.numbers[index]
+
+    def many(self, samples: Sequence[int]) -> Iterable[str]:
+        """As of `Keys`."""
+        if isinstance(samples, range) and samples.step > 0:
+            return map(self.template.__mod__, self.numbers[samples.start : samples.stop : samples.step])
+        return map(self.template.__mod__, map(self.numbers.__getitem__, samples))
 
     def find(self, key: str) -> int:
         """As of `Keys`; takes the same time for any number of samples."""
         prefix, suffix = self._parts
         digits = key[len(prefix) : len(key) - len(suffix)]
         number = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS else -1
-        if number not in self._numbers or self._key(self._numbers.index(number)) != key:
+        if number not in self.numbers or self._key(self.numbers.index(number)) != key:
             raise KeyError(key)
-        return self._numbers.index(number)
+        return self.numbers.index(number)
 
 
 class ListedKeys(Keys):
-    """Keys of any kind.
-
-    Args:
-        count: Number of samples.
-        prefix: What all keys begin with.
-        ordered: Whether they are sorted.
-        text: The rest of all keys, in UTF-8, shape [bytes].
-        ends: Where each one ends in `text`, shape [count]; None when all are equally long.
-    """
+    """Keys of any kind."""
 
     def __init__(
         self,
@@ -124,14 +110,9 @@ class ListedKeys(Keys):
         ends: npt.NDArray[Any] | None = None,
     ) -> None:
         super().__init__(count)
-        self._prefix, self._ordered = prefix, ordered
+        self._prefix, self._ordered, self.common_bytes = prefix, ordered, len(prefix)
         self._text, self._ends = text.data, ends
         self._width = text.size // count if count else 0
-
-    @property
-    def common_bytes(self) -> int:
-        """As of `Keys`."""
-        return len(self._prefix)
 
     def _key(self, index: int) -> str:
         if self._ends is None:
@@ -182,19 +163,20 @@ def is_utf8(value: object) -> TypeGuard[str]:
         return False
 
 
+def is_int(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Whether a value of a file that may be forged is a plain integer in a range."""
+    return type(value) is int and least <= value <= most
+
+
 def _check_numbered(prefix: object, first: object, step: object, width: object, suffix: object) -> None:
     numbers = [(first, 0, 10**18), (step, 1, 10**18), (width, 0, 18)]
-    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(_is_in(*number) for number in numbers):
+    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(is_int(*number) for number in numbers):
         raise ValueError("the rule of numbered keys is invalid")
 
 
 def _check_listed(prefix: object, ordered: object) -> None:
     if not is_utf8(prefix) or not isinstance(ordered, bool):
         raise ValueError("the description of listed keys is invalid")
-
-
-def _is_in(value: object, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
 
 
 def _are_ends(ends: npt.NDArray[Any], count: int, nbytes: int) -> bool:
@@ -233,53 +215,3 @@ def _listed(keys: Sequence[str]) -> Described:
 def _common_prefix(first: str, last: str) -> str:
     pairs = zip(first, last, strict=False)
     return first[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))]
-
-
-Namer = Callable[[Sequence[int]], Iterable[str]]
-
-
-def namer(keys: Keys) -> Namer:
-    """How to make the keys of some samples.
-
-    >>> list(namer(NumberedKeys(9, "100%", 5, 2, 3, "x"))([0, 3]))
-    ['100%005x', '100%011x']
-    """
-    return _namer_of_numbers(keys) if isinstance(keys, NumberedKeys) else lambda samples: map(keys.__getitem__, samples)
-
-
-def _namer_of_numbers(keys: NumberedKeys) -> Namer:
-    make, numbers = keys.template.__mod__, keys.numbers
-
-    def names(samples: Sequence[int]) -> Iterable[str]:
-        if isinstance(samples, range) and samples.step > 0:
-            return map(make, numbers[samples.start : samples.stop : samples.step])
-        return map(make, map(numbers.__getitem__, samples))
-
-    return names
-
-
-class SampleKeys(Sequence[str]):
-    """A sequence of texts that are made by a function.
-
-    Args:
-        count: How many.
-        key: Gives the one at a position, 0 to `count - 1`.
-
-    >>> keys = SampleKeys(3, "key{}".format)
-    >>> keys[-1], keys[:2], "key1" in keys
-    ('key2', ['key0', 'key1'], True)
-    """
-
-    def __init__(self, count: int, key: Callable[[int], str]) -> None:
-        self._range, self._key = range(count), key
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        where = self._range[index]
-        return self._key(where) if isinstance(where, int) else [self._key(index) for index in where]

@@ -9,7 +9,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, open_plain, read_plain
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.container import checksum64
-from headrace.webdatamodule.shards.index.keys import is_utf8
+from headrace.webdatamodule.shards.index.keys import LARGEST, is_int, is_utf8
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 NAME = "manifest.json"
@@ -36,7 +37,6 @@ DERIVED = "sizes-"
 _MAX_NOTE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20  # larger columns are mapped
 _MAX_NAME_BYTES = 255  # on all usual file systems
-_LARGEST = (1 << 63) - 1
 _Entry = TypeVar("_Entry", "ShardEntry", "ColumnEntry")
 
 
@@ -66,8 +66,7 @@ class ShardEntry:
 
     def __post_init__(self) -> None:
         _require(is_plain_name(self.name), f"the shard name {self.name!r:.99} leads elsewhere, or is no file name")
-        counts = (self.nbytes, self.samples, self.skipped)
-        fit = all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
+        fit = all(is_int(count, 0, LARGEST) for count in (self.nbytes, self.samples, self.skipped))
         _require(fit, f"the counts of {self.name!r} are invalid")
         _require(_is_hex(self.index), f"the index checksum of {self.name!r} is {self.index!r}")
 
@@ -121,7 +120,7 @@ class Manifest:
         _require(all(map(is_utf8, self.members)), "a member key is no text")
         _require(len(set(self.members)) == len(self.members), "a member key is listed twice")
         _require(RESERVED.isdisjoint(self.members), "a member key is one that readers use for themselves")
-        _require(self.n_samples <= _LARGEST, "there are too many samples")
+        _require(self.n_samples <= LARGEST, "there are too many samples")
 
     @property
     def n_samples(self) -> int:
@@ -352,11 +351,7 @@ def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:
         if os.fstat(file.fileno()).st_size > _READ_BYTES:
             _compare(np.memmap(path, np.uint8, "r").data, checksum)
             return np.lib.format.open_memmap(path, mode="r")
-        data = file.read()
-    _compare(data, checksum)
-    array = load_npy(data, len(data))
-    array.flags.writeable = False
-    return array
+        return read_column(file.read(), checksum)
 
 
 def _compare(data: bytes | memoryview, checksum: str) -> None:
@@ -379,17 +374,35 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
     Raises:
         ManifestError: There is no such column, or its file is damaged or another one.
     """
+    entry = column_entry(manifest, name)
+    return checked_column(manifest, entry, lambda: _opened(Path(directory) / entry.file, entry.checksum))
+
+
+def column_entry(manifest: Manifest, name: str) -> ColumnEntry:
+    """The entry of a column; a ManifestError when there is none."""
     columns = {entry.name: entry for entry in manifest.columns}
     if name not in columns:
         raise ManifestError(f"there is no column {name!r}, only {sorted(columns)}; make it with add_column")
-    entry = columns[name]
+    return columns[name]
+
+
+def checked_column(manifest: Manifest, entry: ColumnEntry, read: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """A column as the manifest describes it; a ManifestError when it cannot be read, or is something else."""
     try:
-        array = _opened(Path(directory) / entry.file, entry.checksum)
+        array = read()
     except Exception as error:  # numpy raises half a dozen kinds for damaged headers
-        raise ManifestError(f"the column {name!r} cannot be read from {entry.file}: {error}") from error
+        raise ManifestError(f"the column {entry.name!r} cannot be read from {entry.file}: {error}") from error
     if array.dtype.str != entry.dtype or array.shape[:1] != (manifest.n_samples,):
         found = f"{array.dtype.str} of shape {list(array.shape)}"
-        raise ManifestError(f"the column {name!r} is {found}, not {entry.dtype} of [{manifest.n_samples}, ...]")
+        raise ManifestError(f"the column {entry.name!r} is {found}, not {entry.dtype} of [{manifest.n_samples}, ...]")
+    return array
+
+
+def read_column(data: bytes, checksum: str) -> npt.NDArray[Any]:
+    """The array in the bytes of a column's file, read-only; a ValueError when they are others than were stored."""
+    _compare(data, checksum)
+    array = load_npy(data, len(data))
+    array.flags.writeable = False
     return array
 
 
@@ -397,8 +410,10 @@ def unfinished_write(directory: Path) -> str | None:
     """What to say of a directory where shards of a plan are missing."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     for note in sorted(name for name in names if name.endswith(NOTE) and not name.startswith(".")):
-        prefix, planned = note.removesuffix(NOTE), _planned(directory / note)
-        if planned is None:
+        prefix, planned = note.removesuffix(NOTE), 0
+        with suppress(OSError, ShardError):  # other programs may call what they have so
+            planned = read_note(directory / note).get("shards", 0)
+        if type(planned) is not int or planned < 1:
             continue
         found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]{{6,}})\.tar", name, re.ASCII) for name in names)
         there = sum(1 for match in found if match and int(match[1]) < planned)
@@ -415,13 +430,10 @@ def refuse_unfinished_write(directory: Path) -> None:
         raise ManifestError(unfinished)
 
 
-def _planned(note: Path) -> int | None:
-    # Other programs may call their files so too: what is no plan of ours says nothing.
+def read_note(path: Path) -> dict[str, Any]:
+    """The plan of a write, as its note says; empty for other files, and where there is none."""
     try:
-        table = json.loads(read_plain(note, ManifestError, most=_MAX_NOTE_BYTES))
-    except (OSError, RecursionError, ShardError, ValueError):
-        return None
-    if not isinstance(table, dict) or table.get("format") != "headrace-plan":
-        return None
-    shards = table.get("shards")
-    return shards if type(shards) is int and shards > 0 else None
+        table = json.loads(read_plain(path, ManifestError, most=_MAX_NOTE_BYTES))
+    except (FileNotFoundError, RecursionError, ValueError):
+        return {}
+    return table if isinstance(table, dict) and table.get("format") == "headrace-plan" else {}

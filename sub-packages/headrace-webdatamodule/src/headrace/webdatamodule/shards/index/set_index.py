@@ -41,17 +41,7 @@ _HEAD = struct.Struct("<8sII16s")
 
 
 class SetIndex:
-    """The indexes of a set's shards, each made when it is asked for.
-
-    Args:
-        data: The bytes of the file, or a memory map of them.
-        manifest: Of the set.
-
-    Raises:
-        DamagedIndexError: The bytes are no index of a set, or were cut or changed.
-        IndexVersionError: They have the format of another release.
-        StaleIndexError: They belong to another manifest.
-    """
+    """The indexes of a set's shards, each made when it is asked for."""
 
     def __init__(self, data: bytes | mmap.mmap | memoryview, manifest: Manifest) -> None:
         self._data, self._manifest = memoryview(data), manifest
@@ -74,19 +64,7 @@ class SetIndex:
 
     @classmethod
     def open(cls, directory: str | Path, manifest: Manifest) -> SetIndex | None:
-        """Open the one that lies beside a manifest; large ones are mapped.
-
-        Args:
-            directory: Where the manifest lies.
-            manifest: The manifest.
-
-        Returns:
-            The index; None when there is none, or one of another manifest.
-
-        Raises:
-            DamagedIndexError: It was cut or changed.
-            IndexVersionError: It has the format of another release.
-        """
+        """Open the one that lies beside a manifest, None when there is none that fits; large ones are mapped."""
         path = Path(directory) / SET_INDEX_NAME
         try:
             descriptor = open_plain(path, DamagedIndexError)
@@ -107,17 +85,11 @@ class SetIndex:
         return len(self._manifest.shards)
 
     def shard(self, number: int, path: str) -> ShardIndex:
-        """The index of one shard.
-
-        Args:
-            number: Of the shard in the manifest.
-            path: Path or URL of the shard, named in errors.
-
-        Raises:
-            DamagedIndexError: It was cut or changed.
-            StaleIndexError: It does not match the manifest.
-        """
+        """The index of one shard."""
         begin, end = self._bounds[number : number + 2]
+        whole = self._data.obj
+        if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look behind its end would kill the process
+            raise DamagedIndexError("the index of the set was cut since it was opened", shard=path)
         index = ShardIndex(self._data[begin:end], shard=path, end=end)
         if f"{index.checksum:016x}" != self._manifest.shards[number].index:
             message = "the shard's index in that of the set does not match the manifest: index the directory again"
@@ -131,30 +103,12 @@ def shards_fingerprint(manifest: Manifest) -> bytes:
 
 
 def head_bytes(count: int) -> int:
-    """Where the first index begins in the index of a set.
-
-    >>> head_bytes(2)
-    56
-    """
+    """Where the first index begins in the index of a set."""
     return _HEAD.size + 8 * count + 8
 
 
 def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = False) -> bool:
-    """Write the index of a set beside the place of its manifest; before the manifest itself.
-
-    Args:
-        directory: Where the shards and their indexes lie.
-        manifest: Of the set, whether it is written already or not.
-        force: Whether to write it where it is there already and whole.
-
-    Returns:
-        Whether it was written. A set of one shard gets none, as that shard has its own.
-
-    Raises:
-        IndexVersionError: There is one of another release already, without `force`.
-        ShardError: A shard's index is missing, damaged, or not the one that the manifest names.
-        OSError: It cannot be written.
-    """
+    """Write the index of a set, before its manifest; whether it was written. A set of one shard needs none."""
     folder = Path(directory)
     if len(manifest.shards) < 2:
         (folder / SET_INDEX_NAME).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED
+from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, padded
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
     checksum64,
@@ -23,22 +23,17 @@ from headrace.webdatamodule.shards.index.container import (
     fingerprint_ranges,
     unpack,
 )
-from headrace.webdatamodule.shards.index.keys import Keys, is_utf8, read_keys
+from headrace.webdatamodule.shards.index.keys import LARGEST, Keys, is_int, is_utf8, read_keys
 
 Integers = npt.NDArray[Any]
 SUFFIX = ".hri"
 # To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
 READ_BYTES = 1 << 18
-_LARGEST = (1 << 63) - 1
 _TYPES = {"checksums": ("<u4",), "gap_checksums": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
 
 
 def index_path(shard: str | Path) -> Path:
-    """Where the index of a shard lies: beside it.
-
-    >>> index_path("data/a-000000.tar").name
-    'a-000000.tar.hri'
-    """
+    """Where the index of a shard lies: beside it."""
     return Path(f"{shard}{SUFFIX}")
 
 
@@ -79,6 +74,8 @@ class ShardIndex:
     def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
         self.shard = shard
         self.data, self._from_file = memoryview(data), False
+        # The map, where the bytes are one, and how long it has to be.
+        self._map = self.data.obj if isinstance(self.data.obj, mmap.mmap) else None
         self._mapped_bytes = len(self.data) if end is None else end
         try:
             description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
@@ -160,8 +157,7 @@ class ShardIndex:
     @cached_property
     def ends(self) -> npt.NDArray[np.int64]:
         """Where each member's blocks end, in bytes, shape [n_members]."""
-        ends = self.offsets + self.sizes.astype(np.int64)
-        return ends + -ends % BLOCK
+        return padded(self.offsets + self.sizes.astype(np.int64))
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -305,9 +301,8 @@ class ShardIndex:
         Raises:
             DamagedIndexError: It was.
         """
-        data = self.data.obj
-        if isinstance(data, mmap.mmap) and data.size() < self._mapped_bytes:
-            message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {data.size()} now"
+        if self._map is not None and self._map.size() < self._mapped_bytes:
+            message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {self._map.size()} now"
             raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
 
     def check_self(self) -> None:
@@ -330,9 +325,9 @@ def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> Sh
 
 def _check_counts(description: Mapping[str, Any]) -> tuple[int, int, int, int]:
     samples, nbytes, end, content = (description[key] for key in ("samples", "shard_bytes", "end", "content"))
-    counts = [(samples, _LARGEST), (nbytes, _LARGEST), (end, nbytes), (content, (1 << 64) - 1)]
-    counts += [(count, _LARGEST) for count in description["skipped"].values()]
-    _require(all(type(count) is int and 0 <= count <= most for count, most in counts), "invalid counts")
+    counts = [(samples, LARGEST), (nbytes, LARGEST), (end, nbytes), (content, (1 << 64) - 1)]
+    counts += [(count, LARGEST) for count in description["skipped"].values()]
+    _require(all(is_int(count, 0, most) for count, most in counts), "invalid counts")
     names = description["skipped_names"]
     _require(isinstance(names, list) and all(map(is_utf8, names)), "invalid names of skipped members")
     return samples, nbytes, end, content

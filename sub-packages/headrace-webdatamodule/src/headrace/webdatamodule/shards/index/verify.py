@@ -22,10 +22,10 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
-from headrace.webdatamodule.shards.index.build import build_index, open_shard_bytes, spread
+from headrace.webdatamodule.shards.index.build import build_index, open_listed_shard, spread
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
-    checksum_between,
+    checksum32,
     checksum_spans,
     gaps,
     shard_checksums,
@@ -119,7 +119,7 @@ def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Veri
                 faults.append(Fault.of(found))
             else:
                 members = found.member_keys
-    except ShardError as error:  # the shard was cut while it was read
+    except ShardError as error:  # nothing more can be said of the shard
         faults.append(Fault.of(error))
     except OSError as error:
         faults.append(Fault(f"the shard or its index cannot be read: {error}", str(path)))
@@ -127,24 +127,16 @@ def _verify_shard(path: Path, entries: Mapping[str, ShardEntry | None]) -> _Veri
 
 
 def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
-    try:
-        view = open_shard_bytes(path)
-    except FileNotFoundError:
-        yield DamagedShardError("the shard is missing: restore it, or index the directory again", shard=str(path))
-        return
-    except ShardError as error:
-        yield error
-        return
+    view = open_listed_shard(path)
     try:
         index = ShardIndex.open(path, mapped=False)
         index.check_self()
     except FileNotFoundError:
         yield DamagedIndexError("the index is missing: index the shard", shard=str(path))
-    except IndexVersionError as error:
-        yield error
-        entry = None  # the manifest names the checksum of that index
     except ShardError as error:
         yield error
+        if isinstance(error, IndexVersionError):  # the manifest names the checksum of that index
+            entry = None
     else:
         if entry is not None and not _is_of(index, entry):
             message = "the index does not match the manifest: index the directory again"
@@ -153,16 +145,8 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
             yield from _differences(view, index)
         yield index
         return
-    yield from _without_index(view, path, entry)
-
-
-def _without_index(view: FileBytes, path: Path, entry: ShardEntry | None) -> Iterator[ShardError | ShardIndex]:
-    # The manifest still says whether the shard is the one that was indexed.
-    try:
-        again = ShardIndex(build_index(view, shard=str(path)))
-    except ShardError as error:
-        yield error
-        return
+    # Without an index, the manifest still says whether the shard is the one that was indexed.
+    again = ShardIndex(build_index(view, shard=str(path)))
     if entry is not None and not _is_of(again, entry):
         yield DamagedShardError("the shard does not match the manifest", shard=str(path))
     yield again
@@ -241,7 +225,7 @@ def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
             message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
             yield _at(index, position, message)
             return
-        if checksum_between(view, offset, offset + size) & 0xFFFFFFFF != checksum:
+        if checksum32(view, offset, offset + size) != checksum:
             yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
 
 
@@ -283,10 +267,11 @@ def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
         path = folder / column.file
         if not path.is_file():
             yield Fault(f"{path}: the file of the column {column.name!r} is missing")
-        elif f"{_checksum(path):016x}" != column.checksum:
-            yield Fault(f"{path}: the column {column.name!r} is damaged: its checksum does not fit")
-        else:
-            yield from _column_faults(folder, manifest, column.name)
+            continue
+        try:
+            open_column(folder, manifest, column.name)
+        except ManifestError as error:
+            yield Fault(f"{path}: {error.message}")
 
 
 def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
@@ -303,24 +288,12 @@ def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
         yield Fault(f"{path}: {error.message.removeprefix(f'{path}: ')}; {cure}", error.shard)
 
 
-def _column_faults(folder: Path, manifest: Manifest, name: str) -> Iterator[Fault]:
-    try:
-        open_column(folder, manifest, name)
-    except ManifestError as error:
-        yield Fault(f"{folder / NAME}: {error.message}")
-
-
 def _member_faults(folder: Path, manifest: Manifest, found: Sequence[_Verified]) -> Iterator[Fault]:
     # A shard of unknown members may have any: then only those are wrong that the manifest lacks.
     known = [verified.members for verified in found if verified.members is not None]
     real, listed = sorted(set().union(*known)), sorted(manifest.members)
     if not set(real) <= set(listed) or (len(known) == len(found) and real != listed):
         yield Fault(f"{folder / NAME}: the manifest names the members {listed}, but the shards have {real}")
-
-
-def _checksum(path: Path) -> int:
-    data = FileBytes(path)
-    return checksum_between(data, 0, len(data))
 
 
 def _unlisted_files(folder: Path, manifest: Manifest, tars: set[str]) -> Iterator[Fault]:

@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import checksum_between
-from headrace.webdatamodule.shards.index.keys import NumberedKeys, namer
+from headrace.webdatamodule.shards.index.container import checksum32
+from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Sample: TypeAlias = dict[str, Any]
@@ -32,42 +32,32 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _Thing = TypeVar("_Thing")
 
 
-class ShardBytes(Protocol):
-    """Where the bytes of a shard come from; see `MappedShard`."""
+class ShardBytes:
+    """Where the bytes of a shard come from."""
 
-    data: Any
+    data: Any  # the bytes; a slice of them is a copy
 
     def check_size(self) -> None:
         """Refuse a file that was cut since it was opened."""
 
-    def fetch_again(self, begin: int, end: int, /) -> bytes | None:
+    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
         """Some bytes once more from where the shard comes from; None where there is no such place."""
+        return None
 
     def diagnose(self) -> None:
         """Raise a StaleIndexError when it is another shard."""
 
 
-class MappedShard:
+class MappedShard(ShardBytes):
     """The bytes of a shard, mapped; they stay what they are when the file is replaced under its name.
 
-    Args:
-        index: Of the shard.
-        file: The open file.
-        verified: Whether the checksum of each member is compared when it is read. Then damage is found by those reads,
-            and the samples without damage stay readable.
-
-    Attributes:
-        data: The bytes; a slice of them is a copy.
-        stale: What is wrong with the shard as a whole, when reads are to find that.
-
-    Raises:
-        StaleIndexError: It is another shard than was indexed.
+    Where reads compare checksums (`verified`), damage is left to them, so that samples without damage stay readable.
     """
 
     def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
         self.index = index
         self.stale: StaleIndexError | None = None
-        self.data: Any = map_file(file)
+        self.data = map_file(file)
         try:
             index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
         except StaleIndexError as error:
@@ -80,33 +70,20 @@ class MappedShard:
 
         This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
         who writes into the file itself, as replacing it under its name leaves the map as it was.
-
-        Raises:
-            StaleIndexError: It was cut.
         """
         if isinstance(self.data, mmap.mmap) and self.data.size() != self.index.shard_bytes:
             message = f"the shard had {self.index.shard_bytes} bytes when it was opened, and has {self.data.size()} now"
             cure = "restore it, and open it again (a new IndexedShards)"
             raise StaleIndexError(f"{message}: {cure}", shard=self.index.shard)
 
-    def fetch_again(self, begin: int, end: int) -> bytes | None:  # noqa: ARG002 - for those that can
-        """Some bytes once more from where the shard comes from; None where there is no such place."""
-        return None
-
     def diagnose(self) -> None:
-        """Raise a StaleIndexError when it is another shard."""
+        """As of `ShardBytes`."""
         if self.stale is not None:
             raise StaleIndexError(self.stale.message, shard=self.stale.shard)
 
 
 def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
-    """Map the file that an index names.
-
-    Raises:
-        OSError: The file cannot be opened.
-        DamagedShardError: It is a directory, a FIFO or a device.
-        StaleIndexError: It is another shard than was indexed.
-    """
+    """Map the file that an index names."""
     with os.fdopen(open_plain(index.shard), "rb", buffering=0) as file:
         return MappedShard(index, file, verified=verified)
 
@@ -118,18 +95,7 @@ def map_file(file: BinaryIO) -> bytes | mmap.mmap:
 
 
 class ShardReader:
-    """Reads samples of one shard.
-
-    Args:
-        index: Of the shard.
-        source: The shard's bytes.
-        keys: Which members to read, in lower case; all when None.
-        verify: Whether to check the checksum of each member that is read.
-        max_bytes: Most bytes that a member may have; a larger one is refused before it is read.
-
-    Attributes:
-        batch: For whoever reads batches: the number of the last one that needed this shard.
-    """
+    """Reads samples of one shard."""
 
     def __init__(
         self,
@@ -140,7 +106,8 @@ class ShardReader:
         verify: bool,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self.index, self.source, self.batch = index, source, -1
+        self.index, self.source = index, source
+        self.batch = -1  # for `IndexedShards`: the number of the last one that needed this shard
         self._verify, self._max_bytes = verify, max_bytes
         self._plans = [_plan(layout, keys) for layout in index.layouts]
         self._too_large = _too_large(index, keys, max_bytes)
@@ -154,16 +121,7 @@ class ShardReader:
         self.source.check_size()
 
     def bind(self, data: Any) -> Read:
-        """A function that reads samples from the shard's bytes, fast: it holds all that it needs.
-
-        Args:
-            data: The bytes, or as many of them as are needed.
-
-        Returns:
-            A function of the number of a sample, which has to exist. It gives the sample's key under "__key__", and
-            its members' bytes under their keys. Call `check_size` before some of them. It raises a ShardError when the
-            bytes are not those that were indexed, when the sample lacks a member, or when a member is too large.
-        """
+        """A function of a sample's number that reads it from these bytes, fast; call `check_size` before some reads."""
         # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
         blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
         keys = self.index.keys
@@ -190,17 +148,9 @@ class ShardReader:
         return list(map(self.bind(self.source.data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """Read samples that stand in a row; twice as fast as `bind` where all have the same members.
+        """Read samples that stand in a row, a few at once; those before an error come first.
 
-        Args:
-            start: The first one.
-            stop: The one after the last.
-
-        Yields:
-            A few samples at once, as of `bind`; when there is an error, those that come before it first.
-
-        Raises:
-            ShardError: As of `bind`.
+        Twice as fast as `bind` where all have the same members.
         """
         yield from self.between_of(self.source, start, stop)
 
@@ -223,16 +173,12 @@ class ShardReader:
             yield samples
 
     def check_all(self) -> None:
-        """Check the checksum of each member of the shard.
-
-        Raises:
-            ShardError: The bytes are not those that were indexed.
-        """
+        """Check the checksum of each member of the shard."""
         index, data = self.index, self.source.data
         for at, (begin, size, expected) in enumerate(zip(index.offsets, index.sizes, index.checksums, strict=True)):
             if not at % _SAMPLES:
                 self.check_size()
-            if checksum_between(data, int(begin), int(begin) + int(size)) & MASK != expected:
+            if checksum32(data, int(begin), int(begin) + int(size)) != expected:
                 self._refuse(at)
 
     def place(self, number: int, member: str) -> dict[str, Any]:
@@ -242,11 +188,7 @@ class ShardReader:
     def positions(self, numbers: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Where the members of some samples stand in the index's arrays.
 
-        Args:
-            numbers: Of the samples.
-
-        Returns:
-            For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
+        For each layout that occurs: places in `numbers`, shape [n], and positions, shape [n, members].
         """
         starts = np.fromiter(self.index.starts_of(numbers), np.int64, len(numbers))
         layouts = np.fromiter(self.index.layouts_of(numbers), np.int64, len(numbers))
@@ -278,7 +220,7 @@ class ShardReader:
         """Read samples with the same members column by column."""
         index, members = self.index, self._members or ()
         columns, names = np.array([column for _, column in members], np.int64), [name for name, _ in members]
-        keys, empty = namer(index.keys), dict.fromkeys(("__key__", *names))
+        keys, empty = index.keys.many, dict.fromkeys(("__key__", *names))
         for first in range(start, stop, _SAMPLES):
             index.check_size()
             where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
@@ -332,10 +274,6 @@ class LruCache(Generic[_Thing]):
 
     Safe in threads: what is evicted is closed when its last user has finished.
 
-    Args:
-        open_one: Opens one.
-        limit: How many to keep.
-
     >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
     >>> cache.get(3), cache.get(3)
     open 3
@@ -348,6 +286,9 @@ class LruCache(Generic[_Thing]):
 
     def get(self, number: int) -> _Thing:
         """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
+        things = self.things
+        if len(things) < self.limit and number in things:  # which was used last matters only when one has to go
+            return things[number]
         thing = self.things.pop(number, None)
         if thing is None:
             self._evict(self.limit - 1)

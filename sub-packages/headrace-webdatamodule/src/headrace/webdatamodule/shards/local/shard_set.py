@@ -30,29 +30,16 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class ShardSet:
-    """Some shards on this machine; small enough to be sent to each worker.
+    """Some shards on this machine; small enough to be sent to each worker."""
 
-    Args:
-        folder: Where the manifest lies; empty when there is none.
-        names: Paths of the tar files, seen from there.
-        samples: Number of samples in each.
-        checksums: Of their indexes.
-        members: The member keys that occur, sorted.
-        columns: Names of the manifest's columns.
-        fingerprint: Stands for all bytes of all shards.
-
-    Attributes:
-        concurrent: Whether several shards are read at the same time.
-    """
-
-    folder: str
-    names: tuple[str, ...]
+    folder: str  # where the manifest lies; empty when there is none
+    names: tuple[str, ...]  # of the tar files, seen from there
     samples: tuple[int, ...]
-    checksums: tuple[int, ...]
+    checksums: tuple[int, ...]  # of their indexes
     members: tuple[str, ...]
     columns: tuple[str, ...]
     fingerprint: str
-    concurrent: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = False  # whether several shards are read at the same time
 
     @property
     def holds_descriptors(self) -> bool:
@@ -64,15 +51,7 @@ class ShardSet:
         return os.path.join(self.folder, self.names[number])  # noqa: PTH118 - the paths are texts
 
     def open_index(self, number: int, *, check: bool) -> ShardIndex:
-        """The index of a shard, from that of the whole set or from its own file.
-
-        Args:
-            number: Of the shard.
-            check: Whether to read all of it and check it against its checksum.
-
-        Raises:
-            ShardError: It is missing, damaged, or does not match the manifest.
-        """
+        """The index of a shard, from that of the whole set or from its own file."""
         if self.set_index is not None:
             with contextlib.suppress(ShardError):  # damaged
                 index = self.set_index.shard(number, self.path(number))
@@ -107,6 +86,10 @@ class ShardSet:
         except (OSError, ShardError):  # the shards have indexes of their own
             return None
 
+    def open_shared(self) -> None:
+        """Open what all shards share, before threads would do so, each for itself."""
+        self.set_index  # noqa: B018
+
     def open_set_index(self) -> SetIndex | None:
         """Map the index of the whole set; None when there is none."""
         return SetIndex.open(self.folder, self.manifest)
@@ -122,12 +105,7 @@ class ShardSet:
         return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Map a column of the manifest.
-
-        Raises:
-            ManifestError: There is no such column.
-            StaleIndexError: The manifest was replaced since.
-        """
+        """Map a column of the manifest."""
         return open_column(self.folder, self.check_manifest(name, lambda: Manifest.load(self.folder)), name)
 
     def check_manifest(self, column: str, load: Callable[[], Manifest]) -> Manifest:
@@ -146,11 +124,7 @@ class ShardSet:
 
 
 def open_index(path: str) -> ShardIndex:
-    """Map the index that lies beside a tar file.
-
-    Raises:
-        ShardError: It is missing or damaged.
-    """
+    """Map the index that lies beside a tar file."""
     try:
         return ShardIndex.open(path)
     except FileNotFoundError as error:
@@ -194,12 +168,7 @@ def of_manifest(folder: str, manifest: Manifest) -> ShardSet:
 
 
 def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:
-    """Shards without a manifest.
-
-    Args:
-        names: Their paths or URLs, at least one.
-        heads: The number of samples, the index's checksum and the member keys of each.
-    """
+    """Shards without a manifest."""
     samples, checksums, members = zip(*heads, strict=True)
     every = tuple(sorted(set().union(*members)))
     fingerprint = xxhash.xxh3_128_hexdigest(repr((samples, checksums)).encode())

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from itertools import accumulate, count
-from typing import Any, Literal, TypeAlias, TypeVar
+from itertools import accumulate, count, groupby
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError, as_int
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import (
@@ -33,9 +33,7 @@ Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]
 Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
 Transform: TypeAlias = Callable[[Sample], Any]
-Group = tuple[int, list[int]]
 _VERIFY = ("read", "open", "none")
-_Thing = TypeVar("_Thing")
 
 
 class IndexedShards:
@@ -90,10 +88,9 @@ class IndexedShards:
     ) -> None:
         if verify not in _VERIFY:
             raise ValueError(f"verify must be one of {', '.join(map(repr, _VERIFY))}, got {verify!r}")
-        if max_open is not None and max_open < 1:
-            raise ValueError(f"max_open must be an int >= 1, got {max_open}: at least one shard has to be open")
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large a member may become")
+        if max_open is not None:
+            max_open = as_int("max_open", max_open, 1, "at least one shard has to be open")
+        max_bytes = as_int("max_bytes", max_bytes, 1, "say how large a member may become")
         self._shards = find_shards(source)
         self._members = None if keys is None else _chosen(keys, self._shards.members)
         self._decode = SampleDecoder(self.member_keys, decode, transform, allowed_classes, max_bytes)
@@ -103,6 +100,7 @@ class IndexedShards:
     def _begin(self) -> None:
         self._ends = list(accumulate(self._shards.samples))
         self._starts = [0, *self._ends[:-1]]
+        self._total = self._ends[-1] if self._ends else 0
         shards = self._shards
         limit = self._max_open or default_limit() if shards.holds_descriptors else len(shards.names) + 1
         self._indexes = LruCache(partial(shards.open_index, check=self._verify != "none"), limit)
@@ -110,7 +108,7 @@ class IndexedShards:
         self._batches = count()
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_indexes", "_readers", "_batches", "_starts", "_ends")
+        derived = ("_indexes", "_readers", "_batches", "_starts", "_ends", "_total")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,10 +120,14 @@ class IndexedShards:
         return f"<{type(self).__name__}: {counts}, members: {', '.join(self.member_keys) or 'none'}>"
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._total
 
     def __getitem__(self, index: int) -> Any:
-        shard, number = self._find(index)
+        if type(index) is int and 0 <= index < self._total:  # as it is for most, without a call
+            shard = bisect_right(self._ends, index)
+            number = index - self._starts[shard]
+        else:
+            shard, number = self._find(index)
         reader, read = self._reader(shard)
         sample = reader.read_many([number])[0] if self._shards.concurrent else read(number)
         return sample if self._decode.is_noop else self._decode(sample, reader, number)
@@ -168,19 +170,20 @@ class IndexedShards:
 
     def _read_concurrently(self, wanted: Sequence[int]) -> list[Any]:
         """Several shards at once, because most of the time is spent waiting."""
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        groups = [list(places) for _, places in groupby(order, lambda place: bisect_right(self._ends, wanted[place]))]
 
-        def read(group: Group) -> tuple[ShardReader, list[int], list[Sample]]:
-            shard, numbers = group
-            reader, _ = self._reader(shard)
+        def read(places: list[int]) -> tuple[ShardReader, list[int], list[Sample]]:
+            shard = bisect_right(self._ends, wanted[places[0]])
+            numbers = [wanted[place] - self._starts[shard] for place in places]
+            reader = self._reader(shard)[0]
             return reader, numbers, reader.read_many(numbers)
 
-        groups, places = _by_shard(wanted, self._ends)
-        self._shards.set_index  # noqa: B018 - as below
+        self._shards.open_shared()
         samples: list[Any] = [None] * len(wanted)
-        place = iter(places)
-        for reader, numbers, some in self._shards.each(read, groups):
-            for number, sample in zip(numbers, some, strict=True):
-                samples[next(place)] = sample if self._decode.is_noop else self._decode(sample, reader, number)
+        for places, (reader, numbers, some) in zip(groups, self._shards.each(read, groups), strict=True):
+            for place, number, sample in zip(places, numbers, some, strict=True):
+                samples[place] = sample if self._decode.is_noop else self._decode(sample, reader, number)
         return samples
 
     def __iter__(self) -> Iterator[Any]:
@@ -315,42 +318,36 @@ class IndexedShards:
         self._indexes.clear()
 
     def _find(self, index: int) -> tuple[int, int]:
-        ends = self._ends
-        if type(index) is not int or not ends or not 0 <= index < ends[-1]:  # as it is for most
-            if isinstance(index, str):
-                cure = f"find({index!r}) gives a key's position"
-                raise TypeError(f"index must be an integer, got the text {index!r}: {cure}")
-            index, total = operator.index(index), len(self)
-            if not -total <= index < total:
-                raise IndexError(f"index must be {-total} to {total - 1}, got {index}")
-            index %= total
-        shard = bisect_right(ends, index)
-        return shard, index - self._starts[shard]
+        if isinstance(index, str):
+            raise TypeError(f"index must be an integer, got the text {index!r}: find({index!r}) gives a key's position")
+        at, total = operator.index(index), self._total
+        if not -total <= at < total:
+            raise IndexError(f"index must be {-total} to {total - 1}, got {at}")
+        shard = bisect_right(self._ends, at % total)
+        return shard, at % total - self._starts[shard]
 
     def _reader(self, shard: int) -> tuple[ShardReader, Read]:
-        readers = self._readers
-        # Which was used last matters only when one of them has to go.
-        opened = readers.things.get(shard) if len(readers.things) < readers.limit else None
-        if opened is None:
-            opened = self._opened(readers, shard)
+        try:
+            opened = self._readers.get(shard)
+        except OSError as error:
+            raise self._not_opened(error, shard) from error
         opened[0].check_size()
         return opened
 
     def _every_index(self) -> Iterator[ShardIndex]:
-        self._shards.set_index  # noqa: B018 - fetched before threads would do so, each for itself
+        self._shards.open_shared()
         return self._shards.each(self._index, range(len(self._starts)))
 
     def _index(self, shard: int) -> ShardIndex:
-        return self._opened(self._indexes, shard)
-
-    def _opened(self, cache: LruCache[_Thing], shard: int) -> _Thing:
         try:
-            return cache.get(shard)
+            return self._indexes.get(shard)
         except OSError as error:
-            full = error.errno in NO_DESCRIPTORS
-            cure = "close other files, or raise `ulimit -n`" if full else "restore it, or index its directory again"
-            message = f"the shard cannot be opened ({error}): {cure}"
-            raise ShardError(message, shard=self._shards.path(shard)) from error
+            raise self._not_opened(error, shard) from error
+
+    def _not_opened(self, error: OSError, shard: int) -> ShardError:
+        full = error.errno in NO_DESCRIPTORS
+        cure = "close other files, or raise `ulimit -n`" if full else "restore it, or index its directory again"
+        return ShardError(f"the shard cannot be opened ({error}): {cure}", shard=self._shards.path(shard))
 
     def _open(self, shard: int) -> tuple[ShardReader, Read]:
         verify = self._verify == "read"
@@ -359,18 +356,6 @@ class IndexedShards:
         if self._verify == "open":
             reader.check_all()
         return reader, reader.bind(reader.source.data)  # not inside the reader: nothing would close a cycle in time
-
-
-def _by_shard(wanted: Sequence[int], ends: Sequence[int]) -> tuple[list[Group], list[int]]:
-    """Pairs of a shard and numbers of samples in it, and for each of these its place in `wanted`."""
-    groups: dict[int, tuple[list[int], list[int]]] = {}
-    for place, at in enumerate(wanted):
-        shard = bisect_right(ends, at)
-        numbers, places = groups.setdefault(shard, ([], []))
-        numbers.append(at - (ends[shard - 1] if shard else 0))
-        places.append(place)
-    ordered = sorted(groups)
-    return [(shard, groups[shard][0]) for shard in ordered], [at for shard in ordered for at in groups[shard][1]]
 
 
 def _positions(indices: Sequence[int], total: int) -> list[int]:
@@ -390,18 +375,7 @@ def _positions(indices: Sequence[int], total: int) -> list[int]:
 
 
 class SampleDecoder:
-    """Decodes and transforms samples, and names the place when one of both fails.
-
-    Args:
-        members: The member keys that occur, in lower case.
-        decode: As for `IndexedShards`.
-        transform: The same.
-        allowed_classes: The same.
-        max_bytes: The same.
-
-    Raises:
-        ValueError: One of them is not allowed.
-    """
+    """Decodes and transforms samples, and names the place when one of both fails."""
 
     def __init__(
         self,

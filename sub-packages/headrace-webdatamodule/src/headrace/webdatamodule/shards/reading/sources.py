@@ -30,18 +30,7 @@ Source: TypeAlias = Union[str, os.PathLike[str], "Remote", Sequence[str | os.Pat
 
 
 def find_shards(source: Source) -> ShardSet:
-    """Find out what there is to read.
-
-    Args:
-        source: A directory with a manifest, the path of a manifest, that of a tar file, a pattern, or a list of tar
-            files; or the URL of one, or a `Remote`.
-
-    Raises:
-        FileNotFoundError: There is nothing at that path.
-        ManifestError: There is no manifest, or it is damaged.
-        ShardError: A tar file of the list has no index, or a damaged one.
-        ValueError: The list is empty or names a directory, or a file is no tar.
-    """
+    """Find out what there is to read."""
     if isinstance(source, Mapping):
         raise ValueError("one source is read here: for several give IndexedWebDataModule {name: directory}")
     if not isinstance(source, (str, os.PathLike)):

@@ -21,8 +21,9 @@ from headrace.webdatamodule.shards.errors import (
     IndexVersionError,
     ShardError,
     StaleIndexError,
+    as_int,
 )
-from headrace.webdatamodule.shards.format.files import publish
+from headrace.webdatamodule.shards.format.files import expanded, sync_directory
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
@@ -44,28 +45,16 @@ class Cache:
     A file under its name is complete. Who makes one holds a lock, which ends with its process; who waited for the lock
     finds the file. What is evicted is unlinked: who has it open, or mapped, keeps it. Until then it takes room on the
     disk that is not counted.
-
-    Args:
-        directory: Where the files lie; made if need be. On one machine: locks do not reach across all networks.
-        max_bytes: Bytes of all files in it, those that are being written included.
-
-    Raises:
-        ValueError: There is no room for anything.
     """
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes must be an int >= 1, got {max_bytes}: say how large the cache may grow")
-        self.directory, self.max_bytes = Path(directory).expanduser().absolute(), max_bytes
+        self.directory = expanded(directory).absolute()
+        self.max_bytes = as_int("max_bytes", max_bytes, 1, "say how large the cache may grow")
 
     def find(self, name: str) -> BinaryIO | None:
-        """Open a file, and note that it was used; None when it is not here.
-
-        Args:
-            name: Its name: 32 hexadecimal digits, a dash, 16 of them, ".tar" or ".hri".
-        """
+        """Open a file, and note that it was used; None when it is not here."""
         try:
-            file = self._path(name).open("rb")
+            file = (self.directory / name).open("rb")
         except FileNotFoundError:
             return None
         with contextlib.suppress(PermissionError):  # of another user
@@ -73,25 +62,12 @@ class Cache:
         return file
 
     def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
-        """Make a file, unless another process does so meanwhile.
-
-        Args:
-            name: Its name.
-            nbytes: Its size.
-            fill: Writes the bytes and checks them; the file gets its name when it returns.
-
-        Returns:
-            The file, open.
-
-        Raises:
-            OSError: The directory cannot be written.
-            ShardError: The file has more bytes than the cache may.
-        """
+        """Make a file that `fill` writes and checks, unless another process does so meanwhile; it is returned open."""
         if nbytes > self.max_bytes:
             cure = "raise cache_bytes, or read without a cache"
             raise ShardError(f"the file of {nbytes} bytes does not fit into a cache of {self.max_bytes} bytes: {cure}")
-        path = self._path(name)
-        part = path.with_name(f"{name}{_PART}")
+        path = self.directory / name
+        part = self.directory / f"{name}{_PART}"
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._lock(name):
             found = self.find(name)
@@ -106,7 +82,8 @@ class Cache:
                 file.flush()
                 os.fsync(file.fileno())
                 with self._lock():  # a file that gets its name meanwhile could be missed when sizes are added up
-                    publish({path: part})
+                    part.replace(path)
+                    sync_directory(self.directory)
                 return file
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -115,18 +92,7 @@ class Cache:
 
     def drop(self, name: str) -> None:
         """Remove a file."""
-        self._path(name).unlink(missing_ok=True)
-
-    def nbytes(self) -> int:
-        """The bytes of all files in the cache, those that are being written included."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._lock():
-            return sum(size for _, size, _ in self._listed())
-
-    def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 32 hexadecimal digits, '-', 16, '.tar' or '.hri', got {name!r}")
-        return self.directory / name
+        (self.directory / name).unlink(missing_ok=True)
 
     def _lock(self, name: str = "") -> FileLock:
         """The lock of the directory, or that of a file and a few others."""
@@ -179,7 +145,7 @@ class CachedShard(MappedShard):
         self._again: Callable[[], BinaryIO] | None = again
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `MappedShard`."""
+        """As of `ShardBytes`."""
         again, self._again = self._again, None
         if again is not None:
             with closing(again()) as file:
@@ -188,35 +154,12 @@ class CachedShard(MappedShard):
 
 
 def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """The name under which a file is kept. Other content has another name, so that an entry is never stale.
-
-    Args:
-        url: Of the shard.
-        checksum: Of its index, which stands for the whole shard.
-        suffix: ".tar" or ".hri".
-
-    >>> cached_name("s3://bucket/a.tar", 255, ".tar")
-    '8558cc2d5dc25eacec349d39164465b5-00000000000000ff.tar'
-    """
+    """The name under which a file is kept. Other content has another name, so that an entry is never stale."""
     return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
 
 
 def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard:
-    """Map a shard that is in the cache, or is fetched now.
-
-    Args:
-        cache: The cache.
-        files: Reads what is not there.
-        index: Of the shard; it names the URL.
-        verified: Whether the checksum of each member is compared when it is read.
-
-    Returns:
-        The map. What has just come was compared with all checksums of the index. Where the server does not read
-        ranges, the whole file comes in one request.
-
-    Raises:
-        ShardError: It cannot be read, is not the shard that was indexed, or does not fit.
-    """
+    """Map a shard that is in the cache, or is fetched now and compared with all checksums of its index."""
     name = cached_name(index.shard, index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
@@ -245,21 +188,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
-    """Map an index that is in the cache, or is fetched now.
-
-    Args:
-        cache: The cache.
-        files: Reads what is not there.
-        url: Of the shard.
-        checksum: That the index should have.
-        most: Bytes that it may have.
-
-    Returns:
-        The index, all of whose bytes were checked; of another checksum if it was replaced there.
-
-    Raises:
-        ShardError: It cannot be read, or does not fit.
-    """
+    """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
     def put() -> BinaryIO:
         data = files.read(beside(url, SUFFIX), most)
@@ -276,18 +205,7 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
 
 
 def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
-    """Map the index of a whole set that is in the cache, or is fetched now.
-
-    Args:
-        cache: The cache.
-        files: Reads what is not there.
-        url: Of the index.
-        manifest: Of the set.
-        most: Bytes that it may have.
-
-    Raises:
-        ShardError: There is none, it cannot be read, or does not fit.
-    """
+    """Map the index of a whole set that is in the cache, or is fetched now."""
     name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
 
     def put() -> BinaryIO:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.errors import ShardError, as_int
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Span = tuple[int, int]
@@ -64,8 +64,9 @@ class RetryPolicy:
     max_backoff: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1 or self.backoff < 0 or self.max_backoff < 0:
-            raise ValueError(f"max_attempts must be an int >= 1, backoff and max_backoff seconds >= 0, got {self}")
+        as_int("max_attempts", self.max_attempts, 1, "1 asks once")
+        if self.backoff < 0 or self.max_backoff < 0:
+            raise ValueError(f"backoff and max_backoff must be seconds >= 0, got {self}")
 
     def seconds(self, attempts: int) -> float:
         """How long to wait after some attempts."""
@@ -82,17 +83,7 @@ class WrongBytesError(OSError):
 
 
 class RemoteFiles:
-    """Reads files of one file system; each process makes its own connections.
-
-    Args:
-        url: Of a file or directory there.
-        options: For fsspec, such as `endpoint_url`; see the file system's class.
-        retry: How often to ask.
-        timeout: Seconds for some requests at once, as far as the file system knows how to stop.
-
-    Raises:
-        ShardError: fsspec, or what it needs for such URLs, is not installed, or it does not know the options.
-    """
+    """Reads files of one file system; each process makes its own connections."""
 
     def __init__(self, url: str, options: Mapping[str, Any], retry: RetryPolicy, timeout: float) -> None:
         self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
@@ -104,15 +95,7 @@ class RemoteFiles:
         return {**vars(self), "_made": None, "_process": -1, "_one_large": {}}
 
     def read(self, url: str, most: int) -> bytes:
-        """All bytes of a file; of several large ones, a process reads one at a time.
-
-        Args:
-            url: Of the file.
-            most: How many they may be.
-
-        Raises:
-            ShardError: It cannot be read, or is larger.
-        """
+        """All bytes of a file; of several large ones, a process reads one at a time."""
         data = self._up_to(url, min(most, _SMALL))
         if data is None and most > _SMALL:
             with self._one_large.setdefault(os.getpid(), threading.Lock()):
@@ -122,16 +105,7 @@ class RemoteFiles:
         return data
 
     def download(self, url: str, nbytes: int, file: BinaryIO) -> None:
-        """Write all bytes of a file on a web server that does not read ranges into another file.
-
-        Args:
-            url: Of the file.
-            nbytes: How many it should have; more are not read.
-            file: Where to write them, from its begin.
-
-        Raises:
-            ShardError: It cannot be read, or the other one not be written.
-        """
+        """Write all bytes of a file on a web server that does not read ranges into another file."""
         seconds = self._timeout * (nbytes // _WINDOW + 1)
 
         def read(system: Any, path: str, _: dict[str, float]) -> None:
@@ -145,29 +119,14 @@ class RemoteFiles:
         self._one(url, read)
 
     def size(self, url: str) -> int:
-        """The bytes of a file.
-
-        Raises:
-            ShardError: The server does not say.
-        """
+        """The bytes of a file."""
         size = self._one(url, lambda system, path, limit: system.info(path, **limit).get("size"))
         if not isinstance(size, int):
             raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
         return size
 
     def ranges(self, url: str, spans: Sequence[Span]) -> list[bytes]:
-        """Some ranges of a file, asked for at the same time.
-
-        Args:
-            url: Of the file.
-            spans: Begin and end of each range.
-
-        Returns:
-            Their bytes, as many as were asked for.
-
-        Raises:
-            ShardError: One of them did not come; it names the URL, the offset and the reason.
-        """
+        """Some ranges of a file, asked for at the same time."""
         if not spans:
             return []
         got = retry(lambda wanted: self._ask(url, wanted), spans, self._retry, self._attempts)
@@ -177,14 +136,7 @@ class RemoteFiles:
         return [one for one in got if isinstance(one, bytes)]
 
     def parts(self, url: str, spans: Sequence[Span], max_gap: int = 0) -> KnownParts:
-        """Some ranges of a file, of which those are merged that are no more than `max_gap` bytes apart.
-
-        Returns:
-            What gives slices as all bytes of the file would.
-
-        Raises:
-            ShardError: As of `ranges`.
-        """
+        """Some ranges of a file, of which those are merged that are no more than `max_gap` bytes apart."""
         begins, ends = ([span[side] for span in spans if span[0] < span[1]] for side in (0, 1))
         merge = import_module("fsspec.utils").merge_offset_ranges
         _, begins, ends = merge([url] * len(begins), begins, ends, max_gap=max_gap, max_block=_REQUEST)
@@ -192,12 +144,7 @@ class RemoteFiles:
         return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
 
     def check_shard(self, index: ShardIndex) -> None:
-        """See by its size and three short pieces whether a shard is the one that was indexed.
-
-        Raises:
-            ShardError: It cannot be read.
-            StaleIndexError: It is another one.
-        """
+        """See by its size and three short pieces whether a shard is the one that was indexed."""
         size = self.size(index.shard)
         parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
         index.check_shard(size, lambda begin, end: parts[begin:end])
@@ -268,12 +215,7 @@ class RemoteFiles:
 
 
 class KnownParts:
-    """Some parts of a file, which give slices as all of its bytes would.
-
-    >>> parts = KnownParts({(0, 4): b"abcd", (10, 12): b"ef"})
-    >>> parts[1:3], parts[10:12], parts[7:7]
-    (b'bc', b'ef', b'')
-    """
+    """Some parts of a file, which give slices as all of its bytes would."""
 
     def __init__(self, data: dict[Span, bytes]) -> None:
         cache = import_module("fsspec.caching").KnownPartsOfAFile
@@ -304,17 +246,7 @@ def retry(
     policy: RetryPolicy,
     attempts: Callable[[], int] | None = None,
 ) -> list[_Got | BaseException]:
-    """Ask for some items, and again for those that failed.
-
-    Args:
-        ask: Returns a result or an error for each one.
-        wanted: What to ask for.
-        policy: How often.
-        attempts: Fewer, when this says so after the first one.
-
-    Returns:
-        The results; errors for those that failed to the end.
-    """
+    """Ask for some items, and again for those that failed; errors stand for those that failed to the end."""
     got: list[_Got | BaseException] = list(ask(wanted))
     for attempt in range(1, policy.max_attempts if attempts is None else attempts()):
         failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]

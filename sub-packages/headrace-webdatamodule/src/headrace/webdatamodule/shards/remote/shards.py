@@ -14,15 +14,21 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES, checksum64
-from headrace.webdatamodule.shards.index.manifest import MOST_BYTES, NAME, Manifest
+from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES
+from headrace.webdatamodule.shards.index.manifest import (
+    MOST_BYTES,
+    NAME,
+    Manifest,
+    checked_column,
+    column_entry,
+    read_column,
+)
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardReader
+from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
 from headrace.webdatamodule.shards.local.shard_set import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
 from headrace.webdatamodule.shards.remote.cache import (
     Cache,
@@ -90,8 +96,9 @@ class Remote:
             if "*" in url.partition("?")[0]:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
-        if self.max_gap < 0 or self.timeout <= 0:
-            raise ValueError(f"max_gap must be >= 0 and timeout > 0, got {self.max_gap} and {self.timeout}")
+        as_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout must be seconds > 0, got {self.timeout!r}")
         object.__setattr__(self, "url", urls)
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
@@ -109,15 +116,10 @@ class Remote:
 
 @dataclass(frozen=True)
 class RemoteSet(ShardSet):
-    """Some shards on another machine.
-
-    Args:
-        remote: Where, and how to read them.
-        nbytes: Bytes of each shard, as the manifest says; empty when there is none.
-    """
+    """Some shards on another machine."""
 
     remote: Remote
-    nbytes: tuple[int, ...] = ()
+    nbytes: tuple[int, ...] = ()  # of each shard, as the manifest says; empty when there is none
     concurrent: ClassVar[bool] = True
 
     @property
@@ -163,14 +165,9 @@ class RemoteSet(ShardSet):
     def column(self, name: str) -> npt.NDArray[Any]:
         """As of `ShardSet`: the column is fetched and checked."""
         manifest = self.check_manifest(name, lambda: _manifest(self.folder, self.remote.files))
-        entries = [entry for entry in manifest.columns if entry.name == name]
-        if not entries:
-            raise ManifestError(f"there is no column {name!r}, only {sorted(self.columns)}; make it with add_column")
-        url = _inside(self.folder, entries[0].file)
-        data = self.remote.files.read(url, _COLUMN + _WIDEST * sum(self.samples))
-        if f"{checksum64(data):016x}" != entries[0].checksum:
-            raise ManifestError(f"the column {name!r} at {url!r} is damaged: its checksum does not fit")
-        return load_npy(data, len(data))
+        entry = column_entry(manifest, name)
+        data = self.remote.files.read(_inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples))
+        return checked_column(manifest, entry, lambda: read_column(data, entry.checksum))
 
     @staticmethod
     def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
@@ -179,16 +176,7 @@ class RemoteSet(ShardSet):
 
 
 def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
-    """Find out what there is to read.
-
-    Args:
-        source: A URL, several of tar files, or these in a `Remote`.
-
-    Raises:
-        ManifestError: The manifest is damaged.
-        ShardError: There is none, or no index, or one that is damaged; or the place cannot be reached.
-        ValueError: It is no URL, or a pattern.
-    """
+    """Find out what there is to read."""
     remote = source if isinstance(source, Remote) else Remote(source)
     path, mark, query = split_query(remote.url[0])
     if len(remote.url) == 1 and not path.lower().endswith(".tar"):
@@ -203,18 +191,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
 
 
 class RangedShard(ShardReader):
-    """A shard of which ranges are read: members that lie close together in one request, several at a time.
-
-    Args:
-        index: Of the shard; it names the URL.
-        remote: How to read there.
-        keys: Which members to read, in lower case; all when None.
-        verify: Whether to check the checksum of each member that is read.
-        max_bytes: Most bytes that a member may have.
-
-    Raises:
-        ShardError: Without `verify`: the shard cannot be read, or is not the one that was indexed.
-    """
+    """A shard of which ranges are read: members that lie close together in one request, several at a time."""
 
     def __init__(
         self,
@@ -272,33 +249,23 @@ class RangedShard(ShardReader):
         return self._remote.files.parts(self.index.shard, spans, self._remote.max_gap)
 
 
-class _Ranges:
+class _Ranges(ShardBytes):
     """Ranges of a shard in the place of a map of all of it."""
 
     def __init__(self, index: ShardIndex, files: RemoteFiles, data: Any = b"") -> None:
         self.index, self.data, self._files = index, data, files
 
-    def check_size(self) -> None:
-        """What is here stays as it is."""
-
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `MappedShard`."""
+        """As of `ShardBytes`."""
         return b"".join(self._files.ranges(self.index.shard, [(begin, end)] if begin < end else []))
 
     def diagnose(self) -> None:
-        """As of `MappedShard`."""
+        """As of `ShardBytes`."""
         self._files.check_shard(self.index)
 
 
 def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
     """Cut a row of samples into parts of about as many bytes.
-
-    Args:
-        sizes: Bytes of each, shape [n].
-        most: Bytes of a part, less than one sample more at most.
-
-    Returns:
-        Begin and end of each part.
 
     >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
     [(0, 2), (2, 4), (4, 6)]
@@ -311,11 +278,7 @@ def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
 
 
 def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> Iterator[_Made]:
-    """Call a function for some items in threads; the results come in order.
-
-    >>> list(concurrently(abs, [-1, 2]))
-    [1, 2]
-    """
+    """Call a function for some items in threads; the results come in order."""
     if len(items) < 2:
         yield from map(function, items)
         return

@@ -40,21 +40,7 @@ class _TooSlow(Exception):  # noqa: N818 - no error
 
 
 def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | None, prefix: str) -> list[Written]:
-    """Write shards, with a progress bar over samples.
-
-    Args:
-        tasks: One a shard, all of one run and directory.
-        executor: Where; processes of our own when None.
-        workers: How many of these; 1 for this process, None for one a CPU when the set is worth it.
-        prefix: Begin of the shards' names.
-
-    Returns:
-        What came of each, in order.
-
-    Raises:
-        Exception: The first error of a task. What has not begun is cancelled, what runs is stopped and waited for,
-            and no temporary file stays.
-    """
+    """Write shards, with a progress bar over samples."""
     if not tasks:
         return []
     if executor is not None:

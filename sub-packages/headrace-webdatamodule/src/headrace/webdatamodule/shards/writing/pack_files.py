@@ -33,12 +33,7 @@ _TICK = 0.02  # seconds that the clock of a file system may be behind
 
 @dataclass(frozen=True)
 class FileSamples:
-    """Samples whose files are read when they are asked for.
-
-    Args:
-        samples: Pairs of a key and {suffix: path}.
-        convert: Makes the sample, "__key__" included, of its key and {suffix: bytes}; these as they are when None.
-    """
+    """Samples whose files are read when they are asked for."""
 
     samples: Sequence[tuple[str, Files]]
     convert: Convert | None = None
@@ -72,26 +67,6 @@ def pack_files(
     after a run that was killed, the next one writes the rest. Each shard gets its name when it is on the disk,
     whole, and an index beside it, also one that was kept without. The manifest comes last; see
     `save_only_manifest` for directories that hold other tar files too.
-
-    Args:
-        source: Directory of the files.
-        names: One name per sample; its dots become dashes in the sample's key.
-        suffixes: Suffixes of the files, also the member keys in the shards.
-        directory: Where to write; made if need be.
-        n_shards: Number of shards; fewer when there are fewer samples. None: 16, or as many as keep
-            shards below 256 MiB.
-        prefix: Begin of the shards' names.
-        convert: As of `FileSamples`; with it, all shards are written anew.
-
-    Returns:
-        The paths of all shards, in order.
-
-    Raises:
-        FileNotFoundError: Files are missing; raised before anything is written.
-        FileExistsError: Shards of the same prefix that hold other samples lie there.
-        ShardError: Two names get the same key, a key cannot be stored, or a file cannot be read any more.
-        OSError: The disk is full or the like; it names the shard.
-        ManifestError: Shards were renewed to which columns of a manifest belong.
     """
     samples = _find_files(source, names, suffixes)
     sizes = [sum(path.stat().st_size for path in files.values()) for _, files in samples]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
-import operator
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Never
 
@@ -16,12 +15,11 @@ import numpy.typing as npt
 import xxhash
 from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import atomic_write, read_plain, sync_directory
-from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.format.ustar import RECORD
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
+from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.build import fitting_index
-from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name
+from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
@@ -36,27 +34,20 @@ from headrace.webdatamodule.shards.writing.shard_task import (
 )
 
 VERSION = 1
-_MOST_NOTE = 1 << 20
+EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
+ShardSize = tuple[str, int]  # such as ("n_shards", 2)
 _CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a set of samples becomes shards.
-
-    Args:
-        prefix: Begin of the shards' names.
-        samples: Number of samples.
-        shards: Number of shards.
-        bounds: 16 hexadecimal digits that stand for the bounds of all shards, or for the rule that makes them.
-        fingerprint: What the caller says of the samples' version.
-    """
+    """How a set of samples becomes shards."""
 
     prefix: str
     samples: int
     shards: int
-    bounds: str
-    fingerprint: str
+    bounds: str  # hexadecimal digits that stand for the bounds of all shards, or for the rule that makes them
+    fingerprint: str  # what the caller says of the samples' version
 
     @classmethod
     def of(cls, prefix: str, bounds: Sequence[int], fingerprint: str) -> Plan:
@@ -69,30 +60,18 @@ class Plan:
         """The plan of samples whose number is unknown until they end."""
         return cls(prefix, 0, 1, xxhash.xxh3_64_hexdigest(rule.encode()), fingerprint)
 
-    def to_json(self) -> str:
-        """The text of the note."""
-        return json.dumps({"format": "headrace-plan", "version": VERSION, **asdict(self)}, indent=1) + "\n"
-
     def save(self, directory: Path) -> None:
         """Note the plan beside the shards to be; who finds fewer than it says knows that the write was stopped."""
-        atomic_write(directory / f"{self.prefix}{NOTE}", self.to_json().encode())
+        note = {"format": "headrace-plan", "version": VERSION, **asdict(self)}
+        atomic_write(directory / f"{self.prefix}{NOTE}", (json.dumps(note, indent=1) + "\n").encode())
 
     def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
-        """Make a directory ready for this plan, and refuse to touch what is of another one.
+        """Make a directory ready for this plan; whether all that is there is of this plan.
 
-        Args:
-            directory: Where the shards are to lie.
-            replaces: Whether another plan's shards may be removed.
-            anew: Whether shards of this plan are removed as well.
-            stream: Whether the number of samples is unknown.
-
-        Returns:
-            Whether all that is there is of this plan.
-
-        Raises:
-            FileExistsError: There are other tar files, or shards of another plan.
+        Shards of another plan are removed when the write `replaces` them, else refused; `anew` removes those of this
+        plan as well. In a `stream` the number of samples is unknown.
         """
-        before = self._noted(directory)
+        before = read_note(directory / f"{self.prefix}{NOTE}")
         names = {path.name for path in shard_paths(directory, self.prefix, 0 if stream else self.shards)}
         own = re.compile(rf"{re.escape(self.prefix)}-[0-9]{{6,}}\.tar({re.escape(SUFFIX)})?")
         there = {path.name for ending in (".tar", f".tar{SUFFIX}") for path in directory.glob(f"*{ending}")}
@@ -115,14 +94,6 @@ class Plan:
         self.save(directory)
         return False
 
-    def _noted(self, directory: Path) -> dict[str, Any]:
-        note = directory / f"{self.prefix}{NOTE}"
-        try:
-            table = json.loads(read_plain(note, ManifestError, most=_MOST_NOTE)) if note.exists() else {}
-        except ValueError:
-            table = {}
-        return table if isinstance(table, dict) else {}
-
     def _differences(self, noted: dict[str, Any], stream: bool) -> str:
         if not noted:
             return "none is noted"
@@ -131,15 +102,11 @@ class Plan:
         unlike = {name: value for name, value in wanted.items() if noted.get(name) != value}
         return ", ".join(f"{name} is {value!r} now, was {noted.get(name)!r}" for name, value in unlike.items())
 
-    @classmethod
-    def fingerprint_in(cls, directory: Path, prefix: str) -> str | None:
-        """The fingerprint that is noted in a directory; None when there is none."""
-        found = cls(prefix, 0, 0, "", "")._noted(directory).get("fingerprint")
-        return found if isinstance(found, str) else None
 
-    def grown(self, shards: int, samples: int = 0) -> Plan:
-        """The same for so many shards and samples."""
-        return replace(self, shards=shards, samples=samples)
+def noted_fingerprint(directory: Path, prefix: str) -> str | None:
+    """The fingerprint that is noted in a directory; None when there is none."""
+    found = read_note(directory / f"{prefix}{NOTE}").get("fingerprint")
+    return found if isinstance(found, str) else None
 
 
 def clear(directory: Path, names: set[str]) -> None:
@@ -163,70 +130,33 @@ def refuse_finished(directory: Path) -> None:
 # Bounds
 
 
-def bounds_of(
-    n_samples: int,
-    sizes: npt.NDArray[np.int64] | None,
-    *,
-    samples_per_shard: int | None,
-    bytes_per_shard: int | None,
-    n_shards: int | None,
-) -> list[int]:
-    """Where each shard begins, and the end.
+def bounds_of(n_samples: int, sizes: npt.NDArray[np.int64] | None, size: ShardSize) -> list[int]:
+    """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`.
 
-    Args:
-        n_samples: Number of samples.
-        sizes: Bytes of each one in a tar file, shape [n_samples]; needed for `bytes_per_shard`.
-        samples_per_shard: Most samples of a shard, in equal shares.
-        bytes_per_shard: Most bytes of a shard; a larger sample has one of its own.
-        n_shards: Number of shards, equal up to one sample.
-
-    Raises:
-        ValueError: They are not exactly one positive number, or a shard would be empty.
-
-    >>> bounds_of(5, None, samples_per_shard=2, bytes_per_shard=None, n_shards=None)
+    >>> bounds_of(5, None, ("samples_per_shard", 2))
     [0, 1, 3, 5]
     """
-    name, number = shard_size(samples_per_shard, bytes_per_shard, n_shards)
+    name, number = size
     if not n_samples:
-        raise ValueError("samples is empty: no shard may be empty, so there is nothing to write")
-    if name == "n_shards":
-        return shard_bounds(n_samples, number)
-    if name == "samples_per_shard":
-        return shard_bounds(n_samples, -(-n_samples // number))
-    if sizes is None:
-        raise ValueError("bytes_per_shard needs sizes")
-    return bounds_by_bytes(sizes, number)
+        raise ValueError(EMPTY)
+    if sizes is not None and name == "bytes_per_shard":
+        return bounds_by_bytes(sizes, number)
+    return shard_bounds(n_samples, number if name == "n_shards" else -(-n_samples // number))
 
 
-def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: object) -> tuple[str, int]:
+def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: object) -> ShardSize:
     """Which of the three was given, and its value; a ValueError unless it is one positive integer."""
-    given = {"samples_per_shard": samples_per_shard, "bytes_per_shard": bytes_per_shard, "n_shards": n_shards}
-    some = [(name, whole_number(number)) for name, number in given.items() if number is not None]
-    if len(some) != 1 or some[0][1] is None or some[0][1] < 1:
-        found = {name: number for name, number in given.items() if number is not None}
+    options = {"samples_per_shard": samples_per_shard, "bytes_per_shard": bytes_per_shard, "n_shards": n_shards}
+    given = {name: number for name, number in options.items() if number is not None}
+    if len(given) != 1:
         message = "give one of samples_per_shard, bytes_per_shard and n_shards, a whole number of 1 or more"
-        raise ValueError(f"{message}, got {found or 'none of them'}")
-    return some[0][0], some[0][1]
-
-
-def whole_number(value: object) -> int | None:
-    """An integer of Python's or of numpy's as one of Python's; None for anything else.
-
-    >>> whole_number(np.int32(3)), whole_number(3.0), whole_number(True)
-    (3, None, None)
-    """
-    try:
-        return None if isinstance(value, bool | np.bool_) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+        raise ValueError(f"{message}, got {given or 'none of them'}")
+    [(name, number)] = given.items()
+    return name, as_int(name, number, 1)
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
     """Where each shard begins, and the end, when each one holds as many samples as fit.
-
-    Args:
-        sizes: Bytes of each sample in a tar file, shape [n_samples].
-        most: Bytes of a tar file, its end included; a sample that is larger gets one of its own.
 
     >>> bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240)
     [0, 2, 3, 4, 5]
@@ -288,12 +218,8 @@ def refuse_leftovers(directory: Path, prefix: str, paths: Sequence[Path]) -> Non
 
 
 def stored_bytes(nbytes: int) -> int:
-    """Bytes that a member takes in a tar file, its header and padding included.
-
-    >>> stored_bytes(0), stored_bytes(1), stored_bytes(512)
-    (512, 1024, 1024)
-    """
-    return nbytes + -nbytes % BLOCK + BLOCK
+    """Bytes that a member takes in a tar file, its header and padding included."""
+    return BLOCK + padded(nbytes)
 
 
 def sample_bytes(key: str, sample: Any) -> int:
@@ -307,14 +233,7 @@ def sample_bytes(key: str, sample: Any) -> int:
 
 
 def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Ask for each sample once, with a progress bar.
-
-    Returns:
-        Bytes of each in a tar file, shape [n_samples], and the keys.
-
-    Raises:
-        ShardError: A sample cannot be read, or its members are no bytes.
-    """
+    """Ask for each sample once, with a progress bar."""
     keys: list[str] = []
     sizes = np.empty(len(samples), np.int64)
     bar: tqdm[Never]
@@ -348,18 +267,6 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None, *, same: bool) 
 
     Its index has to fit it. Where no fingerprint says that the samples are the same, all keys are compared where they
     are known, and the first, the middle and the last sample are made again and compared byte by byte.
-
-    Args:
-        task: What would write the shard.
-        hashes: Of the keys of its samples, shape [n_samples]; None when they are not known.
-        same: Whether the samples are known to be the same.
-
-    Returns:
-        None when the shard is to be written.
-
-    Raises:
-        FileExistsError: The shard is whole, but holds other samples.
-        ShardError: A sample cannot be read, or could not be stored.
     """
     index = fitting_index(task.path) if task.path.exists() else None
     if index is None:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,15 +18,24 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format import ustar
-from headrace.webdatamodule.shards.format.files import sync_directory
-from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, Samples
+from headrace.webdatamodule.shards.format.files import StagedFile, sync_directory
+from headrace.webdatamodule.shards.format.tar import (
+    BLOCK,
+    MOST_BYTES,
+    NAME,
+    PADDING,
+    RESERVED,
+    Samples,
+    long_ustar_header,
+    tar_end,
+    ustar_header,
+)
 from headrace.webdatamodule.shards.index.build import pack_index
 from headrace.webdatamodule.shards.index.container import GAPS_PER_CHECKSUM
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
-_CHUNK = 1 << 20  # bytes that are worth a write
+CHUNK = 1 << 20  # bytes that are worth a write
 _SECONDS = 0.2
 Sample = tuple[str, Mapping[str, bytes]]
 Progress = Callable[[int], object]
@@ -42,64 +50,36 @@ class MapStyle(Protocol):
 
 
 class Written(NamedTuple):
-    """What came of one shard.
-
-    Args:
-        entry: For the manifest.
-        members: The member keys that occur, in lower case.
-        hashes: 64 bits of each sample's key, shape [n_samples].
-    """
+    """What came of one shard."""
 
     entry: ShardEntry
     members: tuple[str, ...]
-    hashes: npt.NDArray[np.uint64]
-
-
-class StoppedError(Exception):
-    """A file under a temporary name was removed, because it is not wanted any more."""
+    hashes: npt.NDArray[np.uint64]  # of the samples' keys, shape [n_samples]
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Writes one shard; can be pickled when its samples can.
-
-    Args:
-        path: Its final name.
-        samples: What gives the samples, by their positions in it, or a function that gives that.
-        start: Position of the first sample.
-        stop: The one after the last.
-        first: Number of the first sample in the whole set.
-        run: Hexadecimal digits that tell this run's files from others.
-    """
+    """Writes one shard; can be pickled when its samples can."""
 
     path: Path
     samples: MapStyle | Callable[[], MapStyle]
-    start: int
+    start: int  # position of the first sample in `samples`
     stop: int
-    first: int
-    run: str
+    first: int  # number of the first sample in the whole set
+    run: str  # hexadecimal digits that tell this run's files from others
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __call__(self, progress: Progress = lambda _: None) -> Written:
-        """Write the shard.
-
-        Args:
-            progress: Called now and then with the number of samples since the last call.
-
-        Raises:
-            ShardError: A sample cannot be read or stored; it names shard and sample.
-            OSError: The shard cannot be written; it names the shard.
-            StoppedError: Its temporary files were removed.
-        """
+        """Write the shard."""
         samples = load(self.samples)
         reported, now = self.start, time.monotonic()
         with ShardFile(self.path, self.run) as shard:
-            add, sample, builder = shard.add, self.sample, shard.builder
+            add, builder, shift = shard.add, shard.builder, self.first - self.start
             for position in range(self.start, self.stop):
-                add(*sample(samples, position))
-                if builder.pending >= _CHUNK or time.monotonic() > now + _SECONDS:
+                add(*read_sample(samples, position, position + shift, self.path))
+                if builder.pending >= CHUNK or time.monotonic() > now + _SECONDS:
                     shard.flush()
                     progress(position + 1 - reported)
                     reported, now = position + 1, time.monotonic()
@@ -108,33 +88,20 @@ class ShardTask:
         return written
 
     def sample(self, samples: MapStyle, position: int) -> Sample:
-        """One of the task's samples; a ShardError when it cannot be read."""
-        try:
-            key, sample = samples[position]
-        except Exception as error:
-            raise unreadable(error, self.first + position - self.start, self.path) from error
-        return key, sample
+        """One of the task's samples."""
+        return read_sample(samples, position, self.first + position - self.start, self.path)
 
 
 class ShardFile:
-    """A shard on its way to its final name, with its index; a `with` block leaves both whole, or neither.
+    """A shard on its way to its final name, with or without an index; a `with` block leaves it whole, or nothing."""
 
-    Args:
-        path: The final name of the tar file; its directory exists.
-        run: Hexadecimal digits that tell this run's files from others.
-
-    Attributes:
-        builder: Makes the bytes.
-        add: Takes one sample; see `ShardBuilder.add`.
-    """
-
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str = "") -> None:
         self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
         self.add = self.builder.add
         with _named(path):
-            self._part = Part(path, run)
+            self._staged = StagedFile(path, run).begin()
         # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
-        self._begun = os.fstat(self._part.stream.fileno()).st_mtime_ns - 1
+        self._begun = os.fstat(self._staged.stream.fileno()).st_mtime_ns - 1
 
     def __enter__(self) -> Self:
         return self
@@ -143,8 +110,8 @@ class ShardFile:
         self.close()
 
     def close(self) -> None:
-        """Remove what was not finished."""
-        self._part.__exit__()
+        """Remove what was not published."""
+        self._staged.__exit__()
 
     def __len__(self) -> int:
         return len(self.builder.samples.keys)
@@ -157,84 +124,45 @@ class ShardFile:
     def flush(self) -> None:
         """Write what waits; a StoppedError when the file is not wanted any more."""
         with _named(self.path):
-            self._part.write(self.builder.take())
+            self._staged.write(self.builder.take())
+
+    def finish_tar(self) -> None:
+        """Write the end, and bring the tar file to the disk, without an index and not yet under its name."""
+        with _named(self.path):
+            self._staged.write(self.builder.finish())
+            self._staged.sync()
+
+    def publish(self) -> None:
+        """Give a finished tar file its name."""
+        self._staged.publish()
 
     def finish(self) -> Written:
         """Write the end and the index, bring both to the disk and give them their names."""
         with _named(self.path):
-            part, builder = self._part, self.builder
-            part.write(builder.finish())
-            part.stream.flush()
-            data = builder.index(part.stream.tell(), part.read)
+            staged, builder = self._staged, self.builder
+            staged.write(builder.finish())
+            staged.stream.flush()
+            data = builder.index(staged.stream.tell(), self._read)
             with contextlib.suppress(PermissionError):  # who may write need not be the owner, on some disks
-                os.utime(part.stream.fileno(), ns=(self._begun, self._begun))
-            part.sync()
+                os.utime(staged.stream.fileno(), ns=(self._begun, self._begun))
+            staged.sync()
             # Opened when the tar file is finished: an index that is older than its shard counts as stale.
-            with Part(index_path(self.path), self._run) as index:
+            with StagedFile(index_path(self.path), self._run) as index:
                 index.write(data)
                 index.sync()
-                part.publish()
+                staged.publish()
                 index.publish()
             sync_directory(self.path.parent)
         self.close()
         return result(ShardIndex(data, shard=str(self.path)), builder.samples.keys)
 
-
-class Part:
-    """A file under a temporary name; removed at the end of a `with` block, unless it was published.
-
-    Args:
-        path: The final name; its directory exists.
-        run: Hexadecimal digits that tell all parts of one run from others.
-    """
-
-    def __init__(self, path: Path, run: str) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.{run}-{secrets.token_hex(4)}.part")
-        self.stream = self.temporary.open("w+b")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What was published is on the disk already; what was not may fail once more while it is closed.
-        with contextlib.suppress(OSError):
-            self.stream.close()
-        self.temporary.unlink(missing_ok=True)
-
-    def write(self, data: bytes) -> None:
-        """Append bytes; a StoppedError when the part was removed."""
-        if not os.fstat(self.stream.fileno()).st_nlink:
-            raise StoppedError(f"{self.temporary} was removed while it was written")
-        self.stream.write(data)
-
-    def read(self, begin: int, end: int) -> bytes:
-        """The bytes between two positions."""
-        self.stream.seek(begin)
-        return self.stream.read(end - begin)
-
-    def sync(self) -> None:
-        """Bring all bytes to the disk."""
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-
-    def publish(self) -> None:
-        """Give the file its final name, in place of what has it; a StoppedError when the part was removed."""
-        try:
-            self.temporary.replace(self.path)
-        except FileNotFoundError as error:
-            raise StoppedError(f"{self.temporary} was removed before it was whole") from error
+    def _read(self, begin: int, end: int) -> bytes:
+        self._staged.stream.seek(begin)
+        return self._staged.stream.read(end - begin)
 
 
 def remove_parts(directory: Path, prefix: str, run: str = "") -> None:
-    """Remove temporary files; who writes them stops at the next piece.
-
-    Args:
-        directory: Where they lie.
-        prefix: Begin of their final names.
-        run: Those of this run only; when empty those of all, because the directory is locked, and so their writers
-            were killed.
-    """
+    """Remove temporary files; who writes them stops at the next piece."""
     of_set = rf"{re.escape(prefix)}(-[0-9]+\.tar(\.hri)?|\.plan\.json)"
     name = re.compile(rf"\.({of_set}|manifest\.json)\.({re.escape(run) or '[0-9a-f]+'}-)?[0-9a-f]+\.part")
     for path in directory.iterdir():
@@ -246,16 +174,7 @@ def remove_parts(directory: Path, prefix: str, run: str = "") -> None:
 
 
 class ShardBuilder:
-    """Takes samples, gives the bytes of their tar file piece by piece, and then those of its index.
-
-    Args:
-        shard: Path of the tar file, named in errors.
-
-    Attributes:
-        samples: What was taken.
-        checksums: `checksum32` of each member's data.
-        pending: How many bytes wait to be taken away.
-    """
+    """Takes samples, gives the bytes of their tar file piece by piece, and then those of its index."""
 
     def __init__(self, shard: str) -> None:
         self.shard, self.samples, self.pending = shard, Samples(), 0
@@ -281,11 +200,11 @@ class ShardBuilder:
             if type(data) is not bytes:
                 data = member_bytes(data, shard=self.shard, sample=key, member=(begin + ending).decode())
             name, size = begin + ending, len(data)
-            if len(name) <= ustar.NAME and size <= ustar.MOST_BYTES:
-                gap = padding + ustar.header(name, begin_sum + ending_sum, size)
+            if len(name) <= NAME and size <= MOST_BYTES:
+                gap = padding + ustar_header(name, begin_sum + ending_sum, size)
             else:
                 gap = padding + self._long_header(key, name, size)
-            padding = ustar.PADDING[size % BLOCK]
+            padding = PADDING[size % BLOCK]
             pieces += gap, data
             at += BLOCK
             samples.offsets.append(at)
@@ -312,7 +231,7 @@ class ShardBuilder:
             seen: set[str] = set()
             key = next(key for key in self.samples.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value] # add returns None
             raise ShardError(f"the sample key {key!r} occurs twice: make keys unique", shard=self.shard, sample=key)
-        last = self._padding + ustar.end(self.samples.end)
+        last = self._padding + tar_end(self.samples.end)
         self._pieces.append(last)
         self._add_gap(last)
         if self._gaps:
@@ -320,12 +239,7 @@ class ShardBuilder:
         return self.take()
 
     def index(self, nbytes: int, read: Callable[[int, int], bytes]) -> bytes:
-        """The bytes of the index: the same as `build_index` makes of the tar file, without reading it again.
-
-        Args:
-            nbytes: Bytes of the tar file.
-            read: Gives its bytes between begin and end; asked for three short pieces.
-        """
+        """The bytes of the index: the same as `build_index` makes of the tar file, without reading it again."""
         return pack_index(self.samples, nbytes, self.checksums, self._gap_checksums, read)
 
     def _add_gap(self, gap: bytes) -> None:
@@ -341,35 +255,12 @@ class ShardBuilder:
         return endings
 
     def _long_header(self, key: str, name: bytes, size: int) -> bytes:
-        made = ustar.long_header(name, size) if size <= ustar.MOST_BYTES else None
+        made = long_ustar_header(name, size) if size <= MOST_BYTES else None
         if made is None:
             hint = "a USTAR header holds names to 100 bytes (255 with directories) and members to 8 GiB"
             message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"
             raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
         return made
-
-
-def stage_tar(path: Path, samples: Iterable[Sample]) -> Path:
-    """Write a tar file without index to the disk, under a temporary name beside its final one, which is returned.
-
-    Nothing is left behind when an error occurs; see `ShardBuilder.add`.
-    """
-    # The digits keep two writers apart, also on two hosts; the dot at the begin keeps readers' patterns away.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    builder = ShardBuilder(str(path))
-    try:
-        with temporary.open("wb") as stream:
-            for key, sample in samples:
-                builder.add(key, sample)
-                if builder.pending >= _CHUNK:
-                    stream.write(builder.take())
-            stream.write(builder.finish())
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
 
 
 def load(samples: Any) -> MapStyle:
@@ -388,6 +279,15 @@ def key_hashes(keys: Sequence[str]) -> npt.NDArray[np.uint64]:
     """64 bits of each key, shape [n_samples]."""
     hashed = (xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) for key in keys)
     return np.fromiter(hashed, np.uint64, len(keys))
+
+
+def read_sample(samples: MapStyle, position: int, number: int, path: Path) -> Sample:
+    """A sample for a shard; a ShardError that says its number in the set when it cannot be read."""
+    try:
+        key, sample = samples[position]
+    except Exception as error:
+        raise unreadable(error, number, path) from error
+    return key, sample
 
 
 def unreadable(error: Exception, number: int, path: Path) -> ShardError:

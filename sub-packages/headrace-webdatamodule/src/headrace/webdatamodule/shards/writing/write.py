@@ -5,29 +5,30 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import directory_lock, expanded, publish, sync_directory
-from headrace.webdatamodule.shards.index.build import Indexed, save_with_index
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
+from headrace.webdatamodule.shards.index.build import Indexed, save_manifest
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
     added,
     check_column,
-    kept_columns,
-    store_column,
 )
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
 from headrace.webdatamodule.shards.writing.plan import (
+    EMPTY,
     Plan,
+    ShardSize,
     bounds_of,
     given_sizes,
     kept,
@@ -40,9 +41,9 @@ from headrace.webdatamodule.shards.writing.plan import (
     shard_bounds,
     shard_paths,
     shard_size,
-    whole_number,
 )
 from headrace.webdatamodule.shards.writing.shard_task import (
+    CHUNK,
     MapStyle,
     Sample,
     ShardFile,
@@ -51,11 +52,12 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     check_key,
     key_hashes,
     load,
+    read_sample,
     remove_parts,
-    stage_tar,
     unreadable,
 )
 
+_NEW_COLUMNS = "Remove manifest.json, call again, and add them again"
 Arrays = dict[str, npt.NDArray[Any]]
 Samples = MapStyle | Iterable[Sample] | Callable[[], MapStyle | Iterable[Sample]]
 
@@ -129,9 +131,7 @@ def write_shards(
     >>> [(shard.name, shard.samples) for shard in manifest.shards]
     [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
     """
-    processes = None if workers is None else whole_number(workers)
-    if workers is not None and (processes is None or processes < 1):
-        raise ValueError(f"workers must be None or an int >= 1, got {workers!r}")
+    processes = None if workers is None else as_int("workers", workers, 1, "None takes one for each CPU")
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
     if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
@@ -142,7 +142,7 @@ def write_shards(
     size = shard_size(samples_per_shard, bytes_per_shard, n_shards)
     refuse_inherited()
     everything, folder = _loaded(samples), expanded(directory)
-    replaces = overwrite or bool(fingerprint)
+    replaces = overwrite or bool(fingerprint)  # else a finished set is left alone
     if not hasattr(everything, "__len__"):
         if n_shards is not None or executor is not None or (processes or 1) > 1 or sizes is not None:
             allowed = "samples_per_shard or bytes_per_shard, and neither n_shards, executor, workers nor sizes"
@@ -150,11 +150,10 @@ def write_shards(
         plan = Plan.of_stream(prefix, "{}={}".format(*size), fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
         with directory_lock(folder):
-            if not overwrite and (folder / NAME).exists():
-                if not fingerprint:
-                    refuse_finished(folder)
-                if plan.prepare(folder, replaces=replaces, stream=True):
-                    return Manifest.load(folder)
+            if not replaces:
+                refuse_finished(folder)
+            elif not overwrite and (folder / NAME).exists() and plan.prepare(folder, replaces=True, stream=True):
+                return Manifest.load(folder)
             plan.prepare(folder, replaces=replaces, anew=True, stream=True)
             return _write_stream(iter(everything), folder, plan, size, columns or {})
     count = len(everything)
@@ -162,18 +161,16 @@ def write_shards(
     arrays = _check_columns(columns or {}, count)
     known = getattr(everything, "keys", None)
     keys: Iterable[str] | None = known() if callable(known) else None
-    if not fingerprint and not overwrite:
+    if not replaces:
         refuse_finished(folder)
     if bytes_per_shard is not None and stored is None and count:
         stored, keys = measure(everything)
-    bounds = bounds_of(
-        count, stored, samples_per_shard=samples_per_shard, bytes_per_shard=bytes_per_shard, n_shards=n_shards
-    )
+    bounds = bounds_of(count, stored, size)
     hashes = None if keys is None else _check_keys(keys, count)
     tasks = _tasks(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder):
-        if not fingerprint and not overwrite:
+        if not replaces:
             refuse_finished(folder)  # which another process has finished meanwhile
         Plan.of(prefix, bounds, fingerprint).prepare(folder, replaces=replaces, anew=overwrite)
         remove_parts(folder, prefix)
@@ -186,7 +183,7 @@ def write_shards(
 
 
 def _write_stream(
-    samples: Iterator[Any], folder: Path, plan: Plan, size: tuple[str, int], columns: Mapping[str, npt.ArrayLike]
+    samples: Iterator[Any], folder: Path, plan: Plan, size: ShardSize, columns: Mapping[str, npt.ArrayLike]
 ) -> Manifest:
     """Write samples whose number is unknown, as they come."""
     remove_parts(folder, plan.prefix)
@@ -205,21 +202,21 @@ def _write_stream(
                     shard = None
                 if shard is None:
                     # One more than there will be next: until the end, readers know that the write was stopped.
-                    plan.grown(len(written) + 2).save(folder)
+                    replace(plan, shards=len(written) + 2).save(folder)
                     shard = ShardFile(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
                 shard.add(key, sample)
-                if shard.builder.pending >= 1 << 20:
+                if shard.builder.pending >= CHUNK:
                     shard.flush()
                 count += 1
                 bar.update()
         if shard is None:
-            raise ValueError("samples is empty: no shard may be empty, so there is nothing to write")
+            raise ValueError(EMPTY)
         written.append(shard.finish())
     finally:
         if shard is not None:
             shard.close()
     arrays = _check_columns(columns, count)
-    plan.grown(len(written), count).save(folder)
+    replace(plan, shards=len(written), samples=count).save(folder)
     return _save(folder, written, arrays)
 
 
@@ -240,35 +237,11 @@ def _save(folder: Path, written: Sequence[Written], arrays: Arrays) -> Manifest:
     again = repeated_key(written, folder)
     if again:
         key, first, second = again
-        message = f"the sample key {key!r} occurs twice, first in {first}: make keys unique, remove both shards"
-        message = f"{message} and write them again; there is no manifest"
+        cure = "make keys unique, remove both shards and write them again; there is no manifest"
+        message = f"the sample key {key!r} occurs twice, first in {first}: {cure}"
         raise ShardError(message, shard=str(folder / second), sample=key)
-    return save_manifest(folder, written, arrays)
-
-
-def save_manifest(directory: Path, written: Sequence[Written] | Sequence[Indexed], columns: Arrays) -> Manifest:
-    """Write the columns, the index of the set, then the manifest.
-
-    Args:
-        directory: Where the shards lie.
-        written: The shards.
-        columns: {name: array}, checked.
-
-    Returns:
-        The manifest; columns of an earlier one of the same shards stay.
-
-    Raises:
-        ManifestError: An earlier manifest has columns that belong to other shards.
-    """
-    members = sorted({member for one in written for member in one.members})
-    manifest = Manifest(tuple(one.entry for one in written), tuple(members))
-    cure = "Remove manifest.json, call again, and add them again"
-    earlier = kept_columns(directory, manifest, replaced=columns, cure=cure)
-    manifest = Manifest(manifest.shards, manifest.members, earlier)
-    for name, array in columns.items():
-        manifest = manifest.with_column(store_column(directory, name, array))
-    save_with_index(directory, manifest)
-    return manifest
+    described = [(one.entry, one.members) for one in written]
+    return save_manifest(folder, described, arrays, cure=_NEW_COLUMNS)
 
 
 def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
@@ -277,20 +250,11 @@ def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | N
     A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
     training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
     alone is removed, and one of all tar files, which somebody asked for, stays.
-
-    Args:
-        directory: Where the shards lie.
-        done: What is known of each.
-
-    Returns:
-        The manifest; None when there are other tar files.
-
-    Raises:
-        ManifestError: The columns of an earlier manifest would be lost.
     """
     tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
     if tars == {one.entry.name for one in done}:
-        return save_manifest(directory, done, {})
+        described = [(one.entry, one.members) for one in done]
+        return save_manifest(directory, described, cure=_NEW_COLUMNS)
     try:
         before = Manifest.load(directory)
     except ManifestError:
@@ -391,29 +355,23 @@ def write_tars(
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
     seen: dict[str, Path] = {}
-    staged: dict[Path, Path] = {}
-    try:
-        with progress(len(samples), target) as bar:
-            for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):
-                staged[path] = stage_tar(path, _unique(samples, start, stop, path, seen, bar))
-        publish(staged)
-    finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
+    with ExitStack() as stack, progress(len(samples), target) as bar:
+        shards = []
+        for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
+            shard = stack.enter_context(ShardFile(path))
+            for position in range(start, stop):
+                key, sample = read_sample(samples, position, position, path)
+                shard.add(key, sample)
+                if key in seen:
+                    message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
+                    raise ShardError(message, shard=str(path), sample=key)
+                seen[key] = path
+                if shard.builder.pending >= CHUNK:
+                    shard.flush()
+                bar.update()
+            shard.finish_tar()
+            shards.append(shard)
+        for shard in shards:
+            shard.publish()
+        sync_directory(target)
     return paths
-
-
-def _unique(
-    samples: Sequence[Sample], start: int, stop: int, path: Path, seen: dict[str, Path], bar: tqdm[Never]
-) -> Iterator[Sample]:
-    for position in range(start, stop):
-        try:
-            key, sample = samples[position]
-        except Exception as error:
-            raise unreadable(error, position, path) from error
-        yield key, sample
-        if key in seen:  # a text: the shard has checked that
-            message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
-            raise ShardError(message, shard=str(path), sample=key)
-        seen[key] = path
-        bar.update()

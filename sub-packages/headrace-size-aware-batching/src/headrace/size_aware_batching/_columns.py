@@ -1,0 +1,94 @@
+"""Columns of Arrow, Hugging Face datasets, Parquet files, pandas and polars, read as arrays.
+
+None of these libraries is needed: one that made a column has been imported by whoever made it. The same file in
+headrace.size_aware_batching and headrace.webdatamodule, which do not import one another.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUMBERS = ("int", "uint", "float", "double", "halffloat")
+
+
+def array_of_column(sizes: Any, name: str = "sizes") -> Any:
+    """Turn a column of another library into an array; return anything else as it is.
+
+    Args:
+        sizes: An Arrow array; a column of a Hugging Face dataset, whose ``select`` and ``shuffle`` hold; a pair of a
+            Parquet file or a folder of them and the name of a column; or a Series of pandas or polars. Copied only
+            where its buffer is no plain array of numbers.
+        name: Of the argument, for errors.
+
+    Raises:
+        ImportError: If a Parquet file is named and pyarrow is not installed.
+        OSError: If the file cannot be read.
+        TypeError: If it is a table or a dataset, and not one column of it.
+        ValueError: If the file has no such column.
+    """
+    if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
+        sizes = _parquet_column(sizes[0], sizes[1])
+    kind = type(sizes)
+    library = kind.__module__.partition(".")[0]
+    if library == "datasets" and hasattr(sizes, "column_name") and hasattr(_rooted(sizes)[0], "data"):
+        return _dataset_column(sizes)
+    if library in ("datasets", "pyarrow") and hasattr(sizes, "column_names"):  # users have modules of that name, too
+        raise _no_column(sizes, name)
+    if library == "pyarrow" and hasattr(sizes, "chunks"):
+        sizes = sizes.chunk(0) if sizes.num_chunks == 1 else sizes.combine_chunks()
+    if library == "pyarrow":
+        return sizes.to_numpy(zero_copy_only=False)
+    return sizes.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else sizes
+
+
+def _dataset_column(column: Any) -> NDArray[Any]:
+    dataset, (outer, *inner) = _rooted(column)
+    if not hasattr(dataset, "_indices"):
+        values = array_of_column(dataset.with_format("arrow")[outer][:])
+        return np.asarray(values)
+    stored = dataset.data.column(outer)
+    for field in inner:
+        stored = import_module("pyarrow.compute").struct_field(stored, field)
+    array: NDArray[Any] = array_of_column(stored)
+    # Arrow would take the rows one by one: 10 seconds for a million.
+    return array if dataset._indices is None else array[array_of_column(dataset._indices.column(0))]
+
+
+def _rooted(column: Any) -> tuple[Any, list[str]]:
+    """The dataset of a column, and the names that lead from one to the other."""
+    names: list[str] = []
+    while hasattr(column, "column_name"):
+        names.insert(0, column.column_name)
+        column = column.source
+    return column, names
+
+
+def _parquet_column(path: Any, column: str) -> Any:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(f"sizes in Parquet files need pyarrow, to read {path}: pip install pyarrow") from error
+    names = parquet.ParquetDataset(path).schema.names
+    if column not in names:
+        raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, names))}")
+    return parquet.read_table(path, columns=[column]).column(0)
+
+
+def _no_column(table: Any, name: str) -> TypeError:
+    kind = type(table)
+    got = f"{name} must be one column, got a {kind.__module__}.{kind.__name__}"
+    if isinstance(table, Mapping):
+        return TypeError(f"{got} with the splits {', '.join(map(repr, table))}: give {name} of one of them")
+    columns = table.column_names or []
+    if not hasattr(table, "__len__"):
+        return TypeError(f"{got}, a stream: it has no {name} beforehand; batch it with bucketed_batching")
+    fields: Any = getattr(table, "features", None) or {one.name: one.type for one in getattr(table, "schema", ())}
+    numbers = [one for one in columns if str(getattr(fields[one], "dtype", fields[one])).startswith(_NUMBERS)]
+    what = "table" if kind.__module__.startswith("pyarrow") else "dataset"
+    told = f"{got} with {', '.join(map(repr, columns))}: "
+    if numbers:
+        return TypeError(f"{told}give {' or '.join(f'{what}[{one!r}]' for one in numbers)}")
+    return TypeError(f"{told}none holds numbers; add one, such as {what}.map(lambda row: {{'length': len(row[...])}})")

@@ -1,0 +1,184 @@
+"""For loops of others: the batches of all ranks, the state inside a loader's state, and what a guard refuses.
+
+The loops themselves run in ``headrace/tests/integrations``, with the real libraries.
+"""
+
+from collections import Counter
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._options import STRATEGIES, Strategy
+from headrace.size_aware_batching._sharding import TAILS, Tail
+from headrace.size_aware_batching.integrations import TrainerGuard, sampler_state
+
+SIZES = np.array([1 + (37 * number) % 211 for number in range(403)])
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def numbers(batch: list[int]) -> list[int]:
+    return batch
+
+
+def of_rank(rank: Any, world: int = 3, **options: Any) -> DistributedSizeAwareBatchSampler:
+    return DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=world, rank=rank, **options)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_the_batches_of_all_ranks_come_step_by_step(strategy: Strategy, tail: Tail, world: int) -> None:
+    own = [list(of_rank(rank, world, strategy=strategy, tail=tail)) for rank in range(world)]
+    sampler = of_rank("all", world, strategy=strategy, tail=tail)
+    assert sampler.rank == "all"
+    assert list(sampler) == list(chain.from_iterable(zip(*own, strict=True)))
+    assert len(sampler) == world * len(own[0])
+    assert sampler.remaining == 0
+
+
+def test_the_batches_of_all_ranks_resume_at_every_one_of_them() -> None:
+    whole, sampler = list(of_rank("all")), of_rank("all")
+    for done, _ in enumerate(sampler, 1):
+        resumed = of_rank("all")
+        resumed.load_state_dict(sampler.state_dict())
+        remaining, rest = resumed.remaining, list(resumed)
+        assert remaining == len(rest)
+        # Between two steps it goes on as if nothing had happened; else what is left makes steps of its own.
+        assert rest == whole[done:] or done % 3
+        assert Counter(chain.from_iterable(whole[:done] + rest)) == Counter(range(len(SIZES)))
+
+
+def test_a_rank_that_is_neither_a_number_nor_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank must be an int >= 0 or \"all\", got 'every'"):
+        of_rank("every")
+    with pytest.raises(ValueError, match="give either mesh or rank, got mesh and rank='all'"):
+        DistributedSizeAwareBatchSampler(SIZES, 500, rank="all", mesh=SimpleNamespace(size=int, get_local_rank=int))
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines with fewer cores
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1), pytest.param(3, 2, marks=pytest.mark.nightly)])
+def test_a_stateful_loader_goes_on_with_another_number_of_workers(before: int, after: int) -> None:
+    def loader(workers: int, sampler: DistributedSizeAwareBatchSampler) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(Numbers(), batch_sampler=sampler, collate_fn=numbers, num_workers=workers)
+
+    whole = list(of_rank(1))
+    interrupted = loader(before, of_rank(1))
+    batches = iter(interrupted)
+    begun = [next(batches) for _ in range(5)]
+    state = interrupted.state_dict()
+    del batches
+    sampler = of_rank(1)
+    sampler.load_state_dict(sampler_state(state))
+    assert begun + list(loader(after, sampler)) == whole
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+def test_a_state_without_the_samplers_is_refused() -> None:
+    def state(**options: Any) -> dict[str, Any]:
+        loader = StatefulDataLoader(Numbers(), **options)
+        batches = iter(loader)
+        next(batches)
+        found: dict[str, Any] = loader.state_dict()
+        return found
+
+    with pytest.raises(ValueError, match="loader_state must be that of a StatefulDataLoader over a sampler of"):
+        sampler_state(state(batch_size=4))
+    with pytest.raises(ValueError, match=r"got one that is 1 batches behind: .*snapshot_every_n_steps=1"):
+        sampler_state(state(batch_sampler=of_rank(0), num_workers=1, snapshot_every_n_steps=3))
+    with pytest.raises(TypeError, match="loader_state must be a dict that state_dict"):
+        sampler_state([])  # type: ignore[arg-type]  # as users may
+
+
+def begin(
+    guard: TrainerGuard, loader: Any, world_size: int = 3, saved: Any = None, epochs: int = 2, skip: bool = False
+) -> Any:
+    """What a trainer does when its training begins, or goes on from a checkpoint."""
+    state = SimpleNamespace(
+        global_step=0 if saved is None else 7, stateful_callbacks={}, num_train_epochs=epochs, epoch=0.0
+    )
+    if saved:
+        state.stateful_callbacks["headrace"] = saved
+    arguments = SimpleNamespace(world_size=world_size, ignore_data_skip=skip)
+    guard.on_train_begin(arguments, state, None, train_dataloader=loader)
+    return state
+
+
+def loader_of(batch_sampler: Any) -> DataLoader[int]:
+    return DataLoader(Numbers(), batch_sampler=batch_sampler, collate_fn=numbers)
+
+
+def test_a_guard_refuses_what_a_checkpoint_was_not_saved_with() -> None:
+    sampler = of_rank(0)
+    saved = begin(TrainerGuard(sampler), loader_of(sampler)).stateful_callbacks["headrace"]
+    begin(TrainerGuard(sampler), loader_of(sampler), saved=saved)
+    with pytest.raises(ValueError, match=r"the checkpoint is of 3 processes, got 2: .*; resume with 3"):
+        begin(TrainerGuard(sampler), loader_of(sampler), world_size=2, saved=saved)
+    other = of_rank(0, seed=1)
+    with pytest.raises(ValueError, match=r"the checkpoint is of other batches: .*construct it as then"):
+        begin(TrainerGuard(other), loader_of(other), saved=saved)
+    with pytest.warns(UserWarning, match="was saved without a TrainerGuard"):
+        begin(TrainerGuard(sampler), loader_of(sampler), saved={})
+    with pytest.raises(ValueError, match="ignore_data_skip must be False, got True"):
+        begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, skip=True)
+
+
+def test_a_guard_refuses_loaders_that_lose_or_repeat_batches() -> None:
+    class Shard(BatchSampler):
+        """As accelerate makes it."""
+
+        def __init__(self, batch_sampler: Any) -> None:
+            self.batch_sampler, self.num_processes = batch_sampler, 3
+
+    sampler, of_all = of_rank(0), of_rank("all")
+    begin(TrainerGuard(of_all), loader_of(Shard(of_all)))
+    with pytest.raises(ValueError, match=r'2 of 3 batches would be lost: .*rank="all"'):
+        begin(TrainerGuard(sampler), loader_of(Shard(sampler)))
+    with pytest.raises(ValueError, match="every process would train on all batches"):
+        begin(TrainerGuard(of_all), loader_of(of_all))
+    for other in (of_rank(0), BatchSampler(SequentialSampler(SIZES), 4, drop_last=False)):
+        with pytest.raises(ValueError, match="sampler must be that of the trainer's loader, got another one"):
+            begin(TrainerGuard(sampler), loader_of(other))
+    with pytest.raises(TypeError, match="sampler must be a sampler of headrace, got list without"):
+        TrainerGuard([[0]])
+
+
+def test_a_guard_refuses_epochs_of_different_lengths_and_chooses_the_epoch() -> None:
+    sampler = of_rank(0, 1, strategy="sequential")
+    lengths = set()
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        lengths.add(len(sampler))
+    assert len(lengths) > 1
+    begin(TrainerGuard(sampler), loader_of(sampler), 1, epochs=1)
+    with pytest.raises(ValueError, match=r"all epochs must have the same number of batches, got .* num_train_epochs=1"):
+        begin(TrainerGuard(sampler), loader_of(sampler), 1)
+    even = of_rank(0)
+    guard = TrainerGuard(even)
+    state = begin(guard, loader_of(even))
+    state.epoch = 1.4
+    guard.on_epoch_begin(None, state, None)
+    assert even.epoch == 1
+    assert guard.on_step_end(None, None, None) is None
+    with pytest.raises(AttributeError, match="TrainerGuard has no of"):
+        guard.of()
+
+
+def test_a_trainer_finds_set_epoch_where_it_looks() -> None:
+    sampler = of_rank(0)
+    loader: Any = loader_of(sampler)
+    loader.batch_sampler.batch_sampler.set_epoch(3)
+    assert sampler.epoch == 3

@@ -1,0 +1,174 @@
+"""The gradient of the whole batch from unequal parts. As a script: one rank of a real gloo group."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.size_aware_batching import global_num_tokens, token_weighted_loss
+
+# Targets of each accumulated batch, on each of two ranks.
+STEPS = {
+    "one batch": ([5], [3]),
+    "accumulated": ([40, 3, 11], [2, 9, 1]),
+    "a rank without targets": ([0], [6]),
+    "a rank without targets, accumulated": ([0, 0], [7, 2]),
+    "an empty batch among others": ([8, 0], [0, 5]),
+    "no targets at all": ([0, 0], [0, 0]),
+}
+WIDTH, CLASSES, IGNORED = 6, 9, 2
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    hidden = torch.nn.Linear(WIDTH, WIDTH)
+    return torch.nn.Sequential(hidden, torch.nn.Tanh(), torch.nn.Linear(WIDTH, CLASSES)).double()
+
+
+def batch(seed: int, targets: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels, two of which are no targets."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (targets + IGNORED,), generator=generator)
+    labels[:IGNORED] = -100
+    return torch.rand(targets + IGNORED, WIDTH, generator=generator, dtype=torch.float64), labels
+
+
+def batches(step: tuple[list[int], list[int]], rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [batch(100 * rank + number, targets) for number, targets in enumerate(step[rank])]
+
+
+def gradient(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+
+
+def gradient_of_the_whole_batch(step: tuple[list[int], list[int]]) -> torch.Tensor:
+    model, parts = network(), [*batches(step, 0), *batches(step, 1)]
+    tokens, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    losses = cross_entropy(model(tokens), labels, reduction="sum")
+    (losses / max(1, sum(map(sum, step)))).backward()  # type: ignore[no-untyped-call]
+    return gradient(model)
+
+
+def accumulate(model: Any, own: list[tuple[torch.Tensor, torch.Tensor]], reduction: str) -> float:
+    """What a training loop does for a step; return the sum of what it called backward on."""
+    total, losses = global_num_tokens([labels for _, labels in own]), 0.0
+    for number, (tokens, labels) in enumerate(own):
+        more = number < len(own) - 1 and isinstance(model, DistributedDataParallel)
+        with model.no_sync() if more else contextlib.nullcontext():
+            loss = token_weighted_loss(cross_entropy(model(tokens), labels, reduction=reduction), total)
+            torch.autograd.backward(loss)
+        losses += float(loss.detach())
+    return losses
+
+
+def rank_of_two(rank: int, store: str) -> dict[str, Any]:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    for name, step in STEPS.items():
+        for reduction in ("sum", "none"):
+            model = DistributedDataParallel(network())
+            losses = torch.tensor(accumulate(model, batches(step, rank), reduction))
+            dist.all_reduce(losses)
+            found[f"{name}, {reduction}"] = (gradient(model).tolist(), float(losses) / 2)
+    both: Any = init_device_mesh("cpu", (2,))
+    shared: Any = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"]  # one batch for two ranks
+    for name, mesh in (("both", both), ("shared", shared)):
+        total = global_num_tokens([2 + rank, 10], mesh=mesh)
+        found[name] = (int(total), float(token_weighted_loss(torch.ones(()), total, mesh=mesh)))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.slow
+def test_two_ranks_with_unequal_targets_have_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    outs = [tmp_path / f"{rank}.json" for rank in range(2)]
+    command = [sys.executable, __file__, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank), str(out)]) for rank, out in enumerate(outs)]
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for rank, out in enumerate(outs):
+        found = json.loads(out.read_text())
+        assert found.pop("both") == [25, pytest.approx(2 / 25)]
+        assert found.pop("shared") == [12 + rank, pytest.approx(1 / (12 + rank))]
+        assert len(found) == 2 * len(STEPS)
+        for name, (values, loss) in found.items():
+            step = STEPS[name.rpartition(", ")[0]]
+            expected = gradient_of_the_whole_batch(step)
+            assert expected.norm() > 0 or not any(map(sum, step))
+            assert_equal(torch.tensor(values, dtype=torch.float64), expected)
+            assert (loss > 0) == any(map(sum, step))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_one_rank_that_accumulates_has_it(name: str) -> None:
+    step, model = STEPS[name], network()
+    accumulate(model, [*batches(step, 0), *batches(step, 1)], "sum")
+    assert_equal(gradient(model), gradient_of_the_whole_batch(step))
+
+
+def test_the_mean_of_means_does_not() -> None:
+    step, model = STEPS["accumulated"], network()
+    parts = [*batches(step, 0), *batches(step, 1)]
+    for tokens, labels in parts:
+        torch.autograd.backward(cross_entropy(model(tokens), labels) / len(parts))
+    expected = gradient_of_the_whole_batch(step)
+    assert (gradient(model) - expected).norm() > 0.1 * expected.norm()
+
+
+def test_labels_and_counts() -> None:
+    labels = [torch.tensor([[1, -100], [-100, 2]]), torch.tensor([-100])]
+    assert global_num_tokens(labels).item() == 2
+    assert global_num_tokens(labels[0]).item() == 2  # one batch
+    assert global_num_tokens(labels, ignore_index=1).item() == 4
+    assert global_num_tokens([7, labels[0], 0]).item() == 9
+    assert global_num_tokens([]).item() == 0
+    assert global_num_tokens([3], device="cpu").dtype == torch.int64
+
+
+class Mesh:
+    """Of two ranks, and no more than the samplers need."""
+
+    def size(self) -> int:
+        return 2
+
+    def get_local_rank(self) -> int:
+        return 0
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"labels must hold .* got a tensor of torch.float32 at 1"):
+        global_num_tokens([torch.tensor([1]), torch.tensor([1.0])])
+    with pytest.raises(TypeError, match=r"labels must hold .* got bool at 0"):
+        global_num_tokens([True])
+    with pytest.raises(TypeError, match=r"mesh must have get_group\(\), got Mesh"):
+        global_num_tokens([3], mesh=Mesh())
+    with pytest.raises(TypeError, match=r"loss must be .* got float"):
+        token_weighted_loss(0.5, 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"loss must be .* got a tensor of torch.int64"):
+        token_weighted_loss(torch.tensor(1), 3)
+    with pytest.raises(ValueError, match=r"num_tokens must be one number, got a tensor of shape \[2\]"):
+        token_weighted_loss(torch.tensor(1.0), torch.tensor([3, 4]))
+    assert token_weighted_loss(torch.tensor(6.0), 4, mesh=Mesh()).item() == 3.0
+
+
+if __name__ == "__main__":
+    _, store, number, out = sys.argv
+    Path(out).write_text(json.dumps(rank_of_two(int(number), store)))

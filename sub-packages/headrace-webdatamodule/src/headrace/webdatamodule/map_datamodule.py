@@ -1,0 +1,208 @@
+"""`MapDataModule`: any map-style dataset as the loaders of a Lightning trainer. Imports lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from headrace.webdatamodule.loading.columns import array_of_column
+from headrace.webdatamodule.loading.dataset import OnError
+from headrace.webdatamodule.loading.distributed import Mesh, on_one_rank
+from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
+from headrace.webdatamodule.loading.options import PerSplit
+from headrace.webdatamodule.loading.sizes import Sizes
+from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
+from headrace.webdatamodule.splits import Split, by_split
+
+_T = TypeVar("_T")
+_PerSplit: TypeAlias = Mapping[Split, _T] | Mapping[str, _T] | Mapping[Split | str, _T]
+
+
+class MapDataModule(ResumableDataModule):
+    """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
+
+    Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. It is read with
+    `__getitems__`, a batch at a time, where it has that.
+
+    Batches are a function of the data, the options, the seed and the epoch; every rank gets as many. A checkpoint of
+    any moment holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes
+    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample in the
+    same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
+    one, else by its length and, of lists, arrays, tensors and Hugging Face datasets, some of its samples.
+
+    `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; one value serves
+    all splits. `predict` uses `Split.predict`, or `Split.test` where there is none.
+
+    Args:
+        datasets: {split: dataset}, such as {"train": train, "val": val}.
+        batch_size: Samples of a batch on each rank.
+        batch_sampler: Instead, a function that makes batches by size, see `BatchSamplerFactory`, such as
+            `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
+        sizes: Of the samples, for `batch_sampler`, shape [n] or [n, k]: an array, a list or a tensor; an Arrow array, a
+            Series of pandas or polars, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet", "length"), a
+            Parquet file and its column; the name of a column of a Hugging Face dataset; or a function of the sample,
+            which one process calls once for each. When None, the dataset's own `sizes` or `num_tokens(index)`.
+        sampler: A function that makes the order of the samples, see `SamplerFactory`, such as
+            `functools.partial(WeightedDistributedSampler, weights={name: weight})`.
+        shuffle: Whether training batches of `batch_size` are shuffled, where there is no `sampler`.
+        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
+        collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
+        num_workers: Processes that read ahead; they stay from epoch to epoch.
+        seed: Of the order and the batches, 0 to 2**64 - 1.
+        on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
+            sample, warn and count it.
+        prefetch_factor: Batches that each worker reads ahead; 2 when None.
+        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
+        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
+        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+        log_stats: Whether to log, at the end of each stage, the delivered samples of each source, padding and skipped
+            samples.
+        num_replicas: Number of data-parallel ranks, instead of the trainer's or the process group's.
+        rank: This one, likewise.
+        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+
+    Raises:
+        TypeError: An argument of the wrong kind.
+        ValueError: An argument that is not allowed.
+
+    >>> module = MapDataModule({"train": list(range(10))}, batch_size=4, collate_fn=list, seed=1)
+    >>> module.setup("fit")
+    >>> loader = module.train_dataloader()
+    >>> len(loader), sorted(number for batch in loader for number in batch)
+    (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+
+    def __init__(
+        self,
+        datasets: _PerSplit[Any],
+        *,
+        batch_size: int | _PerSplit[int] | None = None,
+        batch_sampler: BatchSamplerFactory | _PerSplit[BatchSamplerFactory] | None = None,
+        sizes: Any = None,
+        sampler: SamplerFactory | _PerSplit[SamplerFactory] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | _PerSplit[Callable[[list[Any]], Any]] | None = None,
+        num_workers: int | _PerSplit[int] = 0,
+        seed: int = 0,
+        on_error: OnError | _PerSplit[OnError] = "raise",
+        prefetch_factor: int | None = None,
+        pin_memory: bool | None = None,
+        timeout: float = 600.0,
+        multiprocessing_context: Any = None,
+        log_stats: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
+        given = _checked(datasets)
+        factories = PerSplit("batch_sampler", batch_sampler)
+        found = PerSplit("sizes", sizes)
+        by_size = {split: _read(split, given[split], found[split]) for split in given if factories[split] is not None}
+        super().__init__(
+            PerSplit("datasets", given),
+            batch_size=batch_size,
+            batch_sampler=batch_sampler,
+            sizes=PerSplit("sizes", by_size or sizes),
+            sampler=sampler,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            seed=seed,
+            on_error=on_error,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+            log_stats=log_stats,
+            num_replicas=num_replicas,
+            rank=rank,
+            mesh=mesh,
+        )
+        self._data: GivenData = GivenData(given, self._sizes)
+
+
+class GivenData:
+    """Datasets as they were given, and the sizes of their samples.
+
+    Args:
+        datasets: Of the splits.
+        sizes: An array, or a function of the sample.
+    """
+
+    def __init__(self, datasets: dict[Split, Any], sizes: PerSplit) -> None:
+        self._datasets, self._sizes = datasets, sizes
+        self._evaluated: dict[Split, Sizes] = {}
+        self._fingerprints: dict[Split, str] = {}
+
+    def reopen(self, split: Split) -> None:
+        """Forget what was known of a split; its dataset may have been changed since a former stage."""
+        self._fingerprints.pop(split, None)
+
+    def opened(self, split: Split) -> Any:
+        """The dataset of a split."""
+        return self._datasets[split]
+
+    def fingerprint(self, split: Split) -> str:
+        """Stands for the data of a split."""
+        if split not in self._fingerprints:
+            self._fingerprints[split] = fingerprint_of(self._datasets[split])
+        return self._fingerprints[split]
+
+    def sizes(self, split: Split) -> Sizes | None:
+        """Of each sample; all ranks have to call this."""
+        sizes = self._sizes[split]
+        if not callable(sizes):
+            return sizes  # type: ignore[no-any-return]  # read when they were given
+        if split not in self._evaluated:
+            self._evaluated[split] = on_one_rank(partial(_evaluated, sizes, self._datasets[split], split))
+        return self._evaluated[split]
+
+
+def _checked(datasets: Any) -> dict[Split, Any]:
+    given = by_split("datasets", datasets)
+    if not given:
+        raise ValueError("datasets is empty: give at least one, such as {'train': dataset}")
+    for split, dataset in given.items():
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            kind = type(dataset).__name__
+            raise TypeError(f"datasets[{split}] must have len() and integer indices, got {kind}")
+    return given
+
+
+def _read(split: Split, dataset: Any, sizes: Any) -> Any:
+    """The sizes of a split as an array; a function as it is, and None where there are none."""
+    if sizes is None:
+        own = getattr(dataset, "sizes", None)
+        sizes = None if callable(own) else own
+        if sizes is None and hasattr(dataset, "num_tokens"):
+            sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
+    if sizes is None or callable(sizes):
+        return sizes
+    if isinstance(sizes, str):
+        columns = getattr(dataset, "column_names", None) or ()
+        if sizes not in columns:
+            have = f"has {', '.join(map(repr, columns)) or 'none'}"
+            told = f"sizes={sizes!r} must be a column of datasets[{split}], a {type(dataset).__name__} that {have}"
+            raise ValueError(f"{told}: give an array, or a function of the sample")
+        sizes = dataset[sizes]
+    array = np.asarray(array_of_column(sizes, f"sizes[{split}]"))
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"sizes[{split}] must be numbers or a function of the sample, got {type(sizes).__name__}")
+    if len(array) != len(dataset):
+        raise ValueError(f"sizes[{split}] must hold one size for each of the {len(dataset)} samples, got {len(array)}")
+    return array
+
+
+def _evaluated(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:
+    bar = tqdm(range(len(dataset)), desc=f"sizing {split.name}", unit="sample", delay=1.0, disable=None)
+    sizes = np.array([function(dataset[index]) for index in bar])
+    if sizes.dtype.kind not in "iuf":
+        raise TypeError(f"sizes[{split}] must give numbers, got {sizes.dtype}")
+    return sizes

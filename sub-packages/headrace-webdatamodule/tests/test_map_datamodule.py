@@ -1,0 +1,260 @@
+"""`MapDataModule`: any map-style dataset under a real trainer, killed and resumed."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import map_rank
+import numpy as np
+import pytest
+import torch
+from indexed_runs import TRAIN, VAL, Model, Save, Stateful, fit, keys, trainer
+from map_rank import EPOCHS, EVERY, N
+from meeting import Meeting
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from headrace.webdatamodule import MapDataModule, Split
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of
+
+
+def samples(name: str, count: int, word: str = "x") -> list[dict[str, str]]:
+    return [{"__key__": f"{name}{i:02d}", "txt": word * (1 + i * 7 % 10)} for i in range(count)]
+
+
+LENGTHS = [len(sample["txt"]) for sample in samples("t", TRAIN)]
+EVERY_VAL = [f"v{i:02d}" for i in range(VAL)]
+
+
+class Own(Dataset[Any]):
+    """A dataset of torch's kind."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.held[index]
+
+
+def data(kind: str = "list", **options: Any) -> MapDataModule:
+    train, val = samples("t", TRAIN), samples("v", VAL)
+    by_size = {"batch_sampler": {"train": Stateful}, "batch_size": {"val": 3, "test": 3}}
+    given: dict[str, Any] = {"batch_size": 3}
+    datasets: dict[Any, Any] = {"train": train, "val": val, Split.test: val}
+    if kind == "by size":
+        given = {**by_size, "sizes": {"train": LENGTHS}}
+    elif kind == "own sizes":
+        datasets["train"] = Own(train)
+        datasets["train"].sizes = np.array(LENGTHS)
+        given = by_size
+    elif kind == "own tokens":
+        datasets["train"] = Own(train)
+        datasets["train"].num_tokens = LENGTHS.__getitem__
+        given = by_size
+    elif kind == "function":
+        given = {**by_size, "sizes": lambda sample: len(sample["txt"])}
+    return MapDataModule(datasets, **{"collate_fn": keys, **given, **options})
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("list", 0), ("by size", 2), ("function", 0)])
+def test_a_checkpoint_of_any_moment_resumes_exactly(tmp_path: Path, kind: str, workers: int) -> None:
+    saving = Save(tmp_path)
+    model = fit(data(kind, num_workers=workers), saving)
+    for epoch in range(3):
+        seen = sorted(key for at, batch in model.seen if at == epoch for key in batch)
+        assert seen == [f"t{i:02d}" for i in range(TRAIN)]
+    for path, hook, done in saving.saved[::17]:
+        assert fit(data(kind), path=path).seen == model.seen[done:], hook
+
+
+def test_sizes_may_be_given_or_the_datasets_own() -> None:
+    expected = fit(data("by size"), max_epochs=2).seen
+    for kind in ("own sizes", "own tokens", "function"):
+        assert fit(data(kind), max_epochs=2).seen == expected
+    for sizes in (np.array(LENGTHS), torch.tensor(LENGTHS), tuple(LENGTHS), np.array(LENGTHS, np.uint8)):
+        module = data("by size", sizes={"train": sizes})
+        assert fit(module, max_epochs=2).seen == expected
+    assert module.report()[Split.train].fill is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_validation_and_predictions_come_in_order(workers: int) -> None:
+    module, model = data(num_workers=workers), Model()
+    running = trainer(max_epochs=2, num_sanity_val_steps=0)
+    running.fit(model, datamodule=module)
+    assert model.val == EVERY_VAL * 2
+    outputs = running.predict(model, datamodule=module)  # of the test split: there is none to predict
+    assert isinstance(outputs, list)
+    found = module.predictions(outputs)
+    assert [index for index, _ in found] == list(range(VAL))
+    assert [row["key"] for _, row in found] == EVERY_VAL
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 1}, "the checkpoint does not fit: checkpoint has seed=0, got seed=1; resume with the options"),
+        ({"datasets": {"train": samples("t", TRAIN, "y")}}, "of other train data.*resume with the data"),
+        ({"datasets": {"train": samples("t", TRAIN - 1)}, "sizes": LENGTHS[1:]}, "of other train data"),
+        ({"sizes": LENGTHS[::-1]}, r"checkpoint has sizes=.*, got sizes="),
+    ],
+)
+def test_changed_data_and_options_are_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {
+        "datasets": {"train": samples("t", TRAIN)},
+        "sizes": LENGTHS,
+        "batch_sampler": Fingerprinted,
+        "collate_fn": keys,
+    }
+    saving = Save(tmp_path)
+    fit(MapDataModule(**given), saving, max_steps=3, limit_val_batches=0)
+    with pytest.raises(ValueError, match=told):
+        fit(MapDataModule(**{**given, **change}), path=saving.saved[-1][0], limit_val_batches=0)
+
+
+class Fingerprinted(Stateful):
+    """Says what its batches are made of."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "fingerprint": f"{self.seed} {self.most} {self.sizes}"}
+
+
+def test_what_stands_for_a_dataset() -> None:
+    rows = samples("t", 1000)
+    changed = [*rows[:-1], {**rows[-1], "txt": "other"}]
+    tensors = torch.arange(12.0).reshape(6, 2)
+    one = fingerprint_of
+    assert one(rows) == one(samples("t", 1000)) != one(changed)
+    assert len({one(rows), one(rows[::-1]), one(rows[:-1]), one(changed), one([]), one(range(1000))}) == 6
+    assert one(tensors.numpy()) != one(tensors.numpy() + 1)
+    assert one(TensorDataset(tensors)) == one(TensorDataset(tensors.clone())) != one(TensorDataset(tensors + 1))
+    subset = Subset(Own(rows), [3, 1])
+    assert one(subset) == one(Subset(Own(rows), np.array([3, 1]))) != one(Subset(Own(rows), [1, 3]))  # type: ignore[arg-type]
+    assert one(ConcatDataset([Own(rows), Own(changed)])) == one(ConcatDataset([Own(changed), Own(rows)]))  # not read
+    named = Own(rows)
+    named.fingerprint = "version 2"  # type: ignore[attr-defined]
+    assert one(named) == "version 2"
+    graph = partial(GraphLike, np.ones(3))
+    assert one([graph(bonds=1)]) == one([graph(bonds=1)]) != one([graph(bonds=2)])
+
+
+class GraphLike:
+    def __init__(self, atoms: Any, bonds: int) -> None:
+        self.atoms, self.bonds, self.parent = atoms, bonds, self
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"datasets": {}}, ValueError, "datasets is empty: give at least one"),
+        ({"datasets": [1, 2]}, TypeError, "datasets must be a mapping from Split"),
+        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation'"),
+        ({"datasets": {"train": iter([1])}}, TypeError, r"datasets\[Split.train\] must have len\(\) and integer"),
+        ({"batch_size": None}, ValueError, "no batch_size for Split.train"),
+        ({"batch_sampler": Stateful}, ValueError, "has both batch_size=3 and batch_sampler"),
+        ({"batch_size": None, "batch_sampler": Stateful}, ValueError, "train has no sizes: give sizes="),
+        ({"sizes": [1, 2]}, ValueError, "sizes is for batch_sampler, and there is none"),
+        ({"batch_size": None, "batch_sampler": Stateful, "sizes": "n"}, ValueError, "must be a column of datasets"),
+        ({"batch_size": None, "batch_sampler": Stateful, "sizes": [1]}, ValueError, "each of the 2 samples, got 1"),
+        ({"batch_size": None, "batch_sampler": Stateful, "sizes": ["a", "b"]}, TypeError, "must be numbers or a func"),
+        ({"collate_fn": 3}, TypeError, "collate_fn must be a function"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
+        ({"num_workers": -1}, ValueError, "num_workers must be an int >= 0, got -1"),
+    ],
+)
+def test_arguments_that_are_not_allowed(options: dict[str, Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        MapDataModule(**{"datasets": {"train": [1, 2]}, "batch_size": 3, **options})
+
+
+def test_splits_that_are_missing_are_named() -> None:
+    module = MapDataModule({"train": [1, 2]}, batch_size=2)
+    with pytest.raises(
+        ValueError, match=r"needs Split\.test, but datasets has Split\.train: add datasets\[Split\.test\]"
+    ):
+        module.setup("predict")
+    with pytest.raises(ValueError, match=r"val_dataloader\(\) needs Split\.val, but datasets has Split\.train"):
+        module.val_dataloader()
+
+
+def test_a_sampler_of_weights_makes_the_order() -> None:
+    def reversed_order(dataset: Any, **options: Any) -> list[int]:
+        return list(range(len(dataset)))[::-1]
+
+    module = data(sampler={"train": reversed_order})
+    module.setup("fit")
+    assert [key for batch in module.train_dataloader() for key in batch] == [f"t{i:02d}" for i in range(TRAIN)][::-1]
+
+
+# Real processes. They are forked from a server that has imported torch and Lightning already.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["map_rank"])
+
+
+def run(folder: Path, world: int, name: str, *more: Any) -> list[int | None]:
+    """Exit codes of the ranks; when one of them fails, the others are not waited for."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    meeting = Meeting(world) if world > 1 else None
+    environment = meeting.environment if meeting else {}
+    ranks: list[BaseProcess] = [
+        SERVER.Process(target=map_rank.main, args=(rank, environment, folder, name, *more)) for rank in range(world)
+    ]
+    try:
+        for rank in ranks:
+            rank.start()
+        end = time.monotonic() + 200
+        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
+            assert time.monotonic() < end
+            ranks[0].join(0.05)
+    finally:
+        for rank in ranks:
+            if rank.pid is not None and rank.is_alive():
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def noted(folder: Path, name: str, before: int = 10**6) -> list[Any]:
+    """[epoch, step, indices] of all ranks, up to a step."""
+    lines = [line for path in folder.glob(f"{name}?.jsonl") for line in path.read_text().splitlines()]
+    return [note for note in map(json.loads, lines) if note[1] <= before]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "kills"), [(2, [10]), pytest.param(2, [3, 7, 10, 14, 19], marks=pytest.mark.nightly)]
+)
+def test_a_killed_fit_loses_and_repeats_nothing(tmp_path: Path, world: int, kills: list[int]) -> None:
+    done: list[Any] = []
+    path, saved = None, 0
+    for kill_at in kills:
+        codes = run(tmp_path, world, f"killed{kill_at}-", kill_at, path)
+        assert codes[-1] == -signal.SIGKILL, (tmp_path / f"killed{kill_at}-{world - 1}.err").read_text()
+        now = kill_at // EVERY * EVERY
+        done += [note for note in noted(tmp_path, f"killed{kill_at}-", now) if note[1] > saved]
+        path, saved = str(tmp_path / f"step{now}.ckpt"), now
+    for again in (world, 1):
+        assert run(tmp_path, again, f"resumed{again}-", -1, path) == [0] * again
+        every = done + noted(tmp_path, f"resumed{again}-")
+        for epoch in range(EPOCHS):
+            counts = Counter(index for at, _, indices in every if at == epoch for index in indices)
+            assert counts == dict.fromkeys(range(N), 1)
+
+
+@pytest.mark.slow
+def test_a_killed_fit_of_one_process(tmp_path: Path) -> None:
+    assert run(tmp_path, 1, "killed", 21) == [-signal.SIGKILL]
+    assert run(tmp_path, 1, "resumed", -1, str(tmp_path / "step20.ckpt")) == [0]
+    every = noted(tmp_path, "killed", 20) + noted(tmp_path, "resumed")
+    for epoch in range(EPOCHS):
+        assert sorted(index for at, _, indices in every if at == epoch for index in indices) == list(range(N))

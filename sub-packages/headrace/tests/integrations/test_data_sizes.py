@@ -1,0 +1,124 @@
+"""`sizes=` takes the columns of Arrow, Hugging Face datasets, Parquet, polars, pandas and numpy as they are."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.size_aware_batching import BucketBatchSampler, DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
+
+pa = pytest.importorskip("pyarrow")
+SIZES = [5, 1, 4, 1, 5, 9, 2, 6]
+
+
+def planned(sizes: Any) -> list[Any]:
+    sampler = DistributedSizeAwareBatchSampler(sizes, 10, num_replicas=1, rank=0)
+    return list(sampler.sizes.tolist())
+
+
+def shared(sizes: Any, buffer: Any) -> bool:
+    sampler = DistributedSizeAwareBatchSampler(sizes, 10, num_replicas=1, rank=0)
+    return np.shares_memory(sampler.sizes, np.asarray(buffer))
+
+
+def test_arrow_arrays_are_not_copied() -> None:
+    array = pa.array(SIZES)
+    whole, parts = pa.chunked_array([array]), pa.chunked_array([array[:3], array[3:]])
+    assert planned(array) == planned(whole) == planned(parts) == SIZES
+    assert shared(array, array)
+    assert shared(whole, array)
+    assert planned(pa.array(SIZES, pa.uint16())) == planned(pa.array(SIZES, pa.float64())) == SIZES
+    with pytest.raises(ValueError, match=r"got nan at index 1 \(1 of 2 are negative, NaN or too large\)"):
+        planned(pa.array([3, None]))
+    with pytest.raises(TypeError, match="sizes must be numbers"):
+        planned(pa.array(["ab", "c"]))
+    with pytest.raises(TypeError, match=r"sizes must be one column, got a pyarrow.*Table with 'n': give table\['n'\]"):
+        planned(pa.table({"n": SIZES}))
+
+
+def test_series_of_pandas_and_polars() -> None:
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    buffer = np.array(SIZES)
+    assert planned(pd.Series(SIZES)) == planned(pl.Series(SIZES)) == SIZES
+    assert shared(pd.Series(buffer, copy=False), buffer)
+    series = pl.Series(SIZES)
+    assert shared(series, series.to_numpy())
+    assert planned(pd.Series(SIZES, index=list("hgfedcba"))) == SIZES  # by position, whatever the index says
+    for kind in ("Int64", "int64[pyarrow]", "float64"):
+        assert planned(pd.Series(SIZES, dtype=kind)) == SIZES
+    for missing in (pd.Series([3, None], dtype="Int64"), pl.Series([3, None])):
+        with pytest.raises(ValueError, match="got nan at index 1"):
+            planned(missing)
+
+
+def test_a_memory_map_is_not_read_into_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "sizes.npy", np.array(SIZES, np.uint16))
+    mapped = np.load(tmp_path / "sizes.npy", mmap_mode="r")
+    assert planned(mapped) == SIZES
+    assert shared(mapped, mapped)
+
+
+def test_every_sampler_takes_them() -> None:
+    for sizes in (pa.array(SIZES), pa.chunked_array([SIZES])):
+        batches = list(SizeAwareBatchSampler(range(8), sizes, 10))
+        assert batches == list(SizeAwareBatchSampler(range(8), SIZES, 10))
+        buckets = BucketBatchSampler(
+            sizes, [0, 3, 10], SizeAwareBatchSampler, {"max_total_size": 10, "sizeof": sizes}, shuffle=False
+        )
+        assert sorted(index for batch in buckets for index in batch) == list(range(8))
+
+
+def test_a_column_of_parquet_files(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": list("abcdefgh"), "n": SIZES}), tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"text": list("ij"), "n": [7, 8]}), tmp_path / "b.parquet")
+    assert planned((tmp_path / "a.parquet", "n")) == planned((str(tmp_path / "a.parquet"), "n")) == SIZES
+    assert planned((tmp_path, "n")) == [*SIZES, 7, 8]
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'tokens', only 'text', 'n'"):
+        planned((tmp_path / "a.parquet", "tokens"))
+    with pytest.raises(FileNotFoundError, match=r"c\.parquet"):
+        planned((tmp_path / "c.parquet", "n"))
+    with pytest.raises(TypeError, match=r"sizes must be numbers, .*'\.\.\.a\.parquet': give the file with its column"):
+        planned("...a.parquet")
+
+
+def test_a_column_of_a_dataset_follows_its_rows() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"text": ["x" * n for n in SIZES], "n": SIZES})
+    assert planned(dataset["n"]) == SIZES
+    turned = dataset.select([3, 2, 5])
+    assert planned(turned["n"]) == [1, 4, 9]
+    mixed = dataset.shuffle(seed=1)
+    assert planned(mixed["n"]) == [row["n"] for row in mixed]
+    for form in ("numpy", "torch", "arrow", None):
+        assert planned(mixed.with_format(form)["n"]) == [row["n"] for row in mixed]
+    both = datasets.concatenate_datasets([turned, dataset])
+    assert planned(both["n"]) == [1, 4, 9, *SIZES]
+    nested = datasets.Dataset.from_dict({"graph": [{"atoms": n, "bonds": 2 * n} for n in SIZES]})
+    assert planned(nested["graph"]["atoms"]) == SIZES
+
+
+def test_a_column_of_a_dataset_is_read_at_once() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"n": np.arange(200_000) % 10 + 1})
+    begin = time.perf_counter()
+    for rows in (dataset, dataset.shuffle(seed=1)):
+        assert len(planned(rows["n"])) == 200_000
+    assert time.perf_counter() - begin < 10  # row by row it takes minutes
+
+
+def test_a_whole_dataset_is_refused_with_the_cure() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
+    told = r"sizes must be one column, got a datasets.*Dataset with 'text', 'n': give dataset\['n'\]"
+    with pytest.raises(TypeError, match=told):
+        planned(dataset)
+    bare = dataset.remove_columns("n")
+    with pytest.raises(TypeError, match=r"with 'text': none holds numbers; add one, such as .*\.map\("):
+        planned(bare)
+    with pytest.raises(TypeError, match=r"DatasetDict with the splits 'train': give sizes of one of them"):
+        planned(datasets.DatasetDict({"train": dataset}))
+    with pytest.raises(TypeError, match=r"IterableDataset, a stream: .*bucketed_batching"):
+        planned(dataset.to_iterable_dataset())
