@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.size_aware_batching import OOMGuard, PackedCollate, PaddedCollate, SimulatedMemory
+from headrace.size_aware_batching import (
+    OOMGuard,
+    PackedCollate,
+    PaddedCollate,
+    SimulatedMemory,
+    global_num_tokens,
+    token_weighted_loss,
+)
 from headrace.size_aware_batching._split import batch_length, split_batch
 
 HERE = Path(__file__).parent
@@ -98,6 +106,20 @@ def test_a_step_that_runs_out_of_a_simulated_memory(reduction: Any, clip: float 
     assert guard.events
     assert {event.phase for event in guard.events} <= {"forward", "backward", "optimizer"}
     assert_equal(model, unsplit(clip, n=128))
+
+
+def test_losses_that_are_scaled_already_add_up() -> None:
+    model, optimizer = make()
+
+    def loss_of(targets: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return token_weighted_loss(model(part).square(), targets)
+
+    with SimulatedMemory(limit=300_000), OOMGuard(model, optimizer, reduction="scaled") as guard:
+        for batch in batches(n=128):
+            targets = global_num_tokens([len(batch)])
+            guard.step(batch, partial(loss_of, targets))
+    assert guard.events
+    assert_equal(model, unsplit(n=128))
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -331,7 +353,7 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
             process.kill()
             process.wait()
     first, second = (json.loads(out.read_text()) for out in outs)
-    assert len(first["guard"]) == 16
+    assert len(first["guard"]) == 20
     for name, found in first["guard"].items():
         assert found["bits"] == second["guard"][name]["bits"], name
         assert found["error"] < 1e-12, name

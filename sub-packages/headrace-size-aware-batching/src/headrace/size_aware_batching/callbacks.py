@@ -86,16 +86,16 @@ class WorstBatchesFirst(Callback):
 class OOMRescue(Callback):
     """Finishes training steps that run out of memory, as `OOMGuard` does, with a trainer of Lightning.
 
-    ``training_step`` has to return the mean over the samples (or whatever ``count`` counts) of the batch. Metrics that
-    it logs are logged once for every part. Under DDP the gradients are reduced by one all-reduce after the backward
-    pass, before clipping.
+    ``training_step`` has to return the mean over the samples (or whatever ``count`` counts) of the batch, or, with
+    ``reduction="scaled"``, what `token_weighted_loss` returns. Metrics that it logs are logged once for every part.
+    Under DDP the gradients are reduced by one all-reduce after the backward pass, before clipping.
 
     Args:
-        options: Those of `OOMGuard`: ``count``, ``split``, ``length``, ``indices``, ``sizes_of``, ``cost``, ``budget``,
-            ``shrink``, ``copy_weights``. The trainer clips by itself.
+        options: Those of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
+            ``cost``, ``budget``, ``shrink``, ``copy_weights``. The trainer clips by itself.
 
     Raises:
-        TypeError: From ``fit``, if the model's parameters are sharded (FSDP).
+        TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
         ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, gradients are
             accumulated over several batches, or the module optimizes by itself.
 
@@ -104,8 +104,10 @@ class OOMRescue(Callback):
     """
 
     def __init__(self, **options: Any) -> None:
-        if refused := {"model", "optimizer", "reduction", "clip_norm"} & set(options):
+        if refused := {"model", "optimizer", "clip_norm"} & set(options):
             raise TypeError(f"options must be those of OOMGuard but for {sorted(refused)}: the trainer knows them")
+        if options.get("reduction") == "sum":
+            raise ValueError('reduction must be "mean" or "scaled", got "sum": Lightning takes the loss as it is')
         self.options = options
         self.guard: OOMGuard | None = None
         self._budget: float | None = None

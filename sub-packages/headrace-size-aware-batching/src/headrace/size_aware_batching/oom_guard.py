@@ -66,8 +66,9 @@ class OOMGuard:
         model: The model; a ``DistributedDataParallel`` must be given as such.
         optimizer: Its optimizer.
         reduction: What ``loss_of(part)`` returns: ``"mean"``, the mean over ``count(part)``, which under
-            ``DistributedDataParallel`` is averaged over the ranks as usual; or ``"sum"``, which is divided by the
-            ``count`` of the whole batch over all ranks.
+            ``DistributedDataParallel`` is averaged over the ranks as usual; ``"sum"``, which is divided by the
+            ``count`` of the whole batch over all ranks; or ``"scaled"``, what `token_weighted_loss` returns, so that
+            the losses of the parts add up (count the targets before the step: it asks all ranks).
         count: What the loss is a mean over: the tokens of a batch, say. By default its samples.
         split: Splits a batch into smaller ones, in order; returns fewer than two where it holds one sample. By default
             tensors are cut along dimension 0, dicts and tuples of them likewise, and batches of `PackedCollate` at
@@ -100,7 +101,7 @@ class OOMGuard:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        reduction: Literal["mean", "sum"] = "mean",
+        reduction: Literal["mean", "sum", "scaled"] = "mean",
         count: Callable[[Any], float] | None = None,
         split: Callable[[Any], Sequence[Any]] | None = None,
         length: Callable[[Any], int] | None = None,
@@ -112,7 +113,7 @@ class OOMGuard:
         clip_norm: float | None = None,
         copy_weights: bool = False,
     ) -> None:
-        one_of("reduction", reduction, ("mean", "sum"))
+        one_of("reduction", reduction, ("mean", "sum", "scaled"))
         if not 0 < shrink < 1:
             raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
         if any(hasattr(p, "to_local") for p in model.parameters()) or _is_fsdp(model):
@@ -152,7 +153,7 @@ class OOMGuard:
             loss_of: Returns the loss of a batch, or of a part of one: see ``reduction``.
 
         Returns:
-            The loss of the whole batch, a mean, without a graph.
+            The loss of the whole batch, a mean (or as ``loss_of`` scaled it), without a graph.
 
         Raises:
             torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks.
@@ -294,12 +295,12 @@ class OOMGuard:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self._group is None:
             self._agree(lost, count, room=True)
-            total = 1.0 if self.reduction == "mean" else count
+            total = count if self.reduction == "sum" else 1.0
         else:
             flat: list[torch.Tensor] = []
             no_room = None if lost else out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
             total_count, room = self._agree(lost, count, room=no_room is None)
-            total = float(dist.get_world_size(self._group)) if self.reduction == "mean" else total_count
+            total = total_count if self.reduction == "sum" else float(dist.get_world_size(self._group))
             if room:
                 _reduce_flat(flat, parameters, self._group)
             else:
