@@ -61,6 +61,17 @@ def test_running_out_of_memory_is_named_and_left_out(meter: PythonMeter) -> None
     assert len(cleaned) == 4
 
 
+def test_libraries_run_out_of_memory_in_words_of_their_own(meter: PythonMeter) -> None:
+    def work(n: int) -> int:
+        if n > 5:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return n
+
+    with pytest.warns(UserWarning, match="position 1 does not fit into memory and is left out: CUDA error: CUBLAS"):
+        features, _ = collect_peaks([1, 9, 2], work, meter)
+    assert features == [1, 2]
+
+
 def test_other_errors_pass_after_cleanup(meter: PythonMeter) -> None:
     cleaned: list[int] = []
     with pytest.raises(ZeroDivisionError):

@@ -199,6 +199,33 @@ def test_packed_steps_get_a_budget_of_tokens() -> None:
     assert DistributedSizeAwareBatchSampler(lengths, tokens).report().fill > 0.95
 
 
+def test_samples_of_two_sizes() -> None:
+    generator = np.random.default_rng(0)
+    sizes = np.stack([lengths_of(0), generator.integers(10, 500, 2000)], axis=1)
+
+    def need(indices: Any) -> int:
+        first, second = sizes[indices].max(axis=0)
+        return int(2**20 + len(indices) * (100 * first + 0.5 * first**2 + 300 * second))
+
+    def step(indices: Any) -> None:
+        torch.empty(need(indices), dtype=torch.uint8)
+
+    with SimulatedMemory(limit=40_000_000) as device:
+        found = fit_budget(step, np.asarray, sizes, device, memory="allocated", features=("n*L0", "n*L0^2", "n*L1"))
+    assert len(found.points or ()) + len(found.calibration or ()) <= 46
+    assert found.report().slopes["n*L1"] == pytest.approx(300, rel=0.02)
+    sampler = DistributedSizeAwareBatchSampler(sizes, found.budget(), cost=found.cost(), strategy="bucketed")
+    needs = [need(batch) for batch in sampler]
+    assert max(needs) <= 40_000_000
+    assert np.median(needs) > 0.85 * 38_000_000
+
+
+def test_a_model_that_never_fits_says_so() -> None:
+    told = "no batch of one or two samples fits into 1,000,000 bytes"
+    with SimulatedMemory(limit=1_000_000) as device, pytest.raises(torch.OutOfMemoryError, match=told):
+        fit_budget(lambda _: torch.empty(2**20), shapes_of(lengths_of(0)), lengths_of(0), device)
+
+
 def test_worst_batches_are_the_most_expensive_of_all_ranks() -> None:
     lengths = lengths_of(0)
     sampler = DistributedSizeAwareBatchSampler(

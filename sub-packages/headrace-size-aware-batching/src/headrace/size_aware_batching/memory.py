@@ -137,7 +137,9 @@ def collect_peaks(
             meter.start()
             feature = work(data)
             peak = meter.peak()
-        except torch.cuda.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             skipped.append(position)
             warn(f"the item at position {position} does not fit into memory and is left out: {error}")
         else:

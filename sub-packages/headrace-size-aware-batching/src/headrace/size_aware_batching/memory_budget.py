@@ -27,10 +27,10 @@ from headrace.size_aware_batching.memory import (
     free_memory,
     out_of_memory,
 )
-from headrace.size_aware_batching.memory_model import BatchMemoryModel
+from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
 
 _LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches are measured
-_EXPLORED = (0.02, 0.5, 1.0)  # the same where the counts are found by measuring
+_EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring
 _SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
 _GROWTH = 4.0  # how many times the largest padded batch so far the next may be
 
@@ -93,7 +93,7 @@ def fit_budget(
     *,
     model: torch.nn.Module | None = None,
     optimizer: Optimizers = None,
-    features: Sequence[str] | None = None,
+    features: Sequence[str] | PolynomialRegression | None = None,
     coverage: float = 0.95,
     calibration: int = 22,
     memory: Literal["reserved", "allocated"] = "reserved",
@@ -136,6 +136,7 @@ def fit_budget(
 
     Raises:
         ValueError: If an argument has a value that is not allowed, or too few batches fit into the memory.
+        torch.OutOfMemoryError: If no batch fits at all.
 
     >>> from headrace.size_aware_batching import SimulatedMemory
     >>> layer, lengths = torch.nn.Linear(16, 64), np.arange(10, 210)
@@ -161,7 +162,7 @@ def fit_budget(
     with unchanged(model, optimizer) as before, unsynchronized(model):
         probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before)
         budget = target * probes.capacity
-        anchors = size_anchors(array, _EXPLORED)
+        anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
         with tqdm(
             total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
         ) as bar:
@@ -243,9 +244,11 @@ def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
         yield
         return
     forward_sync, model.require_forward_param_sync = model.require_forward_param_sync, False
-    with model.no_sync():
-        yield
-    model.require_forward_param_sync = forward_sync
+    try:
+        with model.no_sync():
+            yield
+    finally:
+        model.require_forward_param_sync = forward_sync
 
 
 def gathered(ranks: Ranks, value: Any) -> list[Any]:
@@ -304,6 +307,10 @@ def _explore(
     for batch in small[1:]:
         points += probes.measure(batch)
         bar.update()
+    if not points.fits.any():
+        raise torch.OutOfMemoryError(
+            f"no batch of one or two samples fits into {probes.capacity:,} bytes: use a smaller model or cut the samples"
+        )
     for share in _SHARES:
         for order, place in anchors:
             cost = _provisional(found, points).cost(extrapolate=True)

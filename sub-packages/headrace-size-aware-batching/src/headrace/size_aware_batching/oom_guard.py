@@ -133,7 +133,7 @@ class OOMGuard:
         if self._group is not None:  # made now: there may be no memory later
             device = next(model.parameters()).device
             self._message = torch.zeros(4, dtype=torch.float64, device=device)
-            self._answers = torch.zeros(4 * dist.get_world_size(self._group), dtype=torch.float64, device=device)
+            self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
 
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()
@@ -319,8 +319,8 @@ class OOMGuard:
             return count, room
         message = [float(lost is not None), count, self.budget, float(room)]
         self._message.copy_(torch.tensor(message, dtype=torch.float64))
-        dist.all_gather_into_tensor(self._answers, self._message, group=self._group)
-        answers = self._answers.reshape(-1, 4).cpu()
+        dist.all_gather(list(self._answers.unbind()), self._message, group=self._group)
+        answers = self._answers.cpu()
         self.budget = float(answers[:, 2].min())
         if answers[:, 0].any():
             texts: list[str | None] = [None] * len(answers)
