@@ -290,6 +290,15 @@ def test_options_that_are_refused(options: dict[str, Any], match: str) -> None:
         OOMGuard(*make(), **options)
 
 
+def test_sharded_weights_are_refused() -> None:
+    class FullyShardedDataParallel(torch.nn.Linear):
+        """Has the name of torch's, which needs a process group."""
+
+    model = torch.nn.Sequential(FullyShardedDataParallel(2, 2))
+    with pytest.raises(TypeError, match="got one whose weights are sharded"):
+        OOMGuard(model, torch.optim.SGD(model.parameters()))
+
+
 def test_random_numbers_of_a_failed_try_are_drawn_again() -> None:
     drawn = []
 

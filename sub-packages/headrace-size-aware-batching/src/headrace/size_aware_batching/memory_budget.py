@@ -309,7 +309,7 @@ def _explore(
         bar.update()
     if not points.fits.any():
         raise torch.OutOfMemoryError(
-            f"no batch of one or two samples fits into {probes.capacity:,} bytes: use a smaller model or cut the samples"
+            f"no batch of one or two samples fits into {probes.capacity:,} bytes: use a smaller model, or cut samples"
         )
     for share in _SHARES:
         for order, place in anchors:
