@@ -128,5 +128,5 @@ def draw_memory(
             axes.axhline(budget / gib, color=RED, linewidth=1, label="budget")
         axes.set(xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}", xlim=(0, None), ylim=(0, None))
         axes.set_title("Peak memory of a step, a point a batch", loc="left", fontweight="bold", fontsize=10)
-        axes.legend(frameon=False, loc="upper left")
+        axes.legend(frameon=False, loc="lower right")
         figure.savefig(path, dpi=110)
