@@ -116,7 +116,7 @@ def draw_memory(
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         figure = Figure(figsize=(6.4, 4.8), layout="constrained")
         axes = figure.subplots()
-        most = max(float(each.max(initial=0)) for each in predicted) / gib * 1.05
+        most = max(budget or 0.0, *(float(each.max(initial=0)) for each in predicted)) / gib * 1.05
         axes.plot([0, most], [0, most], color=GREY, linewidth=1, label="predicted")
         axes.plot([0, most], [0, factor * most], color=BLUE, linewidth=1, label=f"upper, margin {factor - 1:.1%}")
         axes.fill_between([0, most], [0, most], [0, factor * most], color=BLUE, alpha=0.12, linewidth=0)
@@ -128,5 +128,5 @@ def draw_memory(
             axes.axhline(budget / gib, color=RED, linewidth=1, label="budget")
         axes.set(xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}", xlim=(0, None), ylim=(0, None))
         axes.set_title("Peak memory of a step, a point a batch", loc="left", fontweight="bold", fontsize=10)
-        axes.legend(frameon=False, loc="lower right")
+        figure.legend(frameon=False, loc="outside lower center", ncols=3)
         figure.savefig(path, dpi=110)
