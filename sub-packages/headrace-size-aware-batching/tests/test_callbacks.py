@@ -107,7 +107,7 @@ def test_two_ranks_under_ddp(tmp_path: Path) -> None:
         subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
     ]
     try:
-        assert [process.wait(timeout=240) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=280) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

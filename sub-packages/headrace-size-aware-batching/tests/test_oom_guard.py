@@ -356,7 +356,7 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
     ]
     try:
-        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=280) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()
