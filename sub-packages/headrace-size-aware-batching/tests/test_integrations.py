@@ -104,7 +104,13 @@ def test_a_state_without_the_samplers_is_refused() -> None:
 
 
 def begin(
-    guard: TrainerGuard, loader: Any, world_size: int = 3, saved: Any = None, epochs: int = 2, skip: bool = False
+    guard: TrainerGuard,
+    loader: Any,
+    world_size: int = 3,
+    saved: Any = None,
+    epochs: int = 2,
+    skip: bool = False,
+    accumulated: int = 1,
 ) -> Any:
     """What a trainer does when its training begins, or goes on from a checkpoint."""
     state = SimpleNamespace(
@@ -112,7 +118,7 @@ def begin(
     )
     if saved:
         state.stateful_callbacks["headrace"] = saved
-    arguments = SimpleNamespace(world_size=world_size, ignore_data_skip=skip)
+    arguments = SimpleNamespace(world_size=world_size, ignore_data_skip=skip, gradient_accumulation_steps=accumulated)
     guard.on_train_begin(arguments, state, None, train_dataloader=loader)
     return state
 
@@ -125,8 +131,10 @@ def test_a_guard_refuses_what_a_checkpoint_was_not_saved_with() -> None:
     sampler = of_rank(0)
     saved = begin(TrainerGuard(sampler), loader_of(sampler)).stateful_callbacks["headrace"]
     begin(TrainerGuard(sampler), loader_of(sampler), saved=saved)
-    with pytest.raises(ValueError, match=r"the checkpoint is of 3 processes, got 2: .*; resume with 3"):
+    with pytest.raises(ValueError, match=r"world_size must be 3, as in the checkpoint, got 2: .*; resume with 3"):
         begin(TrainerGuard(sampler), loader_of(sampler), world_size=2, saved=saved)
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, as in the checkpoint, got 2: "):
+        begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, accumulated=2)
     other = of_rank(0, seed=1)
     with pytest.raises(ValueError, match=r"the checkpoint is of other batches: .*construct it as then"):
         begin(TrainerGuard(other), loader_of(other), saved=saved)

@@ -1,4 +1,7 @@
-"""accelerate with a loader that it prepares: `accelerate launch --num_processes=2 accelerate_prepared.py`."""
+"""accelerate with a loader that it prepares: `accelerate launch --num_processes=2 accelerate_prepared.py`.
+
+On a machine without GPUs, `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu ...`: without it one process starts.
+"""
 
 import torch
 from accelerate import Accelerator, skip_first_batches

@@ -1,4 +1,7 @@
-"""accelerate, resumed on any number of processes: `accelerate launch --num_processes=2 accelerate_registered.py`."""
+"""accelerate, resumed on any number of processes: `accelerate launch --num_processes=2 accelerate_registered.py`.
+
+On a machine without GPUs, `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu ...`: without it one process starts.
+"""
 
 import torch
 from accelerate import Accelerator

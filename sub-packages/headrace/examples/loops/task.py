@@ -87,10 +87,10 @@ def save(**parts: Any) -> None:
 
 
 def load(**parts: Any) -> None:
-    """Load the states of the parts, if they were ever saved."""
+    """Load the states of the parts, if they were ever saved; a part may be a function of its state."""
     if (CHECKPOINTS / "last.pt").exists():
         for name, state in torch.load(CHECKPOINTS / "last.pt", weights_only=True).items():
-            parts[name].load_state_dict(state)
+            getattr(parts[name], "load_state_dict", parts[name])(state)
 
 
 def latest() -> Path | None:

@@ -61,7 +61,7 @@ def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:
     killed("hf_trainer", 2, tmp_path, 8)
     refused = run("hf_trainer", 1, tmp_path)
     assert refused.code
-    assert "the checkpoint is of 2 processes, got 1" in refused.output, refused.output
+    assert "world_size must be 2, as in the checkpoint, got 1" in refused.output, refused.output
 
 
 def test_a_trainer_with_a_prepared_loader_and_accumulated_batches_goes_on_exactly(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ class TrainerGuard:
     """Callback that keeps a Hugging Face ``Trainer`` exact, or stops it.
 
     A ``Trainer`` resumes by counting steps, so it loses and repeats samples in silence where anything that decides on
-    the batches is not as it was. The guard keeps the sampler's fingerprint and the number of processes in the
-    trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a resumed epoch too, and refuses
+    the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
+    accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a resumed epoch too, and refuses
     what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's batches once more, and epochs of
     different lengths, of which it would drop the rest. It reads no data and does nothing at the steps.
 
@@ -87,7 +87,11 @@ class TrainerGuard:
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
         """Compare what is about to be trained on with the checkpoint, if there is one."""
         self._refuse_loader(others.get("train_dataloader"), args.world_size)
-        own = {"fingerprint": self._sampler.fingerprint, "world_size": args.world_size}
+        own = {
+            "fingerprint": self._sampler.fingerprint,
+            "world_size": args.world_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        }
         saved = state.stateful_callbacks.get(_KEY)
         if state.global_step and saved is None:
             warn("the checkpoint was saved without a TrainerGuard: whether its batches were the same is not known")
@@ -146,10 +150,13 @@ class TrainerGuard:
 
 
 _CHANGED = {
-    "fingerprint": "the checkpoint is of other batches: the sampler's fingerprint was {saved} and is {own}, so its "
-    "sizes, budget, options or seed differ; construct it as then, or start a new run",
-    "world_size": "the checkpoint is of {saved} processes, got {own}: a Trainer counts steps of each process and would "
-    "lose or repeat samples; resume with {saved}, or start a new run from its weights",
+    "fingerprint": "the checkpoint is of other batches: sizes, budget, options or seed of the sampler differ; construct "
+    "it as then, or start a new run (its fingerprint was {saved} and is {own})",
+    "world_size": "world_size must be {saved}, as in the checkpoint, got {own}: a Trainer counts steps of each process "
+    "and would lose or repeat samples; resume with {saved}, or start a new run from its weights",
+    "gradient_accumulation_steps": "gradient_accumulation_steps must be {saved}, as in the checkpoint, got {own}: a "
+    "Trainer counts steps of the optimizer and would lose or repeat samples; resume with {saved}, or start a new run "
+    "from its weights",
 }
 
 
