@@ -208,6 +208,29 @@ def test_a_loaded_position_holds_for_its_own_epoch(folder: Path) -> None:
     assert list(loader)[1:] == rest  # then the whole epoch
 
 
+def test_going_back_behind_a_loaded_state_warns(folder: Path) -> None:
+    """`for epoch in range(epochs)` after a resume would train on what was trained on."""
+    loader = plain(folder)
+    loader.set_epoch(1)
+    next(iter(loader))
+    resumed = plain(folder)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match=r"state of epoch 1, and set_epoch\(0\) drops it: .*range\(loader.epoch"):
+        resumed.set_epoch(0)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(epoch_of(resumed, 1)) == len(resumed) - 1
+
+
+def test_batches_of_all_ranks_are_refused_where_nothing_distributes_them(folder: Path) -> None:
+    class OfAllRanks(Bare):
+        rank = "all"
+
+    assert len(list(make(folder, OfAllRanks(), num_replicas=1, rank=0))) == len(OfAllRanks())
+    loader = make(folder, OfAllRanks(), num_replicas=2, rank=0, check_ranks=False)
+    with pytest.raises(ValueError, match=r"rank='all', so that each of 2 ranks would train on all .*: leave out rank"):
+        next(iter(loader))
+
+
 def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:
     loader = plain(folder)
     assert not isinstance(loader, torch.utils.data.DataLoader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,6 +214,12 @@ class ResumableLoader(EpochLoader):
 
     def choose_epoch(self, epoch: int) -> None:
         """As `set_epoch`, by whoever decides on the epoch."""
+        if self._resumed and self._trainer is None and epoch < self._epoch:
+            warnings.warn(
+                f"the {self._name} loader has loaded a state of epoch {self._epoch}, and set_epoch({epoch}) drops it: "
+                "samples come again; loop over range(loader.epoch, epochs)",
+                stacklevel=3,
+            )
         if epoch != self._epoch:
             self._go_to(epoch)
         self._chosen = True
@@ -392,6 +399,11 @@ class ResumableLoader(EpochLoader):
             else:  # the same epoch once more
                 self._restart(0)
         batches, (world, rank) = self._batches(), self.ranks
+        if world > 1 and isinstance(getattr(batches, "rank", None), str):
+            raise ValueError(
+                f"batch_sampler must give the batches of this rank, got one with rank={batches.rank!r}, so that each of "
+                f"{world} ranks would train on all of them: leave out rank"
+            )
         length, start = len(self), self._positions[-1]
         plan = {
             "epoch": self._epoch,
