@@ -58,9 +58,10 @@ class TrainerGuard:
 
     A ``Trainer`` resumes by counting steps, so it loses and repeats samples in silence where anything that decides on
     the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
-    accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a resumed epoch too, and refuses
-    what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's batches once more, and epochs of
-    different lengths, of which it would drop the rest. It reads no data and does nothing at the steps.
+    accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a
+    resumed epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's
+    batches once more, and epochs of different lengths, of which it would drop the rest. It reads no data and does
+    nothing at the steps.
 
     Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
     return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
@@ -150,8 +151,8 @@ class TrainerGuard:
 
 
 _CHANGED = {
-    "fingerprint": "the checkpoint is of other batches: sizes, budget, options or seed of the sampler differ; construct "
-    "it as then, or start a new run (its fingerprint was {saved} and is {own})",
+    "fingerprint": "the checkpoint is of other batches: sizes, budget, options or seed of the sampler differ; "
+    "construct it as then, or start a new run (its fingerprint was {saved} and is {own})",
     "world_size": "world_size must be {saved}, as in the checkpoint, got {own}: a Trainer counts steps of each process "
     "and would lose or repeat samples; resume with {saved}, or start a new run from its weights",
     "gradient_accumulation_steps": "gradient_accumulation_steps must be {saved}, as in the checkpoint, got {own}: a "

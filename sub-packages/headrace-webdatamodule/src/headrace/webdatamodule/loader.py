@@ -401,8 +401,8 @@ class ResumableLoader(EpochLoader):
         batches, (world, rank) = self._batches(), self.ranks
         if world > 1 and isinstance(getattr(batches, "rank", None), str):
             raise ValueError(
-                f"batch_sampler must give the batches of this rank, got one with rank={batches.rank!r}, so that each of "
-                f"{world} ranks would train on all of them: leave out rank"
+                f"batch_sampler must give the batches of this rank, got one with rank={batches.rank!r}, so that each "
+                f"of {world} ranks would train on all of them: leave out rank"
             )
         length, start = len(self), self._positions[-1]
         plan = {
