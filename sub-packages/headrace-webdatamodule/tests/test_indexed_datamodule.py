@@ -340,6 +340,15 @@ def test_training_is_shuffled_and_whole_unless_told_otherwise(folders: tuple[Pat
     assert [len(batch) for batch in loaded(module, "test")] == [6, 1]
 
 
+def test_one_sampler_orders_training_alone(folders: tuple[Path, Path]) -> None:
+    module = data(folders, sampler=lambda dataset, **options: [0] * 5)
+    assert [key for batch in loaded(module, "fit") for key in batch] == ["t00"] * 5
+    for stage in ("validate", "test", "predict"):
+        assert [key for batch in loaded(module, stage) for key in batch] == [f"v{i:02d}" for i in range(VAL)]
+    module = data(folders, sampler={"val": lambda dataset, **options: [6, 5]})
+    assert [key for batch in loaded(module, "validate") for key in batch] == ["v06", "v05"]
+
+
 def test_a_factory_keeps_the_ranks_that_it_names(folders: tuple[Path, Path]) -> None:
     def make(**options: Any) -> IndexedWebDataModule:
         return IndexedWebDataModule(folders[0], sizes="txt", collate_fn=keys, **options)

@@ -20,7 +20,7 @@ from map_rank import EPOCHS, EVERY, N
 from meeting import Meeting
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from headrace.webdatamodule import MapDataModule, Split
+from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 
 
@@ -194,6 +194,49 @@ def test_a_sampler_of_weights_makes_the_order() -> None:
     module = data(sampler={"train": reversed_order})
     module.setup("fit")
     assert [key for batch in module.train_dataloader() for key in batch] == [f"t{i:02d}" for i in range(TRAIN)][::-1]
+
+
+def some_of_them(dataset: Any, *, num_replicas: int, rank: int, seed: int) -> list[int]:
+    """As a sampler of weights with an `epoch_length`: some samples not at all, others twice."""
+    return [0, 0, *range(len(dataset) - 1, 3, -1)]
+
+
+def test_one_sampler_orders_training_alone() -> None:
+    module = data(sampler=some_of_them)
+    running, model = trainer(max_epochs=1), Model()
+    running.fit(model, datamodule=module)
+    assert [key for _, batch in model.seen for key in batch][:3] == ["t00", "t00", "t19"]
+    for stage in (running.validate, running.test):
+        model.val.clear()
+        stage(model, datamodule=module, verbose=False)
+        assert model.val == EVERY_VAL
+    outputs = running.predict(model, datamodule=module)
+    assert isinstance(outputs, list)
+    assert [row["key"] for _, row in module.predictions(outputs)] == EVERY_VAL
+
+
+def test_a_sampler_named_for_a_split_orders_that_split() -> None:
+    module = data(sampler={"val": some_of_them})
+    module.setup("fit")
+    assert [key for batch in module.val_dataloader() for key in batch] == ["v00", "v00", "v06", "v05", "v04"]
+    assert sorted(key for batch in module.train_dataloader() for key in batch) == [f"t{i:02d}" for i in range(TRAIN)]
+
+
+def in_given_order(sizes: Any, /, *, sampler: Any, **options: Any) -> DistributedBatchSampler:
+    return DistributedBatchSampler(len(sizes), 3, sampler=sampler, **options)
+
+
+def test_evaluation_by_size_takes_the_samples_in_their_order() -> None:
+    options = {"batch_size": None, "batch_sampler": in_given_order, "sizes": lambda sample: len(sample["txt"])}
+    for sampler in (None, some_of_them):
+        module = data(sampler=sampler, **options)
+        for stage, make in (("validate", module.val_dataloader), ("test", module.test_dataloader)):
+            module.setup(stage)
+            assert [key for batch in make() for key in batch] == EVERY_VAL
+        module.setup("fit")
+        drawn = [key for batch in module.train_dataloader() for key in batch]
+        assert len(set(drawn)) == (TRAIN if sampler is None else TRAIN - 3)
+        assert drawn != sorted(drawn)
 
 
 # Real processes. They are forked from a server that has imported torch and Lightning already.

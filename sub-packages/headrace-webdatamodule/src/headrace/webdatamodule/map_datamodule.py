@@ -31,12 +31,12 @@ class MapDataModule(ResumableDataModule):
 
     Batches are a function of the data, the options, the seed and the epoch; every rank gets as many. A checkpoint of
     any moment holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes
-    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample in the
-    same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
+    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample once, in
+    the same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
     one, else by its length and, of lists, arrays, tensors and Hugging Face datasets, some of its samples.
 
     `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; one value serves
-    all splits. `predict` uses `Split.predict`, or `Split.test` where there is none.
+    all splits, one `sampler` training alone. `predict` uses `Split.predict`, or `Split.test` where there is none.
 
     Args:
         datasets: {split: dataset}, such as {"train": train, "val": val}.
@@ -47,8 +47,9 @@ class MapDataModule(ResumableDataModule):
             Series of pandas or polars, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet", "length"), a
             Parquet file and its column; the name of a column of a Hugging Face dataset; or a function of the sample,
             which one process calls once for each. When None, the dataset's own `sizes` or `num_tokens(index)`.
-        sampler: A function that makes the order of the samples, see `SamplerFactory`, such as
-            `functools.partial(WeightedDistributedSampler, weights={name: weight})`.
+        sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
+            `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
+            the order of the data, every sample once; only a mapping, {split: function}, orders them too.
         shuffle: Whether training batches of `batch_size` are shuffled, where there is no `sampler`.
         drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.

@@ -91,6 +91,8 @@ class ResumableDataModule(lightning.LightningDataModule):
         self._batch_size = PerSplit("batch_size", batch_size)
         self._batch_sampler = PerSplit("batch_sampler", batch_sampler)
         self._sampler, self._shuffle, self._drop_last = PerSplit("sampler", sampler), shuffle, drop_last
+        if not self._sampler.mapped:  # evaluation has to deliver every sample once
+            self._sampler = PerSplit("sampler", {Split.train: sampler})
         self._collate_fn = PerSplit("collate_fn", collate_fn)
         self._num_workers = PerSplit("num_workers", num_workers, 0)
         self._on_error = PerSplit("on_error", on_error, "raise")
@@ -381,6 +383,7 @@ class ResumableDataModule(lightning.LightningDataModule):
             self._batch_size[split],
             self._batch_sampler[split],
             self._sampler[split],
+            training=training,
             shuffle=training and self._shuffle,
             drop_last=training and self._drop_last,
             num_replicas=num_replicas,

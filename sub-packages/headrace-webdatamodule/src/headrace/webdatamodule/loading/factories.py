@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy.typing as npt
+from torch.utils.data import SequentialSampler
 
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.options import as_int
@@ -44,7 +45,8 @@ class BatchSamplerFactory(Protocol):
 
         Args:
             sizes: Of all samples, shape [n_samples] or [n_samples, k].
-            sampler: The order of all ranks' samples; None leaves it to the batch sampler.
+            sampler: The order of all ranks' samples; None, in training, leaves it to the batch sampler. Validation,
+                test and predict give the order of the data, unless a `sampler` was named for their split.
             num_replicas: Number of data-parallel ranks.
             rank: This one.
             seed: Of all randomness.
@@ -65,6 +67,15 @@ class SamplerFactory(Protocol):
             seed: Of all randomness.
         """
         ...
+
+
+class _InOrder(SequentialSampler):
+    """The samples in the order of the data."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the order, so that ranks need not compare it."""
+        return f"in order {len(self)}"
 
 
 def check_callable(name: str, function: Any, split: Split, hint: str = "") -> None:
@@ -111,6 +122,7 @@ def make_batches(
     batch_sampler: BatchSamplerFactory | None,
     sampler: SamplerFactory | None,
     *,
+    training: bool,
     shuffle: bool,
     drop_last: bool,
     num_replicas: int,
@@ -118,7 +130,9 @@ def make_batches(
     seed: int,
 ) -> tuple[Any, Any]:
     """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank."""
-    order = None if sampler is None else call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
+    order: Any = None if training or batch_sampler is None else _InOrder(range(len(data)))
+    if sampler is not None:
+        order = call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
     factory: Any = batch_sampler
     subject: Any = sizes
     if factory is None:
