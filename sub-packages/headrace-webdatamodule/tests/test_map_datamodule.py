@@ -18,7 +18,7 @@ import torch
 from indexed_runs import TRAIN, VAL, Model, Save, Stateful, fit, keys, trainer
 from map_rank import EPOCHS, EVERY, N
 from meeting import Meeting
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset, TensorDataset
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
@@ -220,6 +220,24 @@ def test_a_sampler_named_for_a_split_orders_that_split() -> None:
     module.setup("fit")
     assert [key for batch in module.val_dataloader() for key in batch] == ["v00", "v00", "v06", "v05", "v04"]
     assert sorted(key for batch in module.train_dataloader() for key in batch) == [f"t{i:02d}" for i in range(TRAIN)]
+
+
+def drawn(dataset: Any, *, seed: int, **ranks: Any) -> RandomSampler:
+    """A seeded order that says nothing of itself."""
+    return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_seeded_order_is_resumed_in_the_epoch_it_was_stopped_in(tmp_path: Path, asks: bool) -> None:
+    whole = [batch for _, batch in fit(data(sampler=drawn), max_epochs=2).seen]
+    stopped, running = Model(asks=asks), trainer(max_steps=3)
+    running.fit(stopped, datamodule=data(sampler=drawn))
+    running.save_checkpoint(tmp_path / "stopped.ckpt")
+    rest = fit(data(sampler=drawn), path=tmp_path / "stopped.ckpt", max_epochs=2).seen
+    assert len(stopped.seen) == 3
+    assert [batch for _, batch in stopped.seen + rest] == whole
+    with pytest.raises(ValueError, match=r"checkpoint has sampler=|is not the one that the checkpoint was saved in"):
+        fit(data(sampler=lambda dataset, **options: RandomSampler(dataset)), path=tmp_path / "stopped.ckpt")
 
 
 def in_given_order(sizes: Any, /, *, sampler: Any, **options: Any) -> DistributedBatchSampler:
