@@ -177,6 +177,50 @@ def test_arguments_that_are_not_allowed(options: dict[str, Any], kind: type[Exce
         MapDataModule(**{"datasets": {"train": [1, 2]}, "batch_size": 3, **options})
 
 
+class Table:
+    """What the tables of pyarrow, pandas and polars have; these packages are not needed here."""
+
+    def __init__(self, *methods: str) -> None:
+        vars(self).update(dict.fromkeys(methods))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, column: str) -> list[int]:
+        return [1, 2]
+
+
+SOURCES = {"web": [1, 2], "books": [3]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "told"),
+    [
+        ("train.parquet", TypeError, r"is a path, 'train.parquet': .*datasets\.Dataset\.from_parquet\(path\)"),
+        (Path("train.parquet"), TypeError, r"is a path, .*from_parquet\(path\)"),
+        (b"train.parquet", TypeError, "is a path"),
+        (Table("to_pylist", "column_names"), TypeError, r"is a table.*, a Table.*rows, table\.to_pylist\(\), or data"),
+        (Table("to_dict", "iloc", "columns"), TypeError, r'is a table.*rows, table\.to_dict\("records"\)'),
+        (Table("to_dicts", "columns"), TypeError, r"is a table.*rows, table\.to_dicts\(\)"),
+        ({"x": np.ones(3), "y": [1, 2, 3]}, TypeError, r"mapping with the keys 'x', 'y', .*columns.*TensorDataset"),
+        (SOURCES, TypeError, r"'web', 'books'.*several sources as a ConcatDataset, or NamedConcatDataset"),
+        ({0: "a", 2: "b"}, TypeError, "mapping with the keys 0, 2"),
+        ([], ValueError, r"datasets\[Split\.train\] is empty: training needs samples"),
+        (np.ones((0, 3)), ValueError, r"datasets\[Split\.train\] is empty"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_the_cure(dataset: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told) as caught:
+        MapDataModule({"train": dataset}, batch_size=3)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_mapping_of_indices_is_a_dataset() -> None:
+    module = MapDataModule({"train": {0: 1.0, 1: 2.0}, "val": []}, batch_size=3)
+    assert sorted(module.train_dataloader().dataset.values()) == [1.0, 2.0]
+    assert sorted(np.concatenate([batch.numpy() for batch in module.train_dataloader()])) == [1.0, 2.0]
+
+
 def test_splits_that_are_missing_are_named() -> None:
     module = MapDataModule({"train": [1, 2]}, batch_size=2)
     with pytest.raises(
