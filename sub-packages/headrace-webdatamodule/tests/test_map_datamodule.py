@@ -157,8 +157,8 @@ class GraphLike:
     ("options", "kind", "told"),
     [
         ({"datasets": {}}, ValueError, "datasets is empty: give at least one"),
-        ({"datasets": [1, 2]}, TypeError, "datasets must be a mapping from Split"),
-        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation'"),
+        ({"datasets": [1, 2]}, TypeError, r"datasets must be a mapping from Split.*: give \{'train': dataset\}$"),
+        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation': it is 'val' here"),
         ({"datasets": {"train": iter([1])}}, TypeError, r"datasets\[Split.train\] must have len\(\) and integer"),
         ({"batch_size": None}, ValueError, "no batch_size for Split.train"),
         ({"batch_sampler": Stateful}, ValueError, "has both batch_size=3 and batch_sampler"),
@@ -215,6 +215,12 @@ def test_what_is_no_dataset_is_refused_with_the_cure(dataset: Any, kind: type[Ex
     assert len(str(caught.value)) < 500
 
 
+def test_a_dataset_without_its_split_is_not_printed_whole() -> None:
+    with pytest.raises(TypeError, match=r"got \[0, 1, 2.*\]: give \{'train': dataset\}") as caught:
+        MapDataModule(list(range(10_000)), batch_size=3)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
 def test_a_mapping_of_indices_is_a_dataset() -> None:
     module = MapDataModule({"train": {0: 1.0, 1: 2.0}, "val": []}, batch_size=3)
     assert sorted(module.train_dataloader().dataset.values()) == [1.0, 2.0]
@@ -223,9 +229,8 @@ def test_a_mapping_of_indices_is_a_dataset() -> None:
 
 def test_splits_that_are_missing_are_named() -> None:
     module = MapDataModule({"train": [1, 2]}, batch_size=2)
-    with pytest.raises(
-        ValueError, match=r"needs Split\.test, but datasets has Split\.train: add datasets\[Split\.test\]"
-    ):
+    told = r"needs Split\.predict or Split\.test, but datasets has Split\.train: add datasets\[Split\.predict\]"
+    with pytest.raises(ValueError, match=told):
         module.setup("predict")
     with pytest.raises(ValueError, match=r"val_dataloader\(\) needs Split\.val, but datasets has Split\.train"):
         module.val_dataloader()

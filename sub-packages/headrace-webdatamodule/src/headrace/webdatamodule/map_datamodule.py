@@ -176,7 +176,7 @@ class GivenData:
 
 
 def _checked(datasets: Any) -> dict[Split, Any]:
-    given = by_split("datasets", datasets)
+    given = by_split("datasets", datasets, "dataset")
     if not given:
         raise ValueError("datasets is empty: give at least one, such as {'train': dataset}")
     for split, dataset in given.items():
