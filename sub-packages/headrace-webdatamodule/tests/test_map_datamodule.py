@@ -153,6 +153,9 @@ class GraphLike:
         self.atoms, self.bonds, self.parent = atoms, bonds, self
 
 
+BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "told"),
     [
@@ -169,6 +172,14 @@ class GraphLike:
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": ["a", "b"]}, TypeError, "must be numbers or a func"),
         ({"collate_fn": 3}, TypeError, "collate_fn must be a function"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
+        (
+            {**BY_SIZE, "shuffle": False},
+            ValueError,
+            "shuffle=False is for batch_size.*: give it to batch_sampler.*",
+        ),
+        ({**BY_SIZE, "drop_last": True}, ValueError, "drop_last=True is for batch_size.*: give it to batch_sampler, "),
+        ({"sampler": partial(list), "shuffle": False}, ValueError, "shuffle=False and sampler .*: drop one of them"),
+        ({"sampler": {"train": list}, "shuffle": False}, ValueError, "shuffle=False and sampler both"),
         ({"num_workers": -1}, ValueError, "num_workers must be an int >= 0, got -1"),
     ],
 )
@@ -213,6 +224,14 @@ def test_what_is_no_dataset_is_refused_with_the_cure(dataset: Any, kind: type[Ex
     with pytest.raises(kind, match=told) as caught:
         MapDataModule({"train": dataset}, batch_size=3)
     assert len(str(caught.value)) < 500
+
+
+def test_options_of_training_are_free_where_they_hold() -> None:
+    datasets: dict[str, Any] = {"train": [1, 2], "val": [1, 2]}
+    by_size: Any = {"batch_sampler": {"val": Stateful}, "batch_size": {"train": 2}, "sizes": {"val": [1, 2]}}
+    MapDataModule(datasets, shuffle=False, drop_last=True, **by_size)
+    MapDataModule(datasets, batch_size=2, sampler={"val": list}, shuffle=False)
+    MapDataModule(datasets, batch_size=2, sampler=list, drop_last=True)
 
 
 def test_a_dataset_without_its_split_is_not_printed_whole() -> None:

@@ -59,8 +59,10 @@ class MapDataModule(ResumableDataModule):
         sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
             `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
             the order of the data, every sample once; only a mapping, {split: function}, orders them too.
-        shuffle: Whether training batches of `batch_size` are shuffled, where there is no `sampler`.
-        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
+        shuffle: Whether training batches of `batch_size` are shuffled. False is refused beside a `sampler` or a
+            `batch_sampler`, which decide the order themselves.
+        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
+            refused beside a `batch_sampler`, which has options of its own.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.
         seed: Of the order and the batches, 0 to 2**64 - 1.
