@@ -153,6 +153,12 @@ class GraphLike:
         self.atoms, self.bonds, self.parent = atoms, bonds, self
 
 
+def some_of_them(dataset: Any, *, num_replicas: int, rank: int, seed: int) -> list[int]:
+    """As a sampler of weights with an `epoch_length`: some samples not at all, others twice."""
+    return [0, 0, *range(len(dataset) - 1, 3, -1)]
+
+
+FACTORY = r"sampler\(dataset, num_replicas=1, rank=0, seed=seed\).*lambda dataset, \*, seed, \*\*ranks: RandomSampler"
 BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes": [1, 2]}
 
 
@@ -178,8 +184,15 @@ BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes
             "shuffle=False is for batch_size.*: give it to batch_sampler.*",
         ),
         ({**BY_SIZE, "drop_last": True}, ValueError, "drop_last=True is for batch_size.*: give it to batch_sampler, "),
-        ({"sampler": partial(list), "shuffle": False}, ValueError, "shuffle=False and sampler .*: drop one of them"),
-        ({"sampler": {"train": list}, "shuffle": False}, ValueError, "shuffle=False and sampler both"),
+        ({"sampler": RandomSampler}, TypeError, FACTORY),
+        ({"sampler": {"val": RandomSampler}, "datasets": {"val": [1, 2]}}, TypeError, FACTORY),
+        ({"sampler": partial(RandomSampler, replacement=True)}, TypeError, FACTORY),
+        (
+            {"sampler": partial(some_of_them), "shuffle": False},
+            ValueError,
+            "shuffle=False and sampler .*: drop one of them",
+        ),
+        ({"sampler": {"train": some_of_them}, "shuffle": False}, ValueError, "shuffle=False and sampler both"),
         ({"num_workers": -1}, ValueError, "num_workers must be an int >= 0, got -1"),
     ],
 )
@@ -230,8 +243,8 @@ def test_options_of_training_are_free_where_they_hold() -> None:
     datasets: dict[str, Any] = {"train": [1, 2], "val": [1, 2]}
     by_size: Any = {"batch_sampler": {"val": Stateful}, "batch_size": {"train": 2}, "sizes": {"val": [1, 2]}}
     MapDataModule(datasets, shuffle=False, drop_last=True, **by_size)
-    MapDataModule(datasets, batch_size=2, sampler={"val": list}, shuffle=False)
-    MapDataModule(datasets, batch_size=2, sampler=list, drop_last=True)
+    MapDataModule(datasets, batch_size=2, sampler={"val": some_of_them}, shuffle=False)
+    MapDataModule(datasets, batch_size=2, sampler=some_of_them, drop_last=True)
 
 
 def test_a_dataset_without_its_split_is_not_printed_whole() -> None:
@@ -262,11 +275,6 @@ def test_a_sampler_of_weights_makes_the_order() -> None:
     module = data(sampler={"train": reversed_order})
     module.setup("fit")
     assert [key for batch in module.train_dataloader() for key in batch] == [f"t{i:02d}" for i in range(TRAIN)][::-1]
-
-
-def some_of_them(dataset: Any, *, num_replicas: int, rank: int, seed: int) -> list[int]:
-    """As a sampler of weights with an `epoch_length`: some samples not at all, others twice."""
-    return [0, 0, *range(len(dataset) - 1, 3, -1)]
 
 
 def test_one_sampler_orders_training_alone() -> None:

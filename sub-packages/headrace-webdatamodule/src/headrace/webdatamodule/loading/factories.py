@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ BATCH_SAMPLER = (
     "a function that makes batches, such as functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)"
 )
 _SAMPLER = "a function that makes the order, such as functools.partial(WeightedDistributedSampler, weights={'web': 3})"
+_OF_TORCH = "lambda dataset, *, seed, **ranks: RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))"
 RANKS = ("num_replicas", "rank", "mesh")
 
 
@@ -108,11 +110,29 @@ def check_factories(
             f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
             f"afterwards; leave {name} out"
         )
+    _check_call(sampler, split)
     given = keywords_of(factory).keys() & set(RANKS)
     if given and ranks_given:
         raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
     if sampler is not None and "sampler" in keywords_of(factory):
         raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
+
+
+def _check_call(sampler: Any, split: Split) -> None:
+    """Refuse a sampler that does not take what it will be given, such as a class of torch's."""
+    if sampler is None:
+        return
+    try:
+        signature = inspect.signature(sampler)
+    except (TypeError, ValueError):  # of a function that does not tell
+        return
+    try:
+        signature.bind(None, num_replicas=1, rank=0, seed=0)
+    except TypeError as error:
+        raise TypeError(
+            f"sampler is called as sampler(dataset, num_replicas=1, rank=0, seed=seed), and that of {split} does not "
+            f"take this ({error}): give {_SAMPLER}; of torch's samplers {_OF_TORCH}"
+        ) from None
 
 
 def make_batches(
