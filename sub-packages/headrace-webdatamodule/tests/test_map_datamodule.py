@@ -321,7 +321,11 @@ def in_given_order(sizes: Any, /, *, sampler: Any, **options: Any) -> Distribute
 
 
 def test_evaluation_by_size_takes_the_samples_in_their_order() -> None:
-    options = {"batch_size": None, "batch_sampler": in_given_order, "sizes": lambda sample: len(sample["txt"])}
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "batch_sampler": in_given_order,
+        "sizes": lambda sample: len(sample["txt"]),
+    }
     for sampler in (None, some_of_them):
         module = data(sampler=sampler, **options)
         for stage, make in (("validate", module.val_dataloader), ("test", module.test_dataloader)):
