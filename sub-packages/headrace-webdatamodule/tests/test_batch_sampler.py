@@ -305,6 +305,14 @@ def test_iterating_again_begins_the_same_epoch_anew() -> None:
     whole = list(drawn)
     next(iter(drawn))
     assert list(drawn) == whole
+    drawn.set_epoch(0)
+    assert list(drawn) == whole
+    drawn.set_epoch(1)
+    drawn.set_epoch(0)
+    assert list(drawn) == whole
+    next(iter(drawn))
+    drawn.load_state_dict(drawn.state_dict())
+    assert list(drawn) == whole[1:]
     drawn.set_epoch(1)
     assert list(drawn) != whole
 

@@ -315,7 +315,9 @@ def test_splits_by_their_names(folders: tuple[Path, Path]) -> None:
     )
     assert [len(batch) for batch in loaded(module, "fit")] == [4] * 5
     assert loaded(module, "validate") == [[f"v{i:02d}" for i in range(VAL)]]
-    with pytest.raises(ValueError, match=r"predict\(\) needs Split.test, but shards has Split.train, Split.val"):
+    with pytest.raises(
+        ValueError, match=r"predict\(\) needs Split.predict or Split.test, but shards has Split.train, Split.val"
+    ):
         module.setup("predict")
 
 
@@ -338,6 +340,15 @@ def test_training_is_shuffled_and_whole_unless_told_otherwise(folders: tuple[Pat
     assert [len(batch) for batch in batches(drop_last=True)] == [6, 6, 6]
     module = IndexedWebDataModule({"test": folders[1]}, batch_size=6, collate_fn=keys, drop_last=True)
     assert [len(batch) for batch in loaded(module, "test")] == [6, 1]
+
+
+def test_one_sampler_orders_training_alone(folders: tuple[Path, Path]) -> None:
+    module = data(folders, sampler=lambda dataset, **options: [0] * 5)
+    assert [key for batch in loaded(module, "fit") for key in batch] == ["t00"] * 5
+    for stage in ("validate", "test", "predict"):
+        assert [key for batch in loaded(module, stage) for key in batch] == [f"v{i:02d}" for i in range(VAL)]
+    module = data(folders, sampler={"val": lambda dataset, **options: [6, 5]})
+    assert [key for batch in loaded(module, "validate") for key in batch] == ["v06", "v05"]
 
 
 def test_a_factory_keeps_the_ranks_that_it_names(folders: tuple[Path, Path]) -> None:

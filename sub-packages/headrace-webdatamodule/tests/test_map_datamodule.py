@@ -18,9 +18,9 @@ import torch
 from indexed_runs import TRAIN, VAL, Model, Save, Stateful, fit, keys, trainer
 from map_rank import EPOCHS, EVERY, N
 from meeting import Meeting
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset, TensorDataset
 
-from headrace.webdatamodule import MapDataModule, Split
+from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 
 
@@ -153,12 +153,21 @@ class GraphLike:
         self.atoms, self.bonds, self.parent = atoms, bonds, self
 
 
+def some_of_them(dataset: Any, *, num_replicas: int, rank: int, seed: int) -> list[int]:
+    """As a sampler of weights with an `epoch_length`: some samples not at all, others twice."""
+    return [0, 0, *range(len(dataset) - 1, 3, -1)]
+
+
+FACTORY = r"sampler\(dataset, num_replicas=1, rank=0, seed=seed\).*lambda dataset, \*, seed, \*\*ranks: RandomSampler"
+BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "told"),
     [
         ({"datasets": {}}, ValueError, "datasets is empty: give at least one"),
-        ({"datasets": [1, 2]}, TypeError, "datasets must be a mapping from Split"),
-        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation'"),
+        ({"datasets": [1, 2]}, TypeError, r"datasets must be a mapping from Split.*: give \{'train': dataset\}$"),
+        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation': it is 'val' here"),
         ({"datasets": {"train": iter([1])}}, TypeError, r"datasets\[Split.train\] must have len\(\) and integer"),
         ({"batch_size": None}, ValueError, "no batch_size for Split.train"),
         ({"batch_sampler": Stateful}, ValueError, "has both batch_size=3 and batch_sampler"),
@@ -169,6 +178,21 @@ class GraphLike:
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": ["a", "b"]}, TypeError, "must be numbers or a func"),
         ({"collate_fn": 3}, TypeError, "collate_fn must be a function"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
+        (
+            {**BY_SIZE, "shuffle": False},
+            ValueError,
+            "shuffle=False is for batch_size.*: give it to batch_sampler.*",
+        ),
+        ({**BY_SIZE, "drop_last": True}, ValueError, "drop_last=True is for batch_size.*: give it to batch_sampler, "),
+        ({"sampler": RandomSampler}, TypeError, FACTORY),
+        ({"sampler": {"val": RandomSampler}, "datasets": {"val": [1, 2]}}, TypeError, FACTORY),
+        ({"sampler": partial(RandomSampler, replacement=True)}, TypeError, FACTORY),
+        (
+            {"sampler": partial(some_of_them), "shuffle": False},
+            ValueError,
+            "shuffle=False and sampler .*: drop one of them",
+        ),
+        ({"sampler": {"train": some_of_them}, "shuffle": False}, ValueError, "shuffle=False and sampler both"),
         ({"num_workers": -1}, ValueError, "num_workers must be an int >= 0, got -1"),
     ],
 )
@@ -177,11 +201,68 @@ def test_arguments_that_are_not_allowed(options: dict[str, Any], kind: type[Exce
         MapDataModule(**{"datasets": {"train": [1, 2]}, "batch_size": 3, **options})
 
 
+class Table:
+    """What the tables of pyarrow, pandas and polars have; these packages are not needed here."""
+
+    def __init__(self, *methods: str) -> None:
+        vars(self).update(dict.fromkeys(methods))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, column: str) -> list[int]:
+        return [1, 2]
+
+
+SOURCES = {"web": [1, 2], "books": [3]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "told"),
+    [
+        ("train.parquet", TypeError, r"is a path, 'train.parquet': .*datasets\.Dataset\.from_parquet\(path\)"),
+        (Path("train.parquet"), TypeError, r"is a path, .*from_parquet\(path\)"),
+        (b"train.parquet", TypeError, "is a path"),
+        (Table("to_pylist", "column_names"), TypeError, r"is a table.*, a Table.*rows, table\.to_pylist\(\), or data"),
+        (Table("to_dict", "iloc", "columns"), TypeError, r'is a table.*rows, table\.to_dict\("records"\)'),
+        (Table("to_dicts", "columns"), TypeError, r"is a table.*rows, table\.to_dicts\(\)"),
+        ({"x": np.ones(3), "y": [1, 2, 3]}, TypeError, r"mapping with the keys 'x', 'y', .*columns.*TensorDataset"),
+        (SOURCES, TypeError, r"'web', 'books'.*several sources as a ConcatDataset, or NamedConcatDataset"),
+        ({0: "a", 2: "b"}, TypeError, "mapping with the keys 0, 2"),
+        ([], ValueError, r"datasets\[Split\.train\] is empty: training needs samples"),
+        (np.ones((0, 3)), ValueError, r"datasets\[Split\.train\] is empty"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_the_cure(dataset: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told) as caught:
+        MapDataModule({"train": dataset}, batch_size=3)
+    assert len(str(caught.value)) < 500
+
+
+def test_options_of_training_are_free_where_they_hold() -> None:
+    datasets: dict[str, Any] = {"train": [1, 2], "val": [1, 2]}
+    by_size: Any = {"batch_sampler": {"val": Stateful}, "batch_size": {"train": 2}, "sizes": {"val": [1, 2]}}
+    MapDataModule(datasets, shuffle=False, drop_last=True, **by_size)
+    MapDataModule(datasets, batch_size=2, sampler={"val": some_of_them}, shuffle=False)
+    MapDataModule(datasets, batch_size=2, sampler=some_of_them, drop_last=True)
+
+
+def test_a_dataset_without_its_split_is_not_printed_whole() -> None:
+    with pytest.raises(TypeError, match=r"got \[0, 1, 2.*\]: give \{'train': dataset\}") as caught:
+        MapDataModule(list(range(10_000)), batch_size=3)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+def test_a_mapping_of_indices_is_a_dataset() -> None:
+    module = MapDataModule({"train": {0: 1.0, 1: 2.0}, "val": []}, batch_size=3)
+    assert sorted(module.train_dataloader().dataset.values()) == [1.0, 2.0]
+    assert sorted(np.concatenate([batch.numpy() for batch in module.train_dataloader()])) == [1.0, 2.0]
+
+
 def test_splits_that_are_missing_are_named() -> None:
     module = MapDataModule({"train": [1, 2]}, batch_size=2)
-    with pytest.raises(
-        ValueError, match=r"needs Split\.test, but datasets has Split\.train: add datasets\[Split\.test\]"
-    ):
+    told = r"needs Split\.predict or Split\.test, but datasets has Split\.train: add datasets\[Split\.predict\]"
+    with pytest.raises(ValueError, match=told):
         module.setup("predict")
     with pytest.raises(ValueError, match=r"val_dataloader\(\) needs Split\.val, but datasets has Split\.train"):
         module.val_dataloader()
@@ -194,6 +275,66 @@ def test_a_sampler_of_weights_makes_the_order() -> None:
     module = data(sampler={"train": reversed_order})
     module.setup("fit")
     assert [key for batch in module.train_dataloader() for key in batch] == [f"t{i:02d}" for i in range(TRAIN)][::-1]
+
+
+def test_one_sampler_orders_training_alone() -> None:
+    module = data(sampler=some_of_them)
+    running, model = trainer(max_epochs=1), Model()
+    running.fit(model, datamodule=module)
+    assert [key for _, batch in model.seen for key in batch][:3] == ["t00", "t00", "t19"]
+    for stage in (running.validate, running.test):
+        model.val.clear()
+        stage(model, datamodule=module, verbose=False)
+        assert model.val == EVERY_VAL
+    outputs = running.predict(model, datamodule=module)
+    assert isinstance(outputs, list)
+    assert [row["key"] for _, row in module.predictions(outputs)] == EVERY_VAL
+
+
+def test_a_sampler_named_for_a_split_orders_that_split() -> None:
+    module = data(sampler={"val": some_of_them})
+    module.setup("fit")
+    assert [key for batch in module.val_dataloader() for key in batch] == ["v00", "v00", "v06", "v05", "v04"]
+    assert sorted(key for batch in module.train_dataloader() for key in batch) == [f"t{i:02d}" for i in range(TRAIN)]
+
+
+def drawn(dataset: Any, *, seed: int, **ranks: Any) -> RandomSampler:
+    """A seeded order that says nothing of itself."""
+    return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_seeded_order_is_resumed_in_the_epoch_it_was_stopped_in(tmp_path: Path, asks: bool) -> None:
+    whole = [batch for _, batch in fit(data(sampler=drawn), max_epochs=2).seen]
+    stopped, running = Model(asks=asks), trainer(max_steps=3)
+    running.fit(stopped, datamodule=data(sampler=drawn))
+    running.save_checkpoint(tmp_path / "stopped.ckpt")
+    rest = fit(data(sampler=drawn), path=tmp_path / "stopped.ckpt", max_epochs=2).seen
+    assert len(stopped.seen) == 3
+    assert [batch for _, batch in stopped.seen + rest] == whole
+    with pytest.raises(ValueError, match=r"checkpoint has sampler=|is not the one that the checkpoint was saved in"):
+        fit(data(sampler=lambda dataset, **options: RandomSampler(dataset)), path=tmp_path / "stopped.ckpt")
+
+
+def in_given_order(sizes: Any, /, *, sampler: Any, **options: Any) -> DistributedBatchSampler:
+    return DistributedBatchSampler(len(sizes), 3, sampler=sampler, **options)
+
+
+def test_evaluation_by_size_takes_the_samples_in_their_order() -> None:
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "batch_sampler": in_given_order,
+        "sizes": lambda sample: len(sample["txt"]),
+    }
+    for sampler in (None, some_of_them):
+        module = data(sampler=sampler, **options)
+        for stage, make in (("validate", module.val_dataloader), ("test", module.test_dataloader)):
+            module.setup(stage)
+            assert [key for batch in make() for key in batch] == EVERY_VAL
+        module.setup("fit")
+        drawn = [key for batch in module.train_dataloader() for key in batch]
+        assert len(set(drawn)) == (TRAIN if sampler is None else TRAIN - 3)
+        assert drawn != sorted(drawn)
 
 
 # Real processes. They are forked from a server that has imported torch and Lightning already.

@@ -29,9 +29,11 @@ def test_names_of_splits_do_as_well() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"training": 1}, "keys must be Split.train, .* or their names, got 'training'"),
+        ({"training": 1}, "keys must be Split.train, .* or their names, got 'training': it is 'train' here"),
+        ({"Validation": 1}, "got 'Validation': it is 'val' here"),
+        ({"books": 1}, "got 'books'$"),
         ({5: 1}, "or their names, got 5"),
-        (5, r"n_samples must be a mapping from Split.*got 5"),
+        (5, r"n_samples must be a mapping from Split.*got 5: give {'train': ...}"),
     ],
 )
 def test_what_is_no_mapping_from_splits_is_refused(given: Any, message: str) -> None:

@@ -36,7 +36,8 @@ class IndexedWebDataModule(ResumableDataModule):
     order every time.
 
     `shards` to `num_workers`, `keys` and `on_error` may be mappings from `Split` or the names of splits; one value
-    serves all splits. `predict` uses `Split.predict`, or `Split.test` where there is none.
+    serves all splits, one `sampler` training alone. `predict` uses `Split.predict`, or `Split.test` where there is
+    none.
 
     Args:
         shards: A directory that `index_shards` or `write_shards` left, its `manifest.json`, a list of tar files, a URL
@@ -46,10 +47,13 @@ class IndexedWebDataModule(ResumableDataModule):
             `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
         sizes: Of the samples, for `batch_sampler`: a column of the manifest, the key of a member, whose bytes count, or
             a function of the decoded sample. A function is evaluated once, and its results are kept as a column.
-        sampler: A function that makes the order of the samples, see `SamplerFactory`, such as
-            `functools.partial(WeightedDistributedSampler, weights={name: weight})`.
-        shuffle: Whether training batches of `batch_size` are shuffled, where there is no `sampler`.
-        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
+        sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
+            `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
+            the order of the data, every sample once; only a mapping, {split: function}, orders them too.
+        shuffle: Whether training batches of `batch_size` are shuffled. False is refused beside a `sampler` or a
+            `batch_sampler`, which decide the order themselves.
+        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
+            refused beside a `batch_sampler`, which has options of its own.
         decode: As of `IndexedShards`.
         transform: Called with each decoded sample, in the worker.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.

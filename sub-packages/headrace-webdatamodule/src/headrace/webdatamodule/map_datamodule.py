@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -20,23 +23,31 @@ from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
 from headrace.webdatamodule.splits import Split, by_split
 
 _T = TypeVar("_T")
+# Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
+_TABLES = {
+    ("to_pylist", "column_names"): "table.to_pylist()",
+    ("to_dict", "iloc", "columns"): 'table.to_dict("records")',
+    ("to_dicts", "columns"): "table.to_dicts()",
+}
 _PerSplit: TypeAlias = Mapping[Split, _T] | Mapping[str, _T] | Mapping[Split | str, _T]
 
 
 class MapDataModule(ResumableDataModule):
     """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
 
-    Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. It is read with
-    `__getitems__`, a batch at a time, where it has that.
+    Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. Samples have the indices 0
+    to n - 1, unlike in tables, whose rows make a dataset. It is read with `__getitems__`, a batch at a time, where it
+    has that.
 
     Batches are a function of the data, the options, the seed and the epoch; every rank gets as many. A checkpoint of
     any moment holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes
-    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample in the
-    same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
-    one, else by its length and, of lists, arrays, tensors and Hugging Face datasets, some of its samples.
+    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample once, in
+    the same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
+    one, else by its length and, of lists, arrays, tensors and Hugging Face datasets, 64 to 128 of its samples
+    at even distances.
 
     `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; one value serves
-    all splits. `predict` uses `Split.predict`, or `Split.test` where there is none.
+    all splits, one `sampler` training alone. `predict` uses `Split.predict`, or `Split.test` where there is none.
 
     Args:
         datasets: {split: dataset}, such as {"train": train, "val": val}.
@@ -47,10 +58,13 @@ class MapDataModule(ResumableDataModule):
             Series of pandas or polars, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet", "length"), a
             Parquet file and its column; the name of a column of a Hugging Face dataset; or a function of the sample,
             which one process calls once for each. When None, the dataset's own `sizes` or `num_tokens(index)`.
-        sampler: A function that makes the order of the samples, see `SamplerFactory`, such as
-            `functools.partial(WeightedDistributedSampler, weights={name: weight})`.
-        shuffle: Whether training batches of `batch_size` are shuffled, where there is no `sampler`.
-        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
+        sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
+            `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
+            the order of the data, every sample once; only a mapping, {split: function}, orders them too.
+        shuffle: Whether training batches of `batch_size` are shuffled. False is refused beside a `sampler` or a
+            `batch_sampler`, which decide the order themselves.
+        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
+            refused beside a `batch_sampler`, which has options of its own.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.
         seed: Of the order and the batches, 0 to 2**64 - 1.
@@ -166,14 +180,48 @@ class GivenData:
 
 
 def _checked(datasets: Any) -> dict[Split, Any]:
-    given = by_split("datasets", datasets)
+    given = by_split("datasets", datasets, "dataset")
     if not given:
         raise ValueError("datasets is empty: give at least one, such as {'train': dataset}")
     for split, dataset in given.items():
+        _refuse_tables(f"datasets[{split}]", dataset)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             kind = type(dataset).__name__
             raise TypeError(f"datasets[{split}] must have len() and integer indices, got {kind}")
+        if isinstance(dataset, Mapping):
+            _refuse_names(f"datasets[{split}]", dataset)
+    if Split.train in given and not len(given[Split.train]):
+        raise ValueError(
+            "datasets[Split.train] is empty: training needs samples; leave the split out to evaluate alone"
+        )
     return given
+
+
+def _refuse_tables(name: str, dataset: Any) -> None:
+    """Refuse what has a length and indices, but no samples: a path, or a table that gives columns."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        cure = "read it first, such as datasets.Dataset.from_parquet(path)"
+        raise TypeError(f"{name} is a path, {reprlib.repr(dataset)}: {cure}")
+    for methods, rows in _TABLES.items():
+        if all(hasattr(dataset, method) for method in methods):
+            cure = f"give its rows, {rows}, or datasets.Dataset.from_parquet(path) of a file"
+            raise TypeError(f"{name} is a table that is indexed by columns, a {kind}: {cure}")
+
+
+def _refuse_names(name: str, dataset: Mapping[Any, Any]) -> None:
+    """Refuse a mapping that does not have the indices of samples as its keys."""
+    try:
+        for index in {0, len(dataset) - 1} if len(dataset) else ():
+            dataset[index]
+    except KeyError:
+        keys = ", ".join(reprlib.repr(key) for key in islice(dataset, 5))
+        more = ", ..." if len(dataset) > 5 else ""
+        raise TypeError(
+            f"{name} is a mapping with the keys {keys}{more}, and samples are found by 0 to n - 1: give columns as a "
+            "TensorDataset(x, y) or datasets.Dataset.from_dict(columns), and several sources as a ConcatDataset, or "
+            "NamedConcatDataset of headrace-weighted-sampler"
+        ) from None
 
 
 def _read(split: Split, dataset: Any, sizes: Any) -> Any:

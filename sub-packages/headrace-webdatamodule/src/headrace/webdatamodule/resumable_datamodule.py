@@ -91,6 +91,8 @@ class ResumableDataModule(lightning.LightningDataModule):
         self._batch_size = PerSplit("batch_size", batch_size)
         self._batch_sampler = PerSplit("batch_sampler", batch_sampler)
         self._sampler, self._shuffle, self._drop_last = PerSplit("sampler", sampler), shuffle, drop_last
+        if not self._sampler.mapped:  # evaluation has to deliver every sample once
+            self._sampler = PerSplit("sampler", {Split.train: sampler})
         self._collate_fn = PerSplit("collate_fn", collate_fn)
         self._num_workers = PerSplit("num_workers", num_workers, 0)
         self._on_error = PerSplit("on_error", on_error, "raise")
@@ -119,6 +121,7 @@ class ResumableDataModule(lightning.LightningDataModule):
         for name, value in (("shuffle", self._shuffle), ("drop_last", self._drop_last)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}; it is for training alone")
+        self._check_ignored()
         loading = self._loading
         where = "[{}]" if self._num_workers.mapped or self._on_error.mapped else ""
         for split in filter(self._given.__contains__, Split):
@@ -135,6 +138,20 @@ class ResumableDataModule(lightning.LightningDataModule):
             )
         if not any(self._batch_sampler[split] for split in Split) and self._sizes.given is not None:
             raise ValueError(f"sizes is for batch_sampler, and there is none: give {BATCH_SAMPLER}")
+
+    def _check_ignored(self) -> None:
+        """Refuse options that the factories of the train split leave without effect."""
+        if Split.train not in self._given:
+            return
+        if self._batch_sampler[Split.train] is not None and (self._drop_last or not self._shuffle):
+            option = "drop_last=True" if self._drop_last else "shuffle=False"
+            raise ValueError(
+                f"{option} is for batch_size, and batch_sampler makes the training batches: give it to batch_sampler, "
+                "as an argument of its functools.partial, such as shuffle=False or tail='drop' of "
+                "DistributedSizeAwareBatchSampler"
+            )
+        if self._sampler[Split.train] is not None and not self._shuffle:
+            raise ValueError("shuffle=False and sampler both decide the order of training: drop one of them")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "val_dataloader"}
@@ -381,6 +398,7 @@ class ResumableDataModule(lightning.LightningDataModule):
             self._batch_size[split],
             self._batch_sampler[split],
             self._sampler[split],
+            training=training,
             shuffle=training and self._shuffle,
             drop_last=training and self._drop_last,
             num_replicas=num_replicas,

@@ -1,5 +1,6 @@
 """The names of the splits, and arguments that are given per split."""
 
+import reprlib
 from collections.abc import Collection, Container, Mapping
 from enum import Enum
 from operator import index
@@ -17,7 +18,14 @@ class Split(Enum):
     predict = "predict"
 
 
-_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.test}
+_NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.predict}
+# Names of splits that are meant as such, and are not.
+_MEANT = {
+    **dict.fromkeys(("training", "fit"), "train"),
+    **dict.fromkeys(("valid", "validation", "validate", "dev", "eval"), "val"),
+    **dict.fromkeys(("testing",), "test"),
+    **dict.fromkeys(("prediction",), "predict"),
+}
 
 
 def stage_name(stage: Any) -> str:
@@ -38,17 +46,19 @@ def stage_name(stage: Any) -> str:
 def needed_by(stage: str, given: Container[Split] = ()) -> Split:
     """The split that a stage cannot do without; predict takes `Split.test` where there is no `Split.predict`.
 
-    >>> needed_by("predict"), needed_by("predict", {Split.predict})
-    (<Split.test: 'test'>, <Split.predict: 'predict'>)
+    >>> needed_by("predict"), needed_by("predict", {Split.test})
+    (<Split.predict: 'predict'>, <Split.test: 'test'>)
     """
-    return Split.predict if stage == "predict" and Split.predict in given else _NEEDED[stage]
+    instead = stage == "predict" and Split.test in given and Split.predict not in given
+    return Split.test if instead else _NEEDED[stage]
 
 
 def need(split: Split, what: str, name: str, given: Collection[Split]) -> None:
     """Refuse that an argument, by its name, lacks a split that something needs."""
     if split not in given:
         have = ", ".join(map(str, given)) or "no split"
-        raise ValueError(f"{what} needs {split}, but {name} has {have}: add {name}[{split}]")
+        instead = f" or {Split.test}" if split is Split.predict else ""
+        raise ValueError(f"{what} needs {split}{instead}, but {name} has {have}: add {name}[{split}]")
 
 
 def as_split(key: Any) -> Split | None:
@@ -62,12 +72,23 @@ def as_split(key: Any) -> Split | None:
     return Split.__members__.get(key) if isinstance(key, str) else None
 
 
-def by_split(name: str, given: Mapping[Any, T] | None) -> dict[Split, T]:
+def meant_split(key: Any) -> str | None:
+    """The name of the split that a key is, or that it means.
+
+    >>> meant_split("validation"), meant_split("Train"), meant_split("books")
+    ('val', 'train', None)
+    """
+    known = key.lower() if isinstance(key, str) else None
+    return _MEANT.get(known, known if as_split(known) else None) if known else None
+
+
+def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> dict[Split, T]:
     """Check an argument that is a mapping from splits; their names will do.
 
     Args:
         name: The argument's name, for errors.
         given: What was given; None stands for an empty mapping.
+        example: Of a value, for errors.
 
     Returns:
         A copy.
@@ -80,19 +101,21 @@ def by_split(name: str, given: Mapping[Any, T] | None) -> dict[Split, T]:
     {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train": 10})
     {<Split.train: 'train'>: 10}
-    >>> by_split("n_samples", {"training": 10})
+    >>> by_split("n_samples", {"train set": 10})
     Traceback (most recent call last):
-    TypeError: n_samples: keys must be Split.train, Split.val, Split.test, Split.predict or their names, got 'training'
+    TypeError: n_samples: keys must be Split.train, Split.val, Split.test, Split.predict or their names, got 'train set'
     """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a mapping from Split, such as {{Split.train: ...}}, got {given!r}")
+        raise TypeError(f"{name} must be a mapping from Split, got {reprlib.repr(given)}: give {{'train': {example}}}")
     found: dict[Split, T] = {}
     for key, value in given.items():
         split = as_split(key)
         if split is None:
-            raise TypeError(f"{name}: keys must be {', '.join(map(str, Split))} or their names, got {key!r}")
+            meant = meant_split(key)
+            told = f": it is {meant!r} here" if meant else ""
+            raise TypeError(f"{name}: keys must be {', '.join(map(str, Split))} or their names, got {key!r}{told}")
         if split in found:
             raise ValueError(f"{name} has {split} twice: as a member of Split and by its name")
         found[split] = value

@@ -32,7 +32,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         n_samples: Number of samples.
         batch_size: Samples of a batch, on each rank.
         sampler: The order; the same on every rank. With `take(start, stop)` it is asked for slices, and `epoch_length`
-            is the number of its places; else it is listed once in an epoch. None for an order of our own.
+            is the number of its places; else it is listed once for an epoch, however often that is chosen. None for an
+            order of our own.
         shuffle: Whether our own order is another one in each epoch; else samples come in their order.
         drop_last: Whether samples that do not fill a batch on every rank are left out.
         num_replicas: Number of data-parallel ranks; read from the process group when an epoch begins, if None.
@@ -72,7 +73,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self.epoch = self._start_sample = self._samples_taken = 0
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._iteration: object = None
-        self._listed: npt.NDArray[np.int64] | None = None
+        self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
 
     def __len__(self) -> int:
         """Batches of the whole epoch on each rank."""
@@ -125,10 +126,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
         epoch = as_int("epoch", epoch, 0)
         if epoch != self.epoch:
             self._go_to(epoch)
-        self._chosen, self._listed = True, None
+        self._chosen = True
 
     def _go_to(self, epoch: int) -> None:
-        self.epoch, self._start_sample, self._samples_taken, self._listed = epoch, 0, 0, None
+        self.epoch, self._start_sample, self._samples_taken = epoch, 0, 0
         self._iteration = None
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
@@ -204,9 +205,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return lambda start, stop: listed[start:stop]
 
     def _list(self) -> npt.NDArray[np.int64]:
-        if self._listed is None:
-            self._listed = np.fromiter(map(operator.index, self.sampler or ()), np.int64)
-        return self._listed
+        if self._listed is None or self._listed[0] != self.epoch:
+            self._listed = self.epoch, np.fromiter(map(operator.index, self.sampler or ()), np.int64)
+        return self._listed[1]
 
 
 def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy.typing as npt
+from torch.utils.data import SequentialSampler
 
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.options import as_int
@@ -16,6 +18,7 @@ BATCH_SAMPLER = (
     "a function that makes batches, such as functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)"
 )
 _SAMPLER = "a function that makes the order, such as functools.partial(WeightedDistributedSampler, weights={'web': 3})"
+_OF_TORCH = "lambda dataset, *, seed, **ranks: RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))"
 RANKS = ("num_replicas", "rank", "mesh")
 
 
@@ -44,7 +47,8 @@ class BatchSamplerFactory(Protocol):
 
         Args:
             sizes: Of all samples, shape [n_samples] or [n_samples, k].
-            sampler: The order of all ranks' samples; None leaves it to the batch sampler.
+            sampler: The order of all ranks' samples; None, in training, leaves it to the batch sampler. Validation,
+                test and predict give the order of the data, unless a `sampler` was named for their split.
             num_replicas: Number of data-parallel ranks.
             rank: This one.
             seed: Of all randomness.
@@ -65,6 +69,15 @@ class SamplerFactory(Protocol):
             seed: Of all randomness.
         """
         ...
+
+
+class _InOrder(SequentialSampler):
+    """The samples in the order of the data."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the order, so that ranks need not compare it."""
+        return f"in order {len(self)}"
 
 
 def check_callable(name: str, function: Any, split: Split, hint: str = "") -> None:
@@ -97,11 +110,29 @@ def check_factories(
             f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
             f"afterwards; leave {name} out"
         )
+    _check_call(sampler, split)
     given = keywords_of(factory).keys() & set(RANKS)
     if given and ranks_given:
         raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
     if sampler is not None and "sampler" in keywords_of(factory):
         raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
+
+
+def _check_call(sampler: Any, split: Split) -> None:
+    """Refuse a sampler that does not take what it will be given, such as a class of torch's."""
+    if sampler is None:
+        return
+    try:
+        signature = inspect.signature(sampler)
+    except (TypeError, ValueError):  # of a function that does not tell
+        return
+    try:
+        signature.bind(None, num_replicas=1, rank=0, seed=0)
+    except TypeError as error:
+        raise TypeError(
+            f"sampler is called as sampler(dataset, num_replicas=1, rank=0, seed=seed), and that of {split} does not "
+            f"take this ({error}): give {_SAMPLER}; of torch's samplers {_OF_TORCH}"
+        ) from None
 
 
 def make_batches(
@@ -111,6 +142,7 @@ def make_batches(
     batch_sampler: BatchSamplerFactory | None,
     sampler: SamplerFactory | None,
     *,
+    training: bool,
     shuffle: bool,
     drop_last: bool,
     num_replicas: int,
@@ -118,7 +150,9 @@ def make_batches(
     seed: int,
 ) -> tuple[Any, Any]:
     """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank."""
-    order = None if sampler is None else call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
+    order: Any = None if training or batch_sampler is None else _InOrder(range(len(data)))
+    if sampler is not None:
+        order = call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
     factory: Any = batch_sampler
     subject: Any = sizes
     if factory is None:

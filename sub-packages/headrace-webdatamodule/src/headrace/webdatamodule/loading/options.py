@@ -11,15 +11,8 @@ from typing import Any
 
 from headrace.webdatamodule.loading.digest import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
-from headrace.webdatamodule.splits import Split, as_split, by_split
+from headrace.webdatamodule.splits import Split, as_split, by_split, meant_split
 
-# Names of splits that are meant as such, and are not.
-_MEANT = {
-    **dict.fromkeys(("training", "fit"), "train"),
-    **dict.fromkeys(("valid", "validation", "validate", "dev", "eval"), "val"),
-    **dict.fromkeys(("testing",), "test"),
-    **dict.fromkeys(("prediction",), "predict"),
-}
 _NESTED = "shards are {'train': directory}, or {'train': {'name': directory, ...}} for several sources"
 _LONGEST = 120
 
@@ -91,7 +84,7 @@ def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
     for key, place in given.items():
         if not isinstance(key, str):
             raise TypeError(f"{name}: names of sources must be str, got {key!r}; {_NESTED}")
-        if meant := _MEANT.get(key.lower()) or (as_split(key.lower()) and key.lower()):
+        if meant := meant_split(key):
             raise TypeError(f"{name}: keys must be splits or names of sources, got {key!r} among names; use {meant!r}")
         if isinstance(place, Split | Mapping):
             raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {_NESTED}")
