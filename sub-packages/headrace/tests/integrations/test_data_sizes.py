@@ -122,3 +122,22 @@ def test_a_whole_dataset_is_refused_with_the_cure() -> None:
         planned(datasets.DatasetDict({"train": dataset}))
     with pytest.raises(TypeError, match=r"IterableDataset, a stream: .*bucketed_batching"):
         planned(dataset.to_iterable_dataset())
+
+
+def test_a_column_of_a_dataset_with_a_transform_is_refused_with_the_cure() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"n": SIZES, "graph": [{"atoms": n} for n in SIZES]})
+    tenfold = dataset.with_transform(lambda rows: {**rows, "n": [10 * n for n in rows["n"]]})
+    assert tenfold["n"][0] == 10 * SIZES[0]  # the dataset returns others than it stores
+    told = r"^sizes must be those of the samples, got column 'n' of a dataset with a transform.*\(None\)\['n'\]"
+    for changed in (tenfold, tenfold.shuffle(seed=1)):
+        with pytest.raises(ValueError, match=told):
+            planned(changed["n"])
+    with pytest.raises(ValueError, match=r"column 'graph' of a dataset with a transform"):
+        planned(tenfold["graph"]["atoms"])
+    with pytest.raises(ValueError, match=r"^sizeof must be those of the samples, got column 'n'"):
+        SizeAwareBatchSampler(range(8), tenfold["n"], 10)
+    assert planned(tenfold.with_format(None)["n"]) == SIZES
+    dataset.set_transform(lambda rows: {"n": [2 * n for n in rows["n"]]})
+    with pytest.raises(ValueError, match=told):
+        planned(dataset["n"])

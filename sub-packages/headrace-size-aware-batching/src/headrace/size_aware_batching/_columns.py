@@ -27,14 +27,14 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
         ImportError: If a Parquet file is named and pyarrow is not installed.
         OSError: If the file cannot be read.
         TypeError: If it is a table or a dataset, and not one column of it.
-        ValueError: If the file has no such column.
+        ValueError: If the file has no such column, or the dataset has a transform, which may change it.
     """
     if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
         sizes = _parquet_column(sizes[0], sizes[1])
     kind = type(sizes)
     library = kind.__module__.partition(".")[0]
     if library == "datasets" and hasattr(sizes, "column_name") and hasattr(_rooted(sizes)[0], "data"):
-        return _dataset_column(sizes)
+        return _dataset_column(sizes, name)
     if library in ("datasets", "pyarrow") and hasattr(sizes, "column_names"):  # users have modules of that name, too
         raise _no_column(sizes, name)
     if library == "pyarrow" and hasattr(sizes, "chunks"):
@@ -44,8 +44,14 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
     return sizes.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else sizes
 
 
-def _dataset_column(column: Any) -> NDArray[Any]:
+def _dataset_column(column: Any, name: str) -> NDArray[Any]:
     dataset, (outer, *inner) = _rooted(column)
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":  # its samples may have other values
+        raise ValueError(
+            f"{name} must be those of the samples, got column {outer!r} of a dataset with a transform, which may "
+            f"change it: give dataset.with_format(None)[{outer!r}] where the transform does not, else the sizes of "
+            "what it returns, as an array"
+        )
     if not hasattr(dataset, "_indices"):
         values = array_of_column(dataset.with_format("arrow")[outer][:])
         return np.asarray(values)
