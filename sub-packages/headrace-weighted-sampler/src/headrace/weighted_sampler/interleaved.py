@@ -331,7 +331,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._begun = begun
         self._later_stages = {stage.start for stage in mixture.stages[1:]}
         self._failed: Exception | None = None
-        self._started = False
+        self._started = self._over = False
         self._go_to(chosen.value, 0)
 
     def __next__(self) -> T:
