@@ -30,7 +30,8 @@ def global_num_tokens(
     Args:
         labels: For each batch that this rank accumulates until the step, its labels, an integer tensor of any
             shape, or its number of targets. They are the labels that the loss sees: a causal language model does
-            not use the first of each row (``labels[:, 1:]``), packed labels with a separator have -100 there.
+            not use the first of each padded row, so give ``labels[..., 1:]``; packed labels with a separator have
+            -100 there.
         ignore_index: Label that is no target, as for ``torch.nn.functional.cross_entropy``.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where other ranks share their data; None: all ranks.
         device: Device of the result and of the exchange. None: that of the first labels, or the CPU. NCCL needs a
