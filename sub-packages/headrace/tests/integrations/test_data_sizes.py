@@ -30,7 +30,7 @@ def test_arrow_arrays_are_not_copied() -> None:
     assert shared(array, array)
     assert shared(whole, array)
     assert planned(pa.array(SIZES, pa.uint16())) == planned(pa.array(SIZES, pa.float64())) == SIZES
-    with pytest.raises(ValueError, match=r"got nan at index 1 \(1 of 2 are negative, NaN or too large\)"):
+    with pytest.raises(ValueError, match=r"got nan at index 1 \(1 of 2 are negative, null or NaN, or too large\)"):
         planned(pa.array([3, None]))
     with pytest.raises(TypeError, match="sizes must be numbers"):
         planned(pa.array(["ab", "c"]))
@@ -78,6 +78,12 @@ def test_a_column_of_parquet_files(tmp_path: Path) -> None:
     assert planned((tmp_path, "n")) == [*SIZES, 7, 8]
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'tokens', only 'text', 'n'"):
         planned((tmp_path / "a.parquet", "tokens"))
+    assert planned(([tmp_path / "b.parquet", tmp_path / "a.parquet"], "n")) == [7, 8, *SIZES]
+    with pytest.raises(FileNotFoundError, match=r"\*\.parquet is a pattern.*: give the folder, or a list of files"):
+        planned((tmp_path / "*.parquet", "n"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no Parquet files: give the folder of them, or a list"):
+        planned((tmp_path / "empty", "n"))
     with pytest.raises(FileNotFoundError, match=r"c\.parquet"):
         planned((tmp_path / "c.parquet", "n"))
     with pytest.raises(TypeError, match=r"sizes must be numbers, .*'\.\.\.a\.parquet': give the file with its column"):
