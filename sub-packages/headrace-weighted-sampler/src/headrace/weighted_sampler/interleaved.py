@@ -177,7 +177,7 @@ class InterleavedDataset(IterableDataset[T]):
             ``len(source)``. ``"temperature"``: the share is ``(weight * len(source)) ** (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
         schedule: ``[(position, weights), ...]``, positions rising: from that item of each stream and epoch on, other
-            weights hold. A resumed run may change the schedule beyond the window of 1,024 items it has reached.
+            weights hold. A resumed run may change it behind the end of the window of 1,024 that holds its position.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised, looked up when an iteration begins.
         rank: This rank, from 0. Looked up in the same way.
