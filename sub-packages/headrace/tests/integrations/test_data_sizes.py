@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import ConcatDataset
 
 from headrace.size_aware_batching import BucketBatchSampler, DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
 
@@ -128,6 +129,16 @@ def test_a_whole_dataset_is_refused_with_the_cure() -> None:
         planned(datasets.DatasetDict({"train": dataset}))
     with pytest.raises(TypeError, match=r"IterableDataset, a stream: .*bucketed_batching"):
         planned(dataset.to_iterable_dataset())
+
+
+def test_several_datasets_name_the_cure() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
+    several = ConcatDataset([dataset, dataset])
+    told = r"give dataset\['n'\] of each, as np.concatenate\(\[one\[\.\.\.\]\[:\] for one in dataset\.datasets\]\)"
+    with pytest.raises(TypeError, match=told):
+        planned(several)
+    assert planned(np.concatenate([one["n"][:] for one in several.datasets])) == [2, 1, 2, 1]
 
 
 def test_a_column_of_a_dataset_with_a_transform_is_refused_with_the_cure() -> None:

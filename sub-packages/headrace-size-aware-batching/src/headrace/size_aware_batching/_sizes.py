@@ -55,7 +55,7 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
         if hasattr(sizes, "sizes"):
             return _sizes_of_dataset(sizes)
         if isinstance(sizes, ConcatDataset):
-            return np.concatenate([read_sizes(dataset) for dataset in sizes.datasets])
+            return np.concatenate([_sizes_of_part(dataset) for dataset in sizes.datasets])
         if isinstance(sizes, Subset):
             return read_sizes(sizes.dataset)[np.asarray(sizes.indices, np.int64)]
         if isinstance(sizes, Dataset):
@@ -66,6 +66,16 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
         if isinstance(sizes, Mapping):
             return _of_mapping(sizes)
     return _checked_table(sizes)
+
+
+def _sizes_of_part(dataset: Any) -> NDArray[Any]:
+    try:
+        return read_sizes(dataset)
+    except TypeError as error:
+        if not hasattr(dataset, "column_names"):
+            raise
+        cure = "np.concatenate([one[...][:] for one in dataset.datasets])"
+        raise TypeError(f"{error} of each, as {cure}") from None
 
 
 def _checked_table(sizes: Any) -> NDArray[Any]:
