@@ -143,6 +143,29 @@ def test_labels_and_counts() -> None:
     assert global_num_tokens([3], device="cpu").dtype == torch.int64
 
 
+def test_a_loss_without_targets_is_0() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for count in (0, torch.tensor(0), torch.tensor([0])):
+        loss = token_weighted_loss(weight * 5, count)
+        loss.backward()  # type: ignore[no-untyped-call]  # so that ranks without a target take part in the exchange
+        assert loss.item() == 0
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [0, 0]
+
+
+def test_counts_that_cannot_be_are_refused() -> None:
+    for count in (-1, torch.tensor(-3)):
+        with pytest.raises(ValueError, match=r"num_tokens must be a number >= 0, got -\d: give the result of global"):
+            token_weighted_loss(torch.tensor(6.0), count)
+    exhausted = iter([torch.tensor([1])])
+    assert global_num_tokens(exhausted).item() == 1
+    with pytest.raises(ValueError, match=r"labels must hold a batch, got an iterator at its end: it can be read once"):
+        global_num_tokens(exhausted)
+    assert global_num_tokens([]).item() == 0  # a rank that has no batch in this step
+    with pytest.raises(ValueError, match=r"labels must hold counts >= 0, got -5 at 1"):
+        global_num_tokens([3, -5])
+
+
 class Mesh:
     """Of two ranks, and no more than the samplers need."""
 

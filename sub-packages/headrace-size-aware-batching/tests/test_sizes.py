@@ -6,6 +6,7 @@ import pickle
 import sys
 import time
 from collections import UserDict
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,37 @@ def test_a_path_alone_says_how_to_name_the_column() -> None:
 def test_a_module_of_ones_own_may_be_called_datasets() -> None:
     kind = type("Proteins", (Dataset,), {"__module__": "datasets.proteins"})
     assert read_sizes(kind(lambda index: index, 3)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["ab", "c"], r"'ab' of type str at index 0: give a number for each, such as \[len\(one\) for one in column\]"),
+        ([3, [1, 2]], r"\[1, 2\] of type list at index 1: give .*len\(one\)"),
+        ([{"n": 3}, {"n": 4}], r"\{'n': 3\} of type dict at index 0: give .* \[one\[\.\.\.\] for one in column\]"),
+        ([3, None], r"None of type NoneType at index 1: give each sample a number"),
+        ([1, 2], r"numbers of type int: give np.array\(column\).astype\('int64'\)"),
+        ([Decimal(1), Decimal(2)], r"numbers of type Decimal: give np.array\(column\).astype\('int64'\)"),
+    ],
+)
+def test_objects_are_refused_with_what_came_and_the_cure(values: list[Any], message: str) -> None:
+    column = np.empty(len(values), object)  # as object, text and list columns of other libraries arrive
+    column[:] = values
+    with pytest.raises(TypeError, match=f"^sizes must be numbers, .* got an array of object, {message}"):
+        read_sizes(column)
+    with pytest.raises(TypeError, match=f"^sizeof must hold integers or floats, got dtype object, {message}"):
+        size_vector(column, "sizeof")
+
+
+def test_lists_of_other_things_are_refused_with_what_came() -> None:
+    with pytest.raises(TypeError, match=r"got list of <U2, 'ab' of type str at index 0: give"):
+        read_sizes(["ab", "c"])
+    with pytest.raises(ValueError, match=r"got rows that differ in length: give a number for each, such as \[len"):
+        read_sizes([[1, 2], [3]])
+    with pytest.raises(TypeError, match=r"got an array of bool$"):
+        read_sizes(np.array([True]))
+    with pytest.raises(ValueError, match=r"sizeof must hold numbers, got NaN at index 1 \(1 are null or NaN\)"):
+        size_vector(np.array([1, np.nan]), "sizeof")
 
 
 def test_a_memory_map_stays_one(tmp_path: Path) -> None:

@@ -631,6 +631,32 @@ def test_a_stream_refuses_another_past(position: int, old: list[Any], new: list[
         after.load_state_dict(state)
 
 
+def until_all_have_ended(*schedule: tuple[int, list[int]]) -> InterleavedDataset[str]:
+    sources = [[f"a{n}" for n in range(1000)], ["b0", "b1"], ["c0", "c1", "c2"]]
+    return InterleavedDataset(sources, [1, 1, 0], stopping="all_exhausted", schedule=schedule, seed=2)
+
+
+def test_a_source_that_a_schedule_draws_from_no_more_counts_as_ended() -> None:
+    last_stage = list(islice(until_all_have_ended((100, [0, 1, 0])), 1000))
+    assert len(last_stage) == 100  # "b" has run out before: nothing is left to wait for
+    waiting = list(islice(until_all_have_ended((100, [0, 1, 0]), (200, [0, 1, 1])), 1000))
+    assert 200 < len(waiting) < 220  # "c" comes later: until then "b" begins again
+    assert {"c0", "c1", "c2"} < set(waiting[200:])
+    again = list(islice(until_all_have_ended((100, [0, 1, 0]), (200, [1, 0, 0])), 5000))
+    assert "a999" in again  # "a" comes back
+    from_the_start = until_all_have_ended((1, [0, 0, 1]))
+    assert len(list(islice(from_the_start, 1000))) == 4  # one item of "a" or "b", then all of "c"
+
+
+@IGNORE_SKIPS
+@pytest.mark.parametrize("position", [50, 99, 100])
+def test_a_stream_ends_there_after_a_resume_too(position: int) -> None:
+    whole, before, after = (until_all_have_ended((100, [0, 1, 0])) for _ in range(3))
+    begin = list(islice(before, position))
+    after.load_state_dict(before.state_dict())
+    assert begin + list(islice(after, 1000)) == list(islice(whole, 1000))
+
+
 @pytest.mark.parametrize(
     ("schedule", "stopping", "error", "message"),
     [

@@ -357,10 +357,18 @@ def test_nested_sources_are_dropped_too_and_the_others_keep_their_proportions() 
     assert "the weights change at positions" in str(report)
 
 
-@pytest.mark.parametrize("options", [{"epoch_length": 9}, {"schedule": [(5, [1, 1, 1])]}])
-def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="draws each sample once an epoch: it takes no epoch_length, no schedule"):
-        WeightedDistributedSampler(DATA, [1, 1, 1], stopping="drop_exhausted", **options)
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"epoch_length": 9}, "it takes no epoch_length, got 9: leave it out"),
+        ({"schedule": [(5, [1, 1, 1])]}, "it takes no schedule, got 1 later stage: leave it out"),
+        ({"weights": [1] * len(DATA)}, "it takes no weights of single samples: give weights of datasets or ranges"),
+        ({"weights": {(at, at + 1): 1 for at in range(257)}}, "it takes up to 256 sources, got 257: concatenate some"),
+    ],
+)
+def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any], given: str) -> None:
+    with pytest.raises(ValueError, match=f"stopping='drop_exhausted' draws each sample once an epoch: {given}"):
+        WeightedDistributedSampler(DATA, **({"weights": [1, 1, 1], "stopping": "drop_exhausted"} | options))
 
 
 def test_a_schedule_that_looks_like_the_drops_of_one_epoch_has_another_fingerprint() -> None:
@@ -373,7 +381,7 @@ def test_a_schedule_that_looks_like_the_drops_of_one_epoch_has_another_fingerpri
 
 
 def test_what_cannot_be_dropped_is_refused() -> None:
-    with pytest.raises(ValueError, match="no weights of single samples, and at most 256 sources"):
+    with pytest.raises(ValueError, match="it takes no weights of single samples: give weights of"):
         WeightedDistributedSampler(range(9), [1.0] * 9, stopping="drop_exhausted")
     with pytest.raises(ValueError, match="stopping must be one of 'endless', 'drop_exhausted', got 'all_exhausted'"):
         WeightedDistributedSampler(DATA, [1, 1, 1], stopping="all_exhausted")

@@ -14,6 +14,7 @@ import torch
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import MapDataModule, ResumableLoader
+from headrace.weighted_sampler import NamedConcatDataset
 
 N, BUDGET, EPOCHS = 200, 120, 3
 SIZES = [1 + i * 7 % 23 for i in range(N)]
@@ -29,6 +30,11 @@ def from_hugging_face_shuffled(folder: Path) -> tuple[Any, Any]:
     dataset, _ = from_hugging_face(folder)
     shuffled = dataset.shuffle(seed=1).with_format("numpy")
     return shuffled, shuffled["n"]
+
+
+def from_several_of_hugging_face(folder: Path) -> tuple[Any, Any]:
+    dataset, _ = from_hugging_face(folder)
+    return NamedConcatDataset({"first": dataset.select(range(70)), "rest": dataset.select(range(70, N))}), "n"
 
 
 def from_parquet_through_datasets(folder: Path) -> tuple[Any, Any]:
@@ -116,6 +122,7 @@ def from_lists(folder: Path) -> tuple[Any, Any]:
 KINDS = [
     from_hugging_face,
     from_hugging_face_shuffled,
+    from_several_of_hugging_face,
     from_parquet_through_datasets,
     from_parquet_through_arrow,
     from_lmdb,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import ConcatDataset
 
 from headrace.size_aware_batching import BucketBatchSampler, DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
 
@@ -30,7 +31,7 @@ def test_arrow_arrays_are_not_copied() -> None:
     assert shared(array, array)
     assert shared(whole, array)
     assert planned(pa.array(SIZES, pa.uint16())) == planned(pa.array(SIZES, pa.float64())) == SIZES
-    with pytest.raises(ValueError, match=r"got nan at index 1 \(1 of 2 are negative, NaN or too large\)"):
+    with pytest.raises(ValueError, match=r"got nan at index 1 \(1 of 2 are negative, null or NaN, or too large\)"):
         planned(pa.array([3, None]))
     with pytest.raises(TypeError, match="sizes must be numbers"):
         planned(pa.array(["ab", "c"]))
@@ -78,6 +79,12 @@ def test_a_column_of_parquet_files(tmp_path: Path) -> None:
     assert planned((tmp_path, "n")) == [*SIZES, 7, 8]
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'tokens', only 'text', 'n'"):
         planned((tmp_path / "a.parquet", "tokens"))
+    assert planned(([tmp_path / "b.parquet", tmp_path / "a.parquet"], "n")) == [7, 8, *SIZES]
+    with pytest.raises(FileNotFoundError, match=r"\*\.parquet is a pattern.*: give the folder, or a list of files"):
+        planned((tmp_path / "*.parquet", "n"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no Parquet files: give the folder of them, or a list"):
+        planned((tmp_path / "empty", "n"))
     with pytest.raises(FileNotFoundError, match=r"c\.parquet"):
         planned((tmp_path / "c.parquet", "n"))
     with pytest.raises(TypeError, match=r"sizes must be numbers, .*'\.\.\.a\.parquet': give the file with its column"):
@@ -122,3 +129,32 @@ def test_a_whole_dataset_is_refused_with_the_cure() -> None:
         planned(datasets.DatasetDict({"train": dataset}))
     with pytest.raises(TypeError, match=r"IterableDataset, a stream: .*bucketed_batching"):
         planned(dataset.to_iterable_dataset())
+
+
+def test_several_datasets_name_the_cure() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
+    several = ConcatDataset([dataset, dataset])
+    told = r"give dataset\['n'\] of each, as np.concatenate\(\[one\[\.\.\.\]\[:\] for one in dataset\.datasets\]\)"
+    with pytest.raises(TypeError, match=told):
+        planned(several)
+    assert planned(np.concatenate([one["n"][:] for one in several.datasets])) == [2, 1, 2, 1]
+
+
+def test_a_column_of_a_dataset_with_a_transform_is_refused_with_the_cure() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"n": SIZES, "graph": [{"atoms": n} for n in SIZES]})
+    tenfold = dataset.with_transform(lambda rows: {**rows, "n": [10 * n for n in rows["n"]]})
+    assert tenfold["n"][0] == 10 * SIZES[0]  # the dataset returns others than it stores
+    told = r"^sizes must be those of the samples, got column 'n' of a dataset with a transform.*\(None\)\['n'\]"
+    for changed in (tenfold, tenfold.shuffle(seed=1)):
+        with pytest.raises(ValueError, match=told):
+            planned(changed["n"])
+    with pytest.raises(ValueError, match=r"column 'graph' of a dataset with a transform"):
+        planned(tenfold["graph"]["atoms"])
+    with pytest.raises(ValueError, match=r"^sizeof must be those of the samples, got column 'n'"):
+        SizeAwareBatchSampler(range(8), tenfold["n"], 10)
+    assert planned(tenfold.with_format(None)["n"]) == SIZES
+    dataset.set_transform(lambda rows: {"n": [2 * n for n in rows["n"]]})
+    with pytest.raises(ValueError, match=told):
+        planned(dataset["n"])

@@ -72,6 +72,7 @@ def blocks(offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         ("Llama", "sdpa", {"use_cache": False}, True),
         ("Llama", "eager", {"use_cache": False}, True),
         ("Llama", "sdpa", {"use_cache": True}, False),
+        ("Llama", "sdpa", {}, False),  # the default is to use it
         ("Qwen2", "sdpa", {"use_cache": False}, True),
         ("Qwen2", "eager", {"use_cache": False}, True),
         ("GPT2", "sdpa", {"use_cache": False}, True),

@@ -19,22 +19,23 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
 
     Args:
         sizes: An Arrow array; a column of a Hugging Face dataset, whose ``select`` and ``shuffle`` hold; a pair of a
-            Parquet file or a folder of them and the name of a column; or a Series of pandas or polars. Copied only
-            where its buffer is no plain array of numbers.
+            Parquet file, a folder or list of them and the name of a column; or a Series of pandas or polars. Copied
+            only where its buffer is no plain array of numbers.
         name: Of the argument, for errors.
 
     Raises:
         ImportError: If a Parquet file is named and pyarrow is not installed.
-        OSError: If the file cannot be read.
+        OSError: If the file cannot be read, or its name is a pattern.
         TypeError: If it is a table or a dataset, and not one column of it.
-        ValueError: If the file has no such column.
+        ValueError: If the file has no such column, a folder holds no file, or the dataset has a transform, which may
+            change the column.
     """
     if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
         sizes = _parquet_column(sizes[0], sizes[1])
     kind = type(sizes)
     library = kind.__module__.partition(".")[0]
     if library == "datasets" and hasattr(sizes, "column_name") and hasattr(_rooted(sizes)[0], "data"):
-        return _dataset_column(sizes)
+        return _dataset_column(sizes, name)
     if library in ("datasets", "pyarrow") and hasattr(sizes, "column_names"):  # users have modules of that name, too
         raise _no_column(sizes, name)
     if library == "pyarrow" and hasattr(sizes, "chunks"):
@@ -44,8 +45,14 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
     return sizes.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else sizes
 
 
-def _dataset_column(column: Any) -> NDArray[Any]:
+def _dataset_column(column: Any, name: str) -> NDArray[Any]:
     dataset, (outer, *inner) = _rooted(column)
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":  # its samples may have other values
+        raise ValueError(
+            f"{name} must be those of the samples, got column {outer!r} of a dataset with a transform, which may "
+            f"change it: give dataset.with_format(None)[{outer!r}] where the transform does not, else the sizes of "
+            "what it returns, as an array"
+        )
     if not hasattr(dataset, "_indices"):
         values = array_of_column(dataset.with_format("arrow")[outer][:])
         return np.asarray(values)
@@ -71,7 +78,15 @@ def _parquet_column(path: Any, column: str) -> Any:
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError(f"sizes in Parquet files need pyarrow, to read {path}: pip install pyarrow") from error
-    names = parquet.ParquetDataset(path).schema.names
+    try:
+        files = parquet.ParquetDataset(path)
+    except FileNotFoundError as error:
+        if "*" not in str(path):
+            raise
+        raise FileNotFoundError(f"{path} is a pattern, not a path: give the folder, or a list of files") from error
+    names = files.schema.names
+    if not files.files:
+        raise ValueError(f"{path} holds no Parquet files: give the folder of them, or a list of files")
     if column not in names:
         raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, names))}")
     return parquet.read_table(path, columns=[column]).column(0)

@@ -5,6 +5,7 @@ Three doors, one set of checks: `read_sizes` (all sizes of a dataset, shape ``[n
 """
 
 import gzip
+import numbers
 import operator
 import os
 import zlib
@@ -54,7 +55,7 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
         if hasattr(sizes, "sizes"):
             return _sizes_of_dataset(sizes)
         if isinstance(sizes, ConcatDataset):
-            return np.concatenate([read_sizes(dataset) for dataset in sizes.datasets])
+            return np.concatenate([_sizes_of_part(dataset) for dataset in sizes.datasets])
         if isinstance(sizes, Subset):
             return read_sizes(sizes.dataset)[np.asarray(sizes.indices, np.int64)]
         if isinstance(sizes, Dataset):
@@ -67,13 +68,26 @@ def read_sizes(sizes: Any) -> NDArray[Any]:
     return _checked_table(sizes)
 
 
+def _sizes_of_part(dataset: Any) -> NDArray[Any]:
+    try:
+        return read_sizes(dataset)
+    except TypeError as error:
+        if not hasattr(dataset, "column_names"):
+            raise
+        cure = "np.concatenate([one[...][:] for one in dataset.datasets])"
+        raise TypeError(f"{error} of each, as {cure}") from None
+
+
 def _checked_table(sizes: Any) -> NDArray[Any]:
     if isinstance(sizes, torch.Tensor):
         sizes = _array_of_tensor(sizes)
     try:
         array = np.asarray(sizes)
     except ValueError as error:
-        raise ValueError(f"sizes must be numbers of shape [n] or [n, k], got rows that differ: {error}") from None
+        raise ValueError(
+            "sizes must be numbers of shape [n] or [n, k], got rows that differ in length: give a number for each, "
+            f"such as [len(one) for one in column] ({error})"
+        ) from None
     if array.size == 0:
         array = array.astype(np.int64)
     if isinstance(sizes, str | os.PathLike):
@@ -81,9 +95,9 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
             f"sizes must be numbers, got {shown(str(sizes))}: give the file with its column, (path, 'length')"
         )
     if array.dtype.kind not in "iuf":
+        kind = "an array" if isinstance(sizes, np.ndarray) else type(sizes).__name__
         raise TypeError(
-            f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {type(sizes).__name__} of "
-            f"{array.dtype}"
+            f"sizes must be numbers, or a dataset with sizes or num_tokens(index), got {kind} of {_content(array)}"
         )
     if array.dtype.kind == "f":
         array = array.astype(np.float64, copy=False)
@@ -93,9 +107,23 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         bad = np.flatnonzero(any_column(~((array >= 0) & (array < UNLIMITED))))
         raise ValueError(
             f"sizes must be numbers from 0 to 2**62, got {array[bad[0]]} at index {bad[0]} ({len(bad)} of {len(array)} "
-            "are negative, NaN or too large)"
+            "are negative, null or NaN, or too large)"
         )
     return array.astype(np.int64) if array.dtype == np.uint64 else array
+
+
+def _content(array: NDArray[Any]) -> str:
+    """Name what an array that is not of numbers holds instead, and the cure."""
+    if array.dtype.kind not in "OUS" or not array.size:
+        return str(array.dtype)
+    values = ((index, array.item(index)) for index in range(array.size))
+    others = ((index, one) for index, one in values if isinstance(one, bool) or not isinstance(one, numbers.Number))
+    index, one = next(others, (None, array.item(0)))
+    if index is None:
+        return f"{array.dtype}, numbers of type {type(one).__name__}: give np.array(column).astype('int64')"
+    cure = f"[{'one[...]' if isinstance(one, Mapping) else 'len(one)'} for one in column]"
+    cure = "each sample a number" if one is None else f"a number for each, such as {cure}"
+    return f"{array.dtype}, {shown(one)} of type {type(one).__name__} at index {index}: give {cure}"
 
 
 def _sizes_of_dataset(dataset: Any) -> NDArray[Any]:
@@ -221,9 +249,9 @@ def number_vector(values: object, name: str) -> Vector:
             raise ValueError(f"{name} must hold integers of 64 bits, got {array.max()}: use a larger unit")
         return array.astype(np.int64, copy=False)
     if array.dtype.kind != "f":
-        raise TypeError(f"{name} must hold integers or floats, got dtype {array.dtype}")
+        raise TypeError(f"{name} must hold integers or floats, got dtype {_content(array)}")
     if (wrong := np.flatnonzero(np.isnan(array))).size:
-        raise ValueError(f"{name} must hold numbers, got NaN at index {wrong[0]} ({wrong.size} are NaN)")
+        raise ValueError(f"{name} must hold numbers, got NaN at index {wrong[0]} ({wrong.size} are null or NaN)")
     return array.astype(np.float64, copy=False)
 
 

@@ -23,6 +23,7 @@ from headrace.size_aware_batching._validation import checked_flag, checked_int, 
 
 _INT32_END = 2**31
 _LAYOUTS = ("flat", "huggingface")
+_PADDING = {"labels": -100, "attention_mask": 0}  # of fields that a mapping does not name: never counted or attended to
 
 
 class PaddedBatch(NamedTuple):
@@ -66,7 +67,8 @@ class PaddedCollate:
 
     Args:
         pad_value: The padding: a number, or a mapping from a field's name (its dict key, or its position in a
-            tuple) to a number. Fields that are not in the mapping get 0.
+            tuple) to a number. Fields that are not in the mapping get 0. ``"labels"`` get -100, and an
+            ``"attention_mask"`` 0, where no mapping names them.
         length_multiple: Lengths are rounded up to a multiple of this, for static shapes.
         fixed: Names of fields whose dimension 0 is not a length. They are stacked as they are.
         return_lengths: Whether to add the lengths, int64, shape ``[n]``: under ``"lengths"`` for dicts; other
@@ -79,7 +81,7 @@ class PaddedCollate:
         ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; a dtype cannot hold
             the pad value; a name is not a field; or lengths are asked for and the fields of a sample disagree.
 
-    >>> collate = PaddedCollate({"labels": -100}, return_mask=True)
+    >>> collate = PaddedCollate(return_mask=True)
     >>> batch = collate([{"ids": [5, 6, 7], "labels": [1, 0, 1]}, {"ids": [8], "labels": [1]}])
     >>> batch["ids"].tolist(), batch["labels"].tolist()
     ([[5, 6, 7], [8, 0, 0]], [[1, 0, 1], [1, -100, -100]])
@@ -106,9 +108,12 @@ class PaddedCollate:
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
             if fields.is_fixed(tensors, path):
                 return torch.stack(tensors)
-            value = _value_for(path, self.pad_value, 0)
+            longest = round_up(max(tensor.shape[0] for tensor in tensors), self.length_multiple)
+            if path[-1:] == ("labels",) and {tensor.shape[0] for tensor in tensors} == {longest}:
+                return torch.stack(tensors)  # they may be flags, which cannot hold -100
+            value = _padding_for(path, self.pad_value)
             _refuse_value("pad_value", value, tensors[0].dtype, path)
-            return _padded(tensors, value, self.length_multiple)
+            return _padded(tensors, value, longest)
 
         batch = gather(not_empty(samples), join)
         fields.refuse_unknown(self.fixed, "fixed")
@@ -148,8 +153,8 @@ class PackedCollate:
 
     A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
     sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample
-    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: give
-    labels a separator or a pad value of -100.
+    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: a
+    field ``"labels"`` is padded with -100; give targets of another name that pad value.
 
     Args:
         layout: ``"flat"`` or ``"huggingface"``, see above.
@@ -164,7 +169,7 @@ class PackedCollate:
         total_length: The total is padded to this, for one shape in all batches; None: it is not.
         pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
             mapping get their separator, if they have one, or else 0; a number is for fields without a separator.
-            ``"labels"`` get -100 in any case, with ``layout="huggingface"`` and no mapping that names them.
+            ``"labels"`` without a separator get -100, and an ``"attention_mask"`` 0, where no mapping names them.
         return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
             sequences of padding; int32, shape ``[n]``. It is ``seqused_k`` of variable-length attention. Samples
             have to be dicts.
@@ -277,11 +282,7 @@ class PackedCollate:
         padded, tail = self._sequences(lengths)
         dtype, first = tensors[0].dtype, _value_for(path, separator, None)
         if padded != lengths or tail:
-            no_target = -100 if self.layout == "huggingface" and path == ("labels",) else None
-            pads, special = self.pad_value, no_target if first is None else first
-            if special is not None and not isinstance(pads, Mapping):
-                pads = {}
-            value = _value_for(path, pads, special or 0)
+            value = _padding_for(path, self.pad_value, first)
             _refuse_value("pad_value", value, dtype, path)
             padding = tensors[0].new_full((sum(tail) + self.length_multiple, *tensors[0].shape[1:]), value)
             pieces = [(x, padding[: size - length]) for x, size, length in zip(tensors, padded, lengths, strict=True)]
@@ -309,9 +310,8 @@ def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
-def _padded(tensors: Sequence[torch.Tensor], pad_value: float, length_multiple: int) -> torch.Tensor:
+def _padded(tensors: Sequence[torch.Tensor], pad_value: float, longest: int) -> torch.Tensor:
     """Stack tensors of shapes ``[length, ...]`` into ``[n, longest, ...]``."""
-    longest = round_up(max(tensor.shape[0] for tensor in tensors), length_multiple)
     filled = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), pad_value)
     for row, tensor in zip(filled, tensors, strict=True):
         row[: tensor.shape[0]] = tensor
@@ -337,10 +337,16 @@ def _check_numbers(name: str, value: Any) -> None:
             raise TypeError(f"{name} must be a number, or a mapping from field to number, got {number!r}")
 
 
-def _value_for(path: Path, values: float | Mapping[Name, float], default: Any) -> Any:
-    """Return the value for a field: the one for all fields, or that of its name."""
-    if not isinstance(values, Mapping):
-        return values
+def _padding_for(path: Path, pad_value: float | Mapping[Name, float], separator: float | None = None) -> float:
+    """Return the padding of a field: as named, else its separator, else its own, else the one for all fields."""
+    named, others = (pad_value, 0) if isinstance(pad_value, Mapping) else ({}, pad_value)
+    own: float = _value_for(path, _PADDING, others) if separator is None else separator
+    value: float = _value_for(path, named, own)
+    return value
+
+
+def _value_for(path: Path, values: Mapping[Any, float], default: Any) -> Any:
+    """Return the value of a field's name."""
     return values.get(path[-1], default) if path else default
 
 

@@ -5,7 +5,7 @@ batch more than one of a large batch: the mean of the means over ranks and accum
 targets. Divide sums by the number of targets of all of them instead.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -30,7 +30,8 @@ def global_num_tokens(
     Args:
         labels: For each batch that this rank accumulates until the step, its labels, an integer tensor of any
             shape, or its number of targets. They are the labels that the loss sees: a causal language model does
-            not use the first of each row (``labels[:, 1:]``), packed labels with a separator have -100 there.
+            not use the first of each padded row, so give ``labels[..., 1:]``; packed labels with a separator have
+            -100 there.
         ignore_index: Label that is no target, as for ``torch.nn.functional.cross_entropy``.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where other ranks share their data; None: all ranks.
         device: Device of the result and of the exchange. None: that of the first labels, or the CPU. NCCL needs a
@@ -41,6 +42,7 @@ def global_num_tokens(
 
     Raises:
         TypeError: If an element is neither a tensor of integers nor an int, or ``mesh`` has no ``get_group()``.
+        ValueError: If a number of targets is negative, or ``labels`` is an iterator that is at its end.
 
     >>> global_num_tokens([torch.tensor([-100, 4, 2]), torch.tensor([-100, 7])])
     tensor(3)
@@ -55,10 +57,17 @@ def global_num_tokens(
             device = label.device if device is None else device
             counts.append((label != ignore_index).sum())
         elif isinstance(label, Integral) and not isinstance(label, bool):
+            if label < 0:
+                raise ValueError(f"labels must hold counts >= 0, got {int(label)} at {batch}: give numbers of targets")
             counts.append(int(label))
         else:
             found = f"a tensor of {label.dtype}" if isinstance(label, torch.Tensor) else type(label).__name__
             raise TypeError(f"labels must hold tensors of integers or ints, got {found} at {batch}")
+    if not counts and isinstance(labels, Iterator):
+        raise ValueError(
+            "labels must hold a batch, got an iterator at its end: it can be read once only, so make it anew for each "
+            "step; a rank without a batch gives []"
+        )
     total = torch.zeros((), dtype=torch.int64, device=device)
     for count in counts:
         total += count if isinstance(count, int) else count.to(total.device)
@@ -89,7 +98,8 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
 
     Raises:
         TypeError: If ``loss`` is not a tensor of floating-point numbers.
-        ValueError: If ``num_tokens`` is not one number.
+        ValueError: If ``num_tokens`` is not one number, or negative. A tensor on a device is not looked at, so that
+            nothing waits for it.
 
     >>> logits = torch.zeros(3, 5, requires_grad=True)  # two batches, of two targets and of one
     >>> labels = torch.tensor([4, 0, 2])
@@ -106,7 +116,10 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
     if not isinstance(given, torch.Tensor) or not given.is_floating_point():
         found = f"a tensor of {given.dtype}" if isinstance(given, torch.Tensor) else type(given).__name__
         raise TypeError(f"loss must be a tensor of floating-point numbers, got {found}")
-    total = torch.as_tensor(num_tokens, device=loss.device)
+    total = torch.as_tensor(num_tokens)
     if total.numel() != 1:
         raise ValueError(f"num_tokens must be one number, got a tensor of shape {list(total.shape)}: add them up")
-    return loss.sum() * Ranks(mesh=mesh).world_size() / total.clamp(min=1).reshape(())
+    if total.device.type == "cpu" and total.item() < 0:
+        raise ValueError(f"num_tokens must be a number >= 0, got {total.item()}: give the result of global_num_tokens")
+    total = total.to(loss.device).reshape(())
+    return loss.sum() * Ranks(mesh=mesh).world_size() * (total > 0) / total.clamp(min=1)

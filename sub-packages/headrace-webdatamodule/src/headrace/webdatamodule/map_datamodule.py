@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from torch.utils.data import ConcatDataset
 from tqdm import tqdm
 
 from headrace.webdatamodule.loading.columns import array_of_column
@@ -56,8 +57,9 @@ class MapDataModule(ResumableDataModule):
             `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
         sizes: Of the samples, for `batch_sampler`, shape [n] or [n, k]: an array, a list or a tensor; an Arrow array, a
             Series of pandas or polars, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet", "length"), a
-            Parquet file and its column; the name of a column of a Hugging Face dataset; or a function of the sample,
-            which one process calls once for each. When None, the dataset's own `sizes` or `num_tokens(index)`.
+            Parquet file and its column; the name of a column of a Hugging Face dataset, or of each in a
+            `ConcatDataset`; or a function of the sample, which one process calls once for each. When None, the
+            dataset's own `sizes` or `num_tokens(index)`.
         sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
             `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
             the order of the data, every sample once; only a mapping, {split: function}, orders them too.
@@ -233,6 +235,8 @@ def _read(split: Split, dataset: Any, sizes: Any) -> Any:
             sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
     if sizes is None or callable(sizes):
         return sizes
+    if isinstance(sizes, str) and isinstance(dataset, ConcatDataset):
+        return np.concatenate([_read(split, one, sizes) for one in dataset.datasets])
     if isinstance(sizes, str):
         columns = getattr(dataset, "column_names", None) or ()
         if sizes not in columns:

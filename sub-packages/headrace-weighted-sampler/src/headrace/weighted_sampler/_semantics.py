@@ -184,11 +184,15 @@ def parse_mixture(
     )
     if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
         return spec
-    if epoch_length is not None or schedule or per_sample or len(sources.parts) > MAX_DROPPED:
-        raise ValueError(
-            "stopping='drop_exhausted' draws each sample once an epoch: it takes no epoch_length, no schedule, "
-            f"no weights of single samples, and at most {MAX_DROPPED} sources"
-        )
+    refused = {
+        f"no epoch_length, got {epoch_length}: leave it out": epoch_length is not None,
+        f"no schedule, got {len(schedule)} later {'stage' if len(schedule) == 1 else 'stages'}: leave it out": schedule,
+        "no weights of single samples: give weights of datasets or ranges": per_sample,
+        f"up to {MAX_DROPPED} sources, got {len(sources.parts)}: concatenate some": len(sources.parts) > MAX_DROPPED,
+    }
+    for what, given in refused.items():
+        if given:
+            raise ValueError(f"stopping='drop_exhausted' draws each sample once an epoch: it takes {what}")
     return _dropping(spec)
 
 

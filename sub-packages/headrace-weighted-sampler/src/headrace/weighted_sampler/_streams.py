@@ -1,6 +1,7 @@
 """The sources of an interleaved dataset: their weights, and reading one of them item by item."""
 
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
@@ -85,11 +86,16 @@ class StreamMixture(Generic[T]):
         """Whether a source that has run out is dropped, and the others go on."""
         return self.stopping == "drop_exhausted"
 
-    def over(self, exhausted: Iterable[int]) -> bool:
-        """Whether the stream ends, after each source has run out so many times."""
+    def over(self, exhausted: Iterable[int], position: int) -> bool:
+        """Whether the stream ends at a position, after each source has run out so many times."""
         if self.stopping == "endless":
             return False
-        return any(exhausted) if self.stopping == "first_exhausted" else all(exhausted)
+        if self.stopping == "first_exhausted":
+            return any(exhausted)
+        present = bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+        to_come = zip(*(stage.weights for stage in self.stages[present:]), strict=True)
+        # A source that no stage draws from any more cannot run out.
+        return all(times or not any(weights) for times, weights in zip(exhausted, to_come, strict=True))
 
 
 def parse_streams(

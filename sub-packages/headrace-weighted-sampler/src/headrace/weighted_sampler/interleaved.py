@@ -155,7 +155,8 @@ class InterleavedDataset(IterableDataset[T]):
     Stopping:
 
     - ``first_exhausted``: when a source is due that has no more items.
-    - ``all_exhausted``: when each source has run out once; until then a source that has run out begins again.
+    - ``all_exhausted``: when each source has run out once, or the rest of the schedule gives it weight 0; until then a
+      source that has run out begins again.
     - ``drop_exhausted``: when all sources have run out; one that has is dropped, and the others keep their proportions.
     - ``endless``: never; every source begins again.
 
@@ -176,7 +177,7 @@ class InterleavedDataset(IterableDataset[T]):
             ``len(source)``. ``"temperature"``: the share is ``(weight * len(source)) ** (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
         schedule: ``[(position, weights), ...]``, positions rising: from that item of each stream and epoch on, other
-            weights hold. A resumed run may change the schedule beyond the window of 1,024 items it has reached.
+            weights hold. A resumed run may change it behind the end of the window of 1,024 that holds its position.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
             is not initialised, looked up when an iteration begins.
         rank: This rank, from 0. Looked up in the same way.
@@ -328,8 +329,9 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._chosen = chosen
         self._stream = stream
         self._begun = begun
+        self._later_stages = {stage.start for stage in mixture.stages[1:]}
         self._failed: Exception | None = None
-        self._started = False
+        self._started = self._over = False
         self._go_to(chosen.value, 0)
 
     def __next__(self) -> T:
@@ -360,6 +362,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 raise
             if item is not END:
                 self.position += 1
+                if self.position in self._later_stages:
+                    self._over = self._ended()
                 return cast(T, item)
         for reader in self._readers:
             reader.release()
@@ -416,7 +420,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
     def _set_order(self, dropped_at: int) -> None:
         """Order the sources that have not been dropped, from a position on."""
         mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
-        self._dropped_at, self._over = dropped_at, mixture.over(exhausted)
+        self._dropped_at, self._over = dropped_at, self._ended()
         if not mixture.drops:
             exhausted = [0] * len(exhausted)
         if not self._over:
@@ -425,6 +429,9 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 left = zip(stages[0].weights, exhausted, strict=True)
                 stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
             self._order = StreamOrder(stages, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
+
+    def _ended(self) -> bool:
+        return self._mixture.over([reader.exhausted for reader in self._readers], self.position)
 
     def _draw(self, reader: SourceReader[T]) -> object:
         """An item, from the beginning of the source if need be; ``END`` if the stream ends or the source is dropped."""
@@ -437,7 +444,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         if not self._mixture.begins_again:
             self._set_order(self.position if self._mixture.drops else 0)
             return END
-        self._over = self._mixture.over(other.exhausted for other in self._readers)
+        self._over = self._ended()
         if self._over:
             return END
         item = reader.draw()

@@ -115,7 +115,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence on,
             samples of all ranks and epochs counted together, other weights hold. Epochs keep the length that
             ``weights`` or ``epoch_length`` gave them, so counts and ratios of a later stage set its proportions only.
-            A resumed run may change the schedule beyond the window of 1,024 positions it has reached.
+            A resumed run may change the schedule behind the end of the window of 1,024 that holds its position.
         per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
             source of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
