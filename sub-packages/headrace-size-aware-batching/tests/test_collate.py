@@ -199,7 +199,7 @@ def test_padding_is_never_a_target_nor_attended_to(pad_value: Any) -> None:
 
 
 def test_a_mapping_that_names_labels_and_masks_holds() -> None:
-    named = {"labels": 2, "attention_mask": 3}
+    named: dict[str | int, float] = {"labels": 2, "attention_mask": 3}
     rows = PaddedCollate(named)(UNNAMED)
     assert (rows["labels"].tolist()[1], rows["attention_mask"].tolist()[1]) == ([8, 2, 2], [1, 3, 3])
     total = PackedCollate(pad_value=named, total_length=5)(UNNAMED)
