@@ -118,7 +118,7 @@ def test_a_column_of_a_dataset_is_read_at_once() -> None:
 
 def test_a_whole_dataset_is_refused_with_the_cure() -> None:
     datasets = pytest.importorskip("datasets")
-    dataset = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
+    dataset: Any = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
     told = r"sizes must be one column, got a datasets.*Dataset with 'text', 'n': give dataset\['n'\]"
     with pytest.raises(TypeError, match=told):
         planned(dataset)
@@ -133,7 +133,7 @@ def test_a_whole_dataset_is_refused_with_the_cure() -> None:
 
 def test_several_datasets_name_the_cure() -> None:
     datasets = pytest.importorskip("datasets")
-    dataset = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
+    dataset: Any = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
     several: ConcatDataset[Any] = ConcatDataset([dataset, dataset])
     told = r"give dataset\['n'\] of each, as np.concatenate\(\[one\[\.\.\.\]\[:\] for one in dataset\.datasets\]\)"
     with pytest.raises(TypeError, match=told):
