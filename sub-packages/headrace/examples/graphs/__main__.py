@@ -37,7 +37,7 @@ class GraphNetwork(torch.nn.Module):
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="graphs", description=__doc__)
-    parser.add_argument("folder", type=Path, help="for shards and the checkpoint; a run that was stopped goes on there")
+    parser.add_argument("folder", type=Path, help="for shards and the checkpoint; a run that was stopped resumes there")
     parser.add_argument("--nodes", type=int, default=1024, help="most nodes of a batch")
     parser.add_argument("--edges", type=int, default=10_000, help="most edges of a batch")
     parser.add_argument("--epochs", type=int, default=2)
@@ -70,7 +70,7 @@ def train(options: argparse.Namespace) -> None:
         trained = checkpoint.pop("trained")
         for name, state in checkpoint.items():
             keeps[name].load_state_dict(state)
-        print(f"goes on in epoch {loader.epoch}, {loader.remaining} of {len(loader)} steps remain", flush=True)
+        print(f"resumes in epoch {loader.epoch}, {loader.remaining} of {len(loader)} steps remain", flush=True)
 
     for epoch in range(loader.epoch, options.epochs):
         for batch in loader:

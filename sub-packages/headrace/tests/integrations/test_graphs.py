@@ -96,7 +96,7 @@ def test_five_kills_lose_and_repeat_nothing(home: Path, molecules: Any) -> None:
     molecule_count = len(IndexedShards(home / "shards"))
     for kill, (step, workers) in enumerate([(33, 2), (28, 0), (37, 1), (15, 3), (12, 0)]):
         lines = run_until(home, step, workers)
-        assert lines[0].startswith("goes on in epoch") == (kill > 0)
+        assert lines[0].startswith("resumes in epoch") == (kill > 0)
     lines = run_until(home, None, 2)
     assert lines[-1] == f"times trained on: molecules {{2: {molecule_count}}}\n"
     trained = torch.load(home / "checkpoint.pt", weights_only=True)["trained"]

@@ -382,7 +382,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             dropped_at=self._dropped_at,
             stream=asdict(self._stream),
             fingerprint=mixture.fingerprint(stages),
-            # Copied, because a source may return a state that it goes on changing.
+            # Copied, because a source may return a state that it keeps changing.
             sources={reader.name: deepcopy(reader.state()) for reader in self._readers if reader.name in reached},
         )
 
