@@ -300,7 +300,9 @@ def many(site: Site) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux does")
-@pytest.mark.parametrize(("action", "listed"), [("item", False), ("sizes", False), ("sizes", True)])
+@pytest.mark.parametrize(
+    ("action", "listed"), [("item", False), ("sizes", False), pytest.param("sizes", True, marks=pytest.mark.nightly)]
+)
 def test_many_indexes_without_end_take_little_memory(site: Site, cache: Path | None, action: str, listed: bool) -> None:
     urls = many(site)
     command = [sys.executable, "-c", INDEXES, " ".join(urls) if listed else site.url, str(cache or ""), action]

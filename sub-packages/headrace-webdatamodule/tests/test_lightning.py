@@ -391,6 +391,7 @@ def test_a_prediction_writer_gets_the_indices(folders: tuple[Path, Path], worker
             module.predictions([[]])
 
 
+@pytest.mark.nightly  # test_lightning_tools has the default proof
 def test_the_batch_size_finder_sets_the_batch_size(folders: tuple[Path, Path], tmp_path: Path) -> None:
     module = data(folders, batch_size={"train": 2, "val": 3, "test": 3})
     running = trainer(default_root_dir=tmp_path, max_epochs=1)
