@@ -107,7 +107,7 @@ class TrainingState:
             optimizer.restore()
         python, numbers, torch_state, cuda = self.random
         random.setstate(python)
-        np.random.set_state(numbers)  # noqa: NPY002
+        np.random.set_state(numbers)  # noqa: NPY002 -- see above
         torch.set_rng_state(torch_state)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
@@ -130,4 +130,4 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _uses_cuda() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's

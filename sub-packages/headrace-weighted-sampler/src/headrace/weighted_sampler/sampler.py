@@ -82,7 +82,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
     also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
-    whole epoch on this rank, also when the epoch is resumed; ``remaining`` is what is left.
+    whole epoch on this rank, also when the epoch is resumed; ``remaining`` counts the rest.
 
     It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only
     accelerate's ``prepare`` distributes every loader once more, so it takes ``num_replicas=1, rank=0``; else it raises.
@@ -386,7 +386,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may differ from when it was saved; every rank then takes its share of what is left. A
+        The number of ranks may differ from when it was saved; every rank then takes its share of the rest. A
         state saved at the end of an epoch makes the next iteration empty. A state of an older epoch than one chosen by
         ``set_epoch`` and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
 

@@ -19,7 +19,7 @@ from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
 
 LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
-_NEAR, _AHEAD = 1 << 12, 1 << 20  # what is asked for so close to the last piece is read ahead
+_NEAR, _AHEAD = 1 << 12, 1 << 20  # bytes: a read this near the last one reads ahead
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _log = logging.getLogger(__name__)
 _KINDS = {

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from headrace.webdatamodule.shards.writing.shard_task import ShardTask, Written, remove_parts
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
-# Seconds to try without processes of our own, and what is left to do that is worth starting them.
+# Seconds to write in this process first, and seconds of remaining work for which processes are started.
 _TRIAL, _WORTH = 2.0, 10.0
 
 

@@ -110,7 +110,7 @@ def noted_fingerprint(directory: Path, prefix: str) -> str | None:
 
 
 def clear(directory: Path, names: set[str]) -> None:
-    """Remove a set: its manifest and columns first, since nobody may take what is left for all of it."""
+    """Remove a set: its manifest and columns first, so that the remaining shards are never taken for the whole set."""
     try:
         columns = [entry.file for entry in Manifest.load(directory).columns if entry.file.endswith(".npy")]
     except ManifestError:
