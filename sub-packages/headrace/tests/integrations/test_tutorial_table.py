@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from pages import DOCS, block, run
 
+pytest.importorskip("datasets")
+
 PAGE = "tutorial.md"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DOCS.is_dir(), reason="the documents lie in the repository")]
 
