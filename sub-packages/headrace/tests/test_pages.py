@@ -1,4 +1,4 @@
-"""What the pages show beyond their Python examples: a script on two ranks, a signal in mid-epoch, and the command line."""
+"""What the pages show beyond their Python examples: a script on two ranks, a signal in mid-epoch, the command line."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_a_run_that_slurm_will_end_saves_between_two_steps(tmp_path: Path, monke
     asked, before = list[list[str]](), signal.getsignal(signal.SIGUSR1)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     names: dict[str, Any] = {"lightning": lightning, "os": os}
-    exec(block("how-to/lightning.md", "requeue"), names)  # noqa: S102 - a page of our own
+    exec(block("how-to/lightning.md", "requeue"), names)
     names["subprocess"] = SimpleNamespace(run=lambda words, check: asked.append(words))
     path = tmp_path / "last.ckpt"
 
