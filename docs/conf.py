@@ -1,7 +1,10 @@
 """How Sphinx builds the site: ``./scripts/docs``."""
 
+import io
+import os
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,17 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 SOURCE = "https://github.com/headrace/headrace"
 PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
 PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__}
+COMMANDS = {
+    "headrace-shards": "headrace.webdatamodule.cli",
+    "headrace-batches": "headrace.size_aware_batching.cli",
+}
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
 _logger = logging.getLogger(__name__)
 
@@ -51,9 +59,28 @@ maximum_signature_line_length = 90  # a longer one has a line for each argument
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 add_module_names = False
-toc_object_entries = False
+toc_object_entries_show_parents = "hide"
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
+
+
+class CommandHelp(SphinxDirective):
+    """What a command says of itself: ``{command-help} headrace-shards pack``."""
+
+    required_arguments = 1
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Ask it."""
+        command, *words = self.arguments
+        os.environ["COLUMNS"] = "88"
+        with redirect_stdout(io.StringIO()) as said:
+            try:
+                import_module(COMMANDS[command]).main([*words, "--help"])
+            except SystemExit:
+                pass
+        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).rstrip()  # without colours
+        return [nodes.literal_block(text, text, language="text")]
 
 
 def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -118,7 +145,7 @@ def write_llms(app: Sphinx, exception: Exception | None) -> None:
         if docname == "index":
             lines += [f"# {title}", "", f"> {first}", "", "## Pages", ""]
             continue
-        page = f"{docname}.html" if "/api/" in docname else f"_sources/{docname}.md"
+        page = f"{docname}.html" if docname.startswith("reference/") else f"_sources/{docname}.md"
         lines.append(f"- [{title}]({page}): {first}")
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
 
@@ -132,6 +159,7 @@ def in_order(env: Any, docname: str) -> Iterator[str]:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.add_directive("command-help", CommandHelp)
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_summary, priority=400)
     app.connect("missing-reference", find_public)
