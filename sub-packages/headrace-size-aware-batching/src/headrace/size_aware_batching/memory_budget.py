@@ -14,7 +14,7 @@ from tqdm import tqdm
 from headrace.size_aware_batching._budget import largest_count
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sizes import read_sizes
-from headrace.size_aware_batching._training_state import Optimizers, unchanged
+from headrace.size_aware_batching._training_state import Optimizers, as_optimizers, unchanged
 from headrace.size_aware_batching._validation import log_info, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import (
@@ -186,7 +186,8 @@ def run_worst_batches(
     """Run the most expensive batches of the epoch before the training: if it can run out of memory, it does so now.
 
     Weights, optimizer state and random states are afterwards as they were before. Every rank runs the same batches, and
-    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile.
+    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile. Where the
+    optimizer has no state yet, the most expensive batch runs twice: its first step makes that state, at the end.
 
     Args:
         sampler: The sampler of the training.
@@ -213,11 +214,17 @@ def run_worst_batches(
     """
     ranks = Ranks(mesh=mesh)
     with unchanged(model, optimizer), unsynchronized(model):
-        for number, batch in enumerate(sampler.worst_batches(k), 1):
+        for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = np.array(batch, np.int64)
             failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
             refuse_worst(sampler, batch, number, failed, ranks)
     free_memory()
+
+
+def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[tuple[int, list[int]]]:
+    """Number the batches from 1; the worst one comes twice where its first step is the one that makes the state."""
+    numbered = list(enumerate(worst, 1))
+    return numbered if all(each.state for each in as_optimizers(optimizer)) else [*numbered[:1], *numbered]
 
 
 def refuse_worst(
@@ -291,7 +298,8 @@ class _Probes:
             if failed is None:
                 fits, allocated, reserved = True, *(max(answer[at] for answer in answers) for at in (1, 2))
             else:
-                self.before.restore()
+                self.before.restore()  # drops the optimizer's state where there was none before: warm up again
+                self._warm = False
                 self._too_large.append(features)
                 log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
         return Peaks.of([sizes], [allocated], [reserved], [fits])
