@@ -240,6 +240,26 @@ def test_the_worst_batch_runs_with_the_optimizers_state() -> None:
         run_worst_batches(sampler, np.asarray, step, model=layer, optimizer=optimizer, k=1)
 
 
+def test_what_the_steps_take_outside_the_allocator_is_not_in_the_budget() -> None:
+    class Kernels(SimulatedMemory):
+        """Loads kernels in the first step, as CUDA does: less is free from then on."""
+
+        loaded = 0
+
+        def start(self) -> None:
+            super().start()
+            self.loaded = 2_000_000
+
+        def total(self) -> int:
+            return super().total() - self.loaded
+
+    lengths = lengths_of(0, 300)
+    with Kernels(limit=40_000_000) as device:
+        found = fit_budget(Step(), shapes_of(lengths), lengths, device, memory="allocated")
+    assert found.capacity == 38_000_000
+    assert found.budget() == pytest.approx(0.95 * 38_000_000)
+
+
 def test_packed_steps_get_a_budget_of_tokens() -> None:
     lengths = lengths_of(3)
     with SimulatedMemory(limit=40_000_000) as device:
