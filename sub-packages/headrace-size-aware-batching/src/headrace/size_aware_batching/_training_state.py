@@ -33,6 +33,12 @@ class HostCopy:
         local.copy_(torch.from_numpy(self.bytes).view(local.dtype).reshape(local.shape))
 
 
+def gradient_copies(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, HostCopy]]:
+    """Return the gradients there are with copies of them; sparse ones are left out."""
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+    return [(gradient, HostCopy(gradient)) for gradient in gradients]
+
+
 class DictCopy:
     """The values of a dict: the bytes of its tensors, which stay the same objects, and copies of all else."""
 
