@@ -256,6 +256,20 @@ class Peaks:
             np.ones(len(peaks), np.bool_) if fits is None else np.array(fits, np.bool_),
         )
 
+    @classmethod
+    def of_lists(cls, found: dict[str, Any], columns: int) -> "Peaks":
+        """Return the peaks whose fields were turned into lists, for sizes of so many columns.
+
+        Raises:
+            ValueError: If the lists do not belong together.
+        """
+        kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
+        arrays = {field.name: np.array(found[field.name], kinds.get(field.name, np.int64)) for field in fields(cls)}
+        arrays |= {name: arrays[name].reshape(-1, columns) for name in ("largest", "sums")}
+        if len(lengths := {array.shape[0] if array.ndim else -1 for array in arrays.values()}) > 1:
+            raise ValueError(f"peaks must have as many rows in every field, got {sorted(lengths)}")
+        return cls(**arrays)
+
     def __len__(self) -> int:
         return len(self.counts)
 
