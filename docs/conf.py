@@ -4,7 +4,7 @@ import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,8 @@ class CommandHelp(SphinxDirective):
         """Ask it."""
         command, *words = self.arguments
         os.environ["COLUMNS"] = "88"
-        with redirect_stdout(io.StringIO()) as said:
-            try:
-                import_module(COMMANDS[command]).main([*words, "--help"])
-            except SystemExit:
-                pass
+        with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+            import_module(COMMANDS[command]).main([*words, "--help"])
         text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).rstrip()  # without colours
         return [nodes.literal_block(text, text, language="text")]
 
@@ -140,8 +137,8 @@ def write_llms(app: Sphinx, exception: Exception | None) -> None:
     for docname in in_order(app.env, "index"):
         tree = app.env.get_doctree(docname)
         title = app.env.titles[docname].astext()
-        body = [node.astext().replace("\n", " ") for node in tree.findall(nodes.paragraph)]
-        first = re.split(r"(?<=[.:!?]) ", body[0])[0].rstrip(":") if body else ""
+        paragraph = next(tree.findall(nodes.paragraph), nodes.paragraph()).astext().replace("\n", " ")
+        first = re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)[0].rstrip(":")
         if docname == "index":
             lines += [f"# {title}", "", f"> {first}", "", "## Pages", ""]
             continue
