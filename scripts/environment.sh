@@ -7,7 +7,7 @@ VENV="$ROOT/.venv"
 export PIP_CONSTRAINT="$ROOT/ci/constraints.txt"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# usage: environment examples|test
+# usage: environment docs|examples|test
 environment() {
     local extra="$1" python="${PYTHON:-python3}" stamp tools=()
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -16,23 +16,25 @@ environment() {
     }
     stamp="$(cat "$ROOT"/sub-packages/*/pyproject.toml "$ROOT/ci/constraints.txt" | "$python" -c \
         'import hashlib, sys; print(sys.version.split()[0], hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
-    # What the tests need includes what the examples need.
     for have in test "$extra"; do
+        # What the tests need includes what the examples need, but not what the site needs.
+        [ "$have" = test ] && [ "$extra" = docs ] && continue
         [ "$(cat "$VENV/.headrace-$have" 2>/dev/null)" = "$stamp" ] && return 0
     done
-    if [ "$extra" = test ]; then
-        tools=(build import-linter mypy pytest-xdist ruff types-tqdm)
-    fi
+    case "$extra" in
+        test) tools=(build import-linter mypy pytest-xdist ruff types-tqdm) ;;
+        docs) tools=(sphinx myst-parser furo) ;; # the generator, Markdown for it, a theme that fits a telephone
+    esac
     echo "installing headrace into $VENV (once)" >&2
     # Another interpreter needs another environment.
     local version='import sys; print(sys.version_info[:2])'
     if [ "$("$VENV/bin/python" -c "$version" 2> /dev/null)" != "$("$python" -c "$version")" ]; then
         "$python" -m venv --clear "$VENV"
     fi
-    # A test extra of every member, or of the meta-package alone.
+    # A test extra of every member, the examples of the meta-package alone; the site needs no extra.
     local members=() member
     for member in "$ROOT"/sub-packages/*/; do
-        if [ "$extra" = test ] || [ "$(basename "$member")" = headrace ]; then
+        if [ "$extra" = test ] || [ "$extra $(basename "$member")" = "examples headrace" ]; then
             members+=(-e "$member[$extra]")
         else
             members+=(-e "$member")

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from operator import index
 from typing import Any, Protocol
@@ -265,8 +266,15 @@ class SamplerOrder:
     def fingerprint(self) -> str:
         """The sampler's own ``fingerprint``, or a best-effort hash of its values, its class, its length and seed."""
         own = getattr(self.sampler, "fingerprint", None)
-        if own is not None:
-            return str(own)
+        return self._best_effort if own is None else str(own)
+
+    def epoch_fingerprint(self, epoch: int) -> str:
+        """The fingerprint of what decides the order up to the end of an epoch, if the sampler can tell."""
+        own = getattr(self.sampler, "epoch_fingerprint", None)
+        return str(own(epoch)) if callable(own) else self.fingerprint
+
+    @cached_property
+    def _best_effort(self) -> str:
         known = f"{type(self.sampler).__name__} {self._length()} {getattr(self.sampler, 'seed', None)}"
         digest = hashlib.blake2b(known.encode(), digest_size=16)
         if isinstance(self.sampler, Sequence):

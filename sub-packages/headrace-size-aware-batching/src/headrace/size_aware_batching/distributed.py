@@ -74,7 +74,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             must not fall when n or the largest size grows.
         sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that has
             ``take(start, stop)`` is asked only for the windows that are needed. None for the order that ``shuffle``
-            and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0.
+            and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0. States
+            hold its ``epoch_fingerprint(epoch)``, or its ``fingerprint``.
         shuffle: Whether every epoch is another one. Without it, and without a ``sampler``, every epoch is the same;
             only ``"sequential"`` keeps the order of the samples.
         seed: Key of all randomness, 0 to 2**64 - 1.
@@ -150,7 +151,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
         self._planner: tuple[SliceOrder | None, Planner] | None = None  # and the order it reads, if a sampler gives it
-        self._fingerprint: str | None = None
+        self._fingerprints: dict[str | None, str] = {}  # by that of the order
         self._start = 0  # where the next iteration begins
         self._position = 0  # where the latest iteration is
         self._iteration: object = None  # the latest one: only that moves the position
@@ -185,9 +186,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def fingerprint(self) -> str:
         """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._fingerprint_parts())
-        return self._fingerprint
+        return self._fingerprint_with(None if self._order is None else self._order.fingerprint)
 
     @property
     def remaining(self) -> int:
@@ -325,7 +324,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 the loop.
         """
         position = self._position if position is None else self._checked_position(position)
-        return dict(zip(STATE, (VERSION, self.seed, self.epoch, position, self.fingerprint), strict=True))
+        return dict(
+            zip(STATE, (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch)), strict=True)
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -338,8 +339,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
-        self._refuse_other(state)
-        epoch = checked_epoch(state["epoch"])
+        epoch = self._checked_epoch_of(state)
         if self._pending is not None and epoch < self._pending:
             self._start = self._position = 0
             return
@@ -378,7 +378,16 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 "use tail='split' or 'pad', fewer ranks, or a smaller budget"
             )
 
-    def _fingerprint_parts(self) -> dict[str, Any]:
+    def _epoch_fingerprint(self, epoch: int) -> str:
+        """What states hold: a sampler's schedule may change behind their epoch."""
+        return self._fingerprint_with(None if self._order is None else self._order.epoch_fingerprint(epoch))
+
+    def _fingerprint_with(self, order: str | None) -> str:
+        if order not in self._fingerprints:
+            self._fingerprints[order] = fingerprint(self._fingerprint_parts(order))
+        return self._fingerprints[order]
+
+    def _fingerprint_parts(self, order: str | None) -> dict[str, Any]:
         """Return all that decides the batches, by the names of the arguments."""
         cost = cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity)
         return {
@@ -386,13 +395,14 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "max_total_size": self.max_total_size,
             **vars(self.options),
             "cost": cost,
-            "sampler": None if self._order is None else self._order.fingerprint,
+            "sampler": order,
             "seed": self.seed,
             "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
             "work": self.work,
         }
 
-    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+    def _checked_epoch_of(self, state: Mapping[str, Any]) -> int:
+        """Refuse a state that another sampler saved; its epoch."""
         if not set(state) >= set(STATE):
             keys = shortlist(list(map(str, islice(state, 10))), len(state))
             raise ValueError(
@@ -408,12 +418,13 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 raise ValueError(
                     f"state[{name!r}] must be {value!r} for this sampler, got {shown(state[name])}: {cures[name]}"
                 )
-        if (other := state["fingerprint"]) == self.fingerprint:
-            return
+        epoch = checked_epoch(state["epoch"])
+        if (other := state["fingerprint"]) == (own := self._epoch_fingerprint(epoch)):
+            return epoch
         message = "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got "
-        if not isinstance(other, str) or len(other) != len(self.fingerprint):
+        if not isinstance(other, str) or len(other) != len(own):
             raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
-        names = differing(self._fingerprint_parts(), self.fingerprint, other)
+        names = differing(self._fingerprint_parts(None), own, other)
         raise ValueError(
             f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it, or "
             "start a new run"

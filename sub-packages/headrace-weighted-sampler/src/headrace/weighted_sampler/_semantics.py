@@ -1,7 +1,7 @@
 """What weights mean: ratios, proportions, counts or a temperature, turned into integer weights exactly."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -253,6 +253,11 @@ def _later_stages(schedule: object, first: Sources, dataset: Sized) -> dict[tupl
             raise ValueError(f"{name} must weigh the same ranges as the first weights; 0 leaves a range out")
         stages[start, f"{name} weights"] = later
     return stages
+
+
+def is_by_range(weights: object) -> bool:
+    """Whether weights are those of ranges."""
+    return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)
 
 
 def pairs_of(schedule: object) -> Sequence[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._semantics import Schedule, parse_mixture
+from headrace.weighted_sampler._semantics import Schedule, is_by_range, parse_mixture
 from headrace.weighted_sampler._validation import (
     DIGEST_DIGITS,
     MAX_POSITION,
@@ -159,7 +159,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
-        if weight_dict is not None and not _is_by_range(weight_dict):
+        if weight_dict is not None and not is_by_range(weight_dict):
             raise TypeError(
                 f"weight_dict must be a mapping {{(begin, end): ratio}}, got {shown(weight_dict)}; "
                 "give weights by name, by position or by sample as weights="
@@ -221,6 +221,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         The same for equal options, whatever their types; different for another dataset length or dataset fingerprint.
         """
         return self._fingerprint_of(len(self._spec.stages))
+
+    def epoch_fingerprint(self, epoch: int) -> str:
+        """The ``fingerprint`` without what a ``schedule`` changes behind an epoch; batch samplers keep it in states."""
+        return self._fingerprint_of(self._order.mixture.stages_before(epoch, self.epoch_length))
 
     @property
     def position(self) -> int:
@@ -492,7 +496,3 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
-
-
-def _is_by_range(weights: object) -> bool:
-    return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)

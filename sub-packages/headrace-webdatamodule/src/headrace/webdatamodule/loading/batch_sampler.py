@@ -141,7 +141,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self._samples_taken,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self._epoch_fingerprint(self.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,9 +153,11 @@ class DistributedBatchSampler(Sampler[list[int]]):
             TypeError: It is no state.
             ValueError: It is of other data, another order, batch size or seed, or no such state.
         """
-        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
-        check_state(state, type(self).__name__, own, ("epoch", "position"))
+        own: dict[str, Any] = {"version": VERSION, "seed": self.seed}
+        check_state(state, type(self).__name__, own, ("epoch", "position"), ("fingerprint",))
         epoch, position = state["epoch"], state["position"]
+        own["fingerprint"] = self._epoch_fingerprint(epoch)
+        check_state(state, type(self).__name__, own, ("epoch", "position"))
         if self._chosen and self.epoch > epoch:
             return
         before = self.epoch, self._start_sample, self._samples_taken
@@ -171,7 +173,14 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def fingerprint(self) -> str:
         """Stands for the samples, the batch size, the order and the seed."""
-        inner = None if self.sampler is None else getattr(self.sampler, "fingerprint", None)
+        return self._fingerprint_with(getattr(self.sampler, "fingerprint", None))
+
+    def _epoch_fingerprint(self, epoch: int) -> str:
+        """What states hold: a sampler's schedule may change behind their epoch."""
+        of = getattr(self.sampler, "epoch_fingerprint", None)
+        return self._fingerprint_with(of(epoch)) if callable(of) else self.fingerprint
+
+    def _fingerprint_with(self, inner: str | None) -> str:
         order = f"shuffle {bool(self.shuffle)}" if self.sampler is None else f"{type(self.sampler).__name__} {inner}"
         parts = f"{self.n_samples} {self.batch_size} {bool(self.drop_last)} {order} {self.seed}"
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()

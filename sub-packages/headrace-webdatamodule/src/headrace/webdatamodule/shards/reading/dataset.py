@@ -45,8 +45,8 @@ class IndexedShards:
 
     Args:
         source: A directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files: a
-            list of paths, or a pattern such as "data/shard-{000000..000041}.tar" or "data/*.tar". Also the URL of one
-            of these, such as "s3://bucket/train", or a `Remote` with options and a cache.
+            list of paths, or a pattern such as `"data/shard-{000000..000041}.tar"` or `"data/*.tar"`. Also the URL of
+            one of these, such as `"s3://bucket/train"`, or a `Remote` with options and a cache.
         keys: Which members to read, in this order; all when None. Case does not matter.
         decode: Bytes to objects. `decode_member`, by extension, when not given; None leaves bytes; a function receives
             the member's key and its bytes; a mapping holds functions of bytes (or None) for some members, while the

@@ -1,0 +1,164 @@
+"""How Sphinx builds the site: ``./scripts/docs``."""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+SOURCE = "https://github.com/headrace/headrace"
+PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
+PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__}
+COMMANDS = {
+    "headrace-shards": "headrace.webdatamodule.cli",
+    "headrace-batches": "headrace.size_aware_batching.cli",
+}
+_OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
+_logger = logging.getLogger(__name__)
+
+project = "headrace"
+author = "the authors of headrace"
+html_title = "headrace"
+html_theme = "furo"
+html_show_copyright = False
+html_show_sphinx = False
+html_show_sourcelink = False
+html_copy_source = True  # llms.txt names the Markdown of the pages
+html_sourcelink_suffix = ""
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+exclude_patterns = ["_build"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+default_role = "code"  # `name` in a docstring
+highlight_language = "python"
+myst_heading_anchors = 4  # page.md#heading is checked
+myst_enable_extensions = ["colon_fence"]
+
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+autoclass_content = "class"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__"}
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 90  # a longer one has a line for each argument
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
+
+
+class CommandHelp(SphinxDirective):
+    """What a command says of itself: ``{command-help} headrace-shards pack``."""
+
+    required_arguments = 1
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Ask it."""
+        command, *words = self.arguments
+        os.environ["COLUMNS"] = "88"
+        with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+            import_module(COMMANDS[command]).main([*words, "--help"])
+        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).rstrip()  # without colours
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn links that lead out of docs/ into links to the repository, and warn of what is not there."""
+    folder = (Path(app.srcdir) / docname).parent
+
+    def linked(match: re.Match[str]) -> str:
+        path = (folder / match[1]).resolve()
+        if path.is_relative_to(DOCS):
+            return match[0]
+        if not path.is_relative_to(ROOT) or not path.exists():
+            _logger.warning("there is no %s", match[1], location=docname)
+        elif match[2] and path.suffix == ".md" and match[2][1:] not in set(anchors(path.read_text())):
+            _logger.warning("there is no %s in %s", match[2], match[1], location=docname)
+        kind = "tree" if path.is_dir() else "blob"
+        return f"]({SOURCE}/{kind}/main/{path.relative_to(ROOT).as_posix()}{match[2] or ''})"
+
+    source[0] = _OUTSIDE.sub(linked, source[0])
+
+
+def anchors(markdown: str) -> Iterator[str]:
+    """Yield the names under which GitHub links to the headings of a text."""
+    for heading in re.findall(r"^#+ +(.*)$", markdown, re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def plain_summary(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
+    """Keep napoleon from reading a property's "What it is: in words." as a type and a description."""
+    if what == "property":
+        lines[:0] = ["..", ""]  # an empty comment
+
+
+def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) -> nodes.Node | None:
+    """Resolve a type hint, which names the module where a class lives, to the public name that is documented."""
+    target = str(node.get("reftarget", ""))
+    public = PUBLIC.get(target.rpartition(".")[2])
+    if public == target or not target.startswith("headrace."):
+        return None
+    if not public:
+        return content  # of no use to a reader, such as a protocol of any DeviceMesh
+    domain = env.domains.python_domain
+    found: nodes.Node | None = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, content)
+    return found
+
+
+def all_documented(app: Sphinx, env: Any) -> None:  # noqa: ARG001
+    """Warn of public names that no page documents."""
+    for name in sorted(set(PUBLIC.values()) - set(env.domains.python_domain.objects)):
+        _logger.warning("%s is public, but no page documents it", name)
+
+
+def write_llms(app: Sphinx, exception: Exception | None) -> None:
+    """Write llms.txt: every page with the first sentence of it, in the order of the site."""
+    if exception is not None or app.builder.name != "html":
+        return
+    lines = []
+    for docname in in_order(app.env, "index"):
+        tree = app.env.get_doctree(docname)
+        title = app.env.titles[docname].astext()
+        paragraph = next(tree.findall(nodes.paragraph), nodes.paragraph()).astext().replace("\n", " ")
+        first = re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)[0].rstrip(":")
+        if docname == "index":
+            lines += [f"# {title}", "", f"> {first}", "", "## Pages", ""]
+            continue
+        page = f"{docname}.html" if docname.startswith("reference/") else f"_sources/{docname}.md"
+        lines.append(f"- [{title}]({page}): {first}")
+    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+def in_order(env: Any, docname: str) -> Iterator[str]:
+    """Yield a page and those below it as the table of contents has them."""
+    yield docname
+    for below in env.toctree_includes.get(docname, ()):
+        yield from in_order(env, below)
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions above."""
+    app.add_directive("command-help", CommandHelp)
+    app.connect("source-read", link_outside)
+    app.connect("autodoc-process-docstring", plain_summary, priority=400)
+    app.connect("missing-reference", find_public)
+    app.connect("env-check-consistency", all_documented)
+    app.connect("build-finished", write_llms)
