@@ -12,7 +12,6 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -24,6 +23,8 @@ COMMANDS = {
     "headrace-batches": "headrace.size_aware_batching.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
+_HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _logger = logging.getLogger(__name__)
 
 project = "headrace"
@@ -64,20 +65,17 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
 
 
-class CommandHelp(SphinxDirective):
-    """What a command says of itself: ``{command-help} headrace-shards pack``."""
+def insert_help(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001
+    """Fill in what a command says of itself where a page has a block ``{command-help} headrace-shards pack``."""
 
-    required_arguments = 1
-    optional_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Ask it."""
-        command, *words = self.arguments
+    def said(match: re.Match[str]) -> str:
+        command, *words = match[1].split()
         os.environ["COLUMNS"] = "88"
-        with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+        with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
             import_module(COMMANDS[command]).main([*words, "--help"])
-        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).rstrip()  # without colours
-        return [nodes.literal_block(text, text, language="text")]
+        return f"```text\n{_COLOURS.sub('', text.getvalue())}```"
+
+    source[0] = _HELP.sub(said, source[0])
 
 
 def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -156,7 +154,7 @@ def in_order(env: Any, docname: str) -> Iterator[str]:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
-    app.add_directive("command-help", CommandHelp)
+    app.connect("source-read", insert_help)
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_summary, priority=400)
     app.connect("missing-reference", find_public)
