@@ -1,5 +1,6 @@
 """A model of peaks by batch: what it recovers, covers, refuses and keeps."""
 
+import json
 import pickle
 from itertools import chain
 from pathlib import Path
@@ -184,6 +185,88 @@ def test_a_model_survives_a_file(tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match=r"wrong.json must be a file that BatchMemoryModel.save wrote"):
         BatchMemoryModel.load(tmp_path / "wrong.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"capacity": "much"},
+        {"capacity": -1},
+        {"reserve": 1.5},
+        {"points": {}},
+        {"cost": {}},
+        {"cost.slopes": [1.0]},
+        {"cost.slopes": [-1.0, 0.0]},
+        {"cost.slopes": ["a", "b"]},
+        {"cost.factor": 0.5},
+        {"cost.floor": float("nan")},
+        {"cost.terms": []},
+        {"cost.most": [1.0, [1.0], [1.0]]},
+        {"cost.most": [1.0]},
+        {"points.counts": [10**30]},
+        {"points.counts": [1, 2]},
+        {"calibration.fits": [True]},
+    ],
+)
+def test_damaged_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    model = fitted()
+    model.capacity = 10**10
+    path = tmp_path / "model.json"
+    model.save(path)
+    saved = json.loads(path.read_text())
+    for name, value in change.items():
+        first, _, second = name.partition(".")
+        if second:
+            saved[first][second] = value
+        else:
+            saved[first] = value
+    path.write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=r"model.json must be a file that BatchMemoryModel.save wrote"):
+        BatchMemoryModel.load(path)
+
+
+def test_whole_numbers_in_a_file(tmp_path: Path) -> None:
+    model, path = fitted(), tmp_path / "model.json"
+    model.save(path)
+    saved = json.loads(path.read_text())
+    saved["cost"] |= {"slopes": [2, 0], "floor": 1000, "intercept": 0, "factor": 1}
+    path.write_text(json.dumps(saved))
+    assert BatchMemoryModel.load(path).cost()(10, 100) == 2000
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = fitted(), tmp_path / "model.json"
+    model.save(path)
+    before = path.read_bytes()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_measured_batch_is_within_what_was_measured() -> None:
+    generator = np.random.default_rng(0)
+    batches = [np.full(n, longest) for n in (1, 3, 7, 30) for longest in generator.uniform(0.1, 5, 30)]
+    model = BatchMemoryModel(("n*L", "n*L^3", "n^3*L^3"))
+    model.fit(Peaks.of(batches, [int(1e6 + 1e4 * batch.sum()) for batch in batches]))
+    assert all(np.isfinite(model.cost()(len(batch), batch[0])) for batch in batches)
+
+
+def test_no_calibration_batch_that_fits() -> None:
+    peaks = measured(0, 30)
+    with pytest.raises(ValueError, match=r"coverage=0\.95 needs at least 19 calibration points, got 0"):
+        BatchMemoryModel().fit(peaks, peaks[:0])
+
+
+def test_a_step_on_another_device_takes_no_memory() -> None:
+    batches = [np.full(n, 10) for n in range(1, 60)]
+    with pytest.raises(ValueError, match="peaks must be greater than 0 bytes, got 0: does the step run on the device"):
+        BatchMemoryModel().fit(Peaks.of(batches, [0] * len(batches)))
 
 
 def test_report_and_picture(tmp_path: Path) -> None:

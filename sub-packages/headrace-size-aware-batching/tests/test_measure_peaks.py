@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.size_aware_batching import Peaks, SimulatedMemory, design_batches, measure_peaks
-from headrace.size_aware_batching.memory import is_out_of_memory
+from headrace.size_aware_batching.memory import CudaMeter, device_memory, is_out_of_memory
 
 HAS_CUDA = torch.cuda.is_available()
 
@@ -87,8 +87,14 @@ def test_what_does_not_fit_becomes_a_bound(place: tuple[Any, torch.device], capl
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if the input is not contiguous."),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
         RuntimeError("HIP out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory: you tried to allocate 8"),
         MemoryError(),
     ],
 )
@@ -122,6 +128,15 @@ def test_sizes_of_a_batch_of_any_kind() -> None:
         assert len(measure_peaks(torch.sum, [], memory)) == 0
         with pytest.raises(ValueError, match=r"the sizes of a batch must have shape \[n\] or \[n, k\]"):
             measure_peaks(torch.sum, [torch.ones(3, 5, 2)], memory)
+
+
+def test_the_current_device_gets_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    for device, expected in (("cuda", "cuda:2"), (torch.device("cuda"), "cuda:2"), ("cuda:1", "cuda:1")):
+        memory = device_memory(device)
+        assert isinstance(memory, CudaMeter)
+        assert memory.device == torch.device(expected)  # some of torch's functions take no device without one
 
 
 def test_only_devices_with_a_memory() -> None:

@@ -183,6 +183,83 @@ def test_what_runs_out_on_the_way_is_a_bound_and_leaves_no_trace() -> None:
             heavy(torch.ones(len(batch), int(lengths[batch].max()), 32))
 
 
+def test_a_step_after_one_that_ran_out_is_measured_with_the_optimizers_state() -> None:
+    layer = torch.nn.Linear(256, 256, bias=False)  # 256 KiB; Adam's state is 512 KiB
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    lengths = np.arange(10, 110)
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        spare = torch.empty(2**21) if len(batch) > 700 else None  # far more than the first points tell
+        layer(batch).square().sum().backward()
+        del spare
+        optimizer.step()
+
+    with SimulatedMemory(limit=6_000_000) as device:
+        found = fit_budget(
+            step,
+            lambda indices: torch.ones(len(indices) * int(lengths[indices].max()), 256),
+            lengths,
+            device,
+            memory="allocated",
+            model=layer,
+            optimizer=optimizer,
+        )
+        assert not optimizer.state
+        points = found.points
+        assert points is not None
+        assert found.calibration is not None
+        assert not points.fits.all()
+        fitting = points[points.fits] + found.calibration
+    batches = [[longest] * n for n, longest in zip(fitting.counts, fitting.largest[:, 0].astype(int), strict=True)]
+    with SimulatedMemory(limit=6_000_000) as device:
+        steady = measure_peaks(lambda sizes: step(torch.ones(sum(sizes), 256)), batches, device)
+    assert fitting.allocated.tolist() == steady.allocated.tolist()
+
+
+def test_the_worst_batch_runs_with_the_optimizers_state() -> None:
+    layer = torch.nn.Linear(256, 256, bias=False)  # Adam's state is made after the peak of the first step
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    sampler = DistributedSizeAwareBatchSampler(np.arange(10, 110), 1000)
+
+    def step(indices: Any) -> None:
+        optimizer.zero_grad()
+        layer(torch.ones(1000, 256)).square().sum().backward()
+        optimizer.step()
+
+    with SimulatedMemory() as device:
+        peak = int(measure_peaks(step, [[1]], device).allocated[0])
+    layer.zero_grad()
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    with (
+        SimulatedMemory(limit=peak - 1000),
+        pytest.raises(torch.OutOfMemoryError, match="batch 1 of its most expensive ones"),
+    ):
+        run_worst_batches(sampler, np.asarray, step, model=layer, optimizer=optimizer, k=1)
+    with SimulatedMemory(limit=peak):
+        run_worst_batches(sampler, np.asarray, step, model=layer, optimizer=optimizer, k=1)
+
+
+def test_what_the_steps_take_outside_the_allocator_is_not_in_the_budget() -> None:
+    class Kernels(SimulatedMemory):
+        """Loads kernels in the first step, as CUDA does: less is free from then on."""
+
+        loaded = 0
+
+        def start(self) -> None:
+            super().start()
+            self.loaded = 2_000_000
+
+        def total(self) -> int:
+            return super().total() - self.loaded
+
+    lengths = lengths_of(0, 300)
+    with Kernels(limit=40_000_000) as device:
+        found = fit_budget(Step(), shapes_of(lengths), lengths, device, memory="allocated")
+    assert found.capacity == 38_000_000
+    assert found.budget() == pytest.approx(0.95 * 38_000_000)
+
+
 def test_packed_steps_get_a_budget_of_tokens() -> None:
     lengths = lengths_of(3)
     with SimulatedMemory(limit=40_000_000) as device:

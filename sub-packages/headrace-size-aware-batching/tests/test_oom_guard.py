@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching import (
     OOMGuard,
@@ -20,6 +22,7 @@ from headrace.size_aware_batching import (
     PaddedCollate,
     SimulatedMemory,
     global_num_tokens,
+    oom_guard,
     token_weighted_loss,
 )
 from headrace.size_aware_batching._split import batch_length, split_batch
@@ -282,6 +285,26 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "norm",
+    [
+        torch.nn.BatchNorm1d(4, track_running_stats=False).eval(),  # takes those of the batch all the same
+        torch.nn.SyncBatchNorm(4),
+        torch.nn.InstanceNorm1d(4, track_running_stats=True),
+    ],
+)
+def test_statistics_of_the_batch_are_refused(norm: torch.nn.Module) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), norm)
+    with pytest.raises(ValueError, match="model must have no BatchNorm in training mode"):
+        OOMGuard(model, torch.optim.SGD(model.parameters()))
+
+
+def test_norms_of_single_samples_are_taken() -> None:
+    norms = torch.nn.InstanceNorm1d(4), torch.nn.InstanceNorm1d(4, track_running_stats=True).eval()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4), *norms)
+    OOMGuard(model, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize(
     ("options", "match"),
     [({"reduction": "max"}, "reduction must be one of"), ({"shrink": 1.0}, "shrink must be between")],
 )
@@ -290,13 +313,95 @@ def test_options_that_are_refused(options: dict[str, Any], match: str) -> None:
         OOMGuard(*make(), **options)
 
 
+class Unversioned(torch.optim.Optimizer):
+    """Writes through ``.data``, as kernels of other libraries do: no version of a tensor tells."""
+
+    def __init__(self, parameters: Any, fails_at: int) -> None:
+        super().__init__(parameters, {})
+        self.updates, self.fails_at = 0, fails_at
+
+    def step(self, closure: Any = None) -> Any:
+        self.updates += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+                if self.updates - 1 == self.fails_at:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_optimizer_whose_writes_are_not_seen_is_not_tried_again(copy: bool) -> None:
+    model, _ = make()
+    optimizer = Unversioned(model.parameters(), fails_at=1)
+    with OOMGuard(model, optimizer, copy_weights=copy) as guard:
+        guard.step(batches()[0], lambda part: model(part).square().mean())
+        if copy:
+            guard.step(batches()[1], lambda part: model(part).square().mean())
+            return
+        with pytest.raises(torch.OutOfMemoryError, match="may have stopped half-way, give copy_weights=True"):
+            guard.step(batches()[1], lambda part: model(part).square().mean())
+
+
+def test_gradients_that_a_failed_update_changed_are_put_back() -> None:
+    model, optimizer = make()
+    fails, update = Fails(0), optimizer.step
+
+    def step() -> None:
+        if not fails.count:
+            model[0].weight.grad.mul_(0.5)  # as Nesterov's momentum and the unscaling of fused kernels do
+        fails()
+        update()
+
+    optimizer.step = step
+    with OOMGuard(model, optimizer) as guard:
+        for batch in batches():
+            guard.step(batch, lambda part: model(part).square().mean())
+    assert len(guard.events) == 1
+    assert_equal(model, unsplit())
+
+
+def test_a_gradient_that_no_rank_has_stays_none_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(oom_guard, "_flat_gradients", no_room)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, _ = make()
+        model.append(torch.nn.Linear(2, 2))  # not used
+        weight = model[4].weight.detach().clone()
+        whole = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+        with OOMGuard(whole, optimizer) as guard:
+            guard.step(batches()[0], lambda part: model[:4](part).square().mean())
+        assert model[4].weight.grad is None
+        assert torch.equal(model[4].weight, weight)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_optimizers_that_are_sharded_are_refused() -> None:
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        """Has the name of torch's, which needs a process group."""
+
+    model, _ = make()
+    with pytest.raises(TypeError, match="optimizer must be one of this rank alone, got ZeroRedundancyOptimizer"):
+        OOMGuard(model, ZeroRedundancyOptimizer(model.parameters()))
+
+
 def test_sharded_weights_are_refused() -> None:
     class FullyShardedDataParallel(torch.nn.Linear):
         """Has the name of torch's, which needs a process group."""
 
-    model = torch.nn.Sequential(FullyShardedDataParallel(2, 2))
-    with pytest.raises(TypeError, match="got one whose weights are sharded"):
-        OOMGuard(model, torch.optim.SGD(model.parameters()))
+    class DeepSpeedEngine(torch.nn.Sequential):
+        """Has the name of DeepSpeed's."""
+
+    for model in (
+        torch.nn.Sequential(FullyShardedDataParallel(2, 2)),
+        DeepSpeedEngine(torch.nn.Linear(2, 2)),
+    ):
+        with pytest.raises(TypeError, match="got one whose weights are sharded"):
+            OOMGuard(model, torch.optim.SGD(model.parameters()))
 
 
 def test_random_numbers_of_a_failed_try_are_drawn_again() -> None:
@@ -337,6 +442,12 @@ def test_collated_batches_are_cut_at_their_samples(collate: Any, structure: Any)
     singles = [part for half in (first, second) for part in split_batch(half)]
     assert [batch_length(one) for one in singles] == [1, 1, 1, 2]
     assert split_batch(singles[0]) == [singles[0]]
+
+
+def test_a_packed_batch_with_fields_of_other_lengths_is_refused() -> None:
+    batch = {"x": torch.arange(6)[None], "cu_seqlens": torch.tensor([0, 2, 6])}  # [1, total]
+    with pytest.raises(ValueError, match=r"x must have 6 tokens or 2 samples in dimension 0, got shape \[1, 6\]"):
+        split_batch(batch)
 
 
 def test_lists_and_numbers_in_a_batch() -> None:

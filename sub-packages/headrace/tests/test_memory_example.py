@@ -18,7 +18,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.nightly  # the snippets of docs/memory.md are the default proof
+@pytest.mark.nightly  # the snippets of docs/how-to/memory.md are the default proof
 def test_planned_batches_fit_and_waste_less(tmp_path: Path) -> None:
     result = run("--samples", "400", "--limit", "24", "--out", str(tmp_path / "memory.png"))
     assert result.returncode == 0, result.stderr

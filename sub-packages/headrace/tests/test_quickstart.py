@@ -67,12 +67,24 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
     picture = tmp_path / "out" / "report.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
+    what_it_says_to_do_next_works(first.stdout, files[0], tmp_path)
     shards = sorted((tmp_path / "out").rglob("*.tar"))
     written = [path.stat().st_mtime_ns for path in shards]
     assert shards
     again = [word if word != "20000" else "1000" for word in options]  # one batch: refused once the shards are there
     assert quickstart("", *again).returncode == 2
     assert [path.stat().st_mtime_ns for path in shards] == written
+
+
+def what_it_says_to_do_next_works(stdout: str, data: Path, folder: Path) -> None:
+    _, *commands, last = stdout[stdout.index("Next, ") :].splitlines()
+    assert len(commands) == 3
+    for command in commands:
+        words = command.replace("DATA", str(data)).replace("MEMBER", "seq.txt")
+        done = subprocess.run(words, shell=True, cwd=folder, text=True, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "2,048" in done.stdout  # the budget, in the report of the batches
+    assert Path(last.split(": ")[1]).is_file()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.webdatamodule import IndexedWebDataModule, index_shards, write_tars
+from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, index_shards, write_tars
 
 N, BUDGET = 300, 100
 
@@ -34,3 +35,19 @@ def test_sequential_validation_sees_every_sample_in_every_epoch(tmp_path: Path, 
     assert sorted(key for batch in epochs[0] for key in batch) == written
     assert epochs[1:] == epochs[:1] * 3
     module.teardown("validate")
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_evaluation_that_would_lose_or_repeat_samples_is_refused(tail: Literal["drop", "pad"]) -> None:
+    lengths = [5 + 37 * n % 90 for n in range(203)]
+    batches = partial(DistributedSizeAwareBatchSampler, max_total_size=1000, tail=tail)
+    data = {"train": range(203), "val": range(203)}
+    module = MapDataModule(data, sizes=lengths, batch_sampler=batches, num_replicas=4, rank=0)
+    module.setup("fit")
+    assert len(module.train_dataloader()) > 1
+    with pytest.raises(ValueError, match=rf"every sample once for evaluation, got tail='{tail}': give validation"):
+        module.val_dataloader()
+    whole = {"train": batches, "val": partial(batches, tail="split")}
+    module = MapDataModule(data, sizes=lengths, batch_sampler=whole, num_replicas=4, rank=0)
+    module.setup("fit")
+    assert len(module.val_dataloader()) > 1

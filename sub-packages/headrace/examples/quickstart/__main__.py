@@ -117,6 +117,16 @@ def train(name: str, data: Any, sizes: NDArray[np.int64], batches: Batches, budg
     )
 
 
+def next_steps(budget: int) -> str:
+    """Return what to do next, with data of one's own."""
+    tools = Path(sysconfig.get_path("scripts"))
+    return f"""Next, your own data: a FASTA file, an LMDB or a folder DATA, whose samples have a MEMBER such as seq.txt
+  {tools / "headrace-shards"} pack DATA shards
+  {tools / "headrace-shards"} sizes shards MEMBER > sizes.txt
+  {tools / "headrace-batches"} sizes.txt --budget {budget}
+The last one shows how full your batches would be. Then train on them: {HERE / "docs" / "tutorial.md"}"""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the job and return the exit status."""
     options = arguments(words)
@@ -147,16 +157,16 @@ def main(words: Sequence[str] | None = None) -> int:
         fixed = DataLoader(samples, batch_sampler=batches, collate_fn=padded)
         runs.append(train(name, module if name == "headrace" else fixed, sizes, batches, options.budget))
     rows = shares(by_source, sampler)
-    picture(runs, rows, options.out / "report.png")
     print(f"\nThe mixture\n{share_table(rows)}\n\nThe same {sum(runs[0].counts):,} samples\n{run_table(runs)}\n")
-    print(f"picture: {options.out / 'report.png'}\n\nThe same training once more, killed half-way and resumed")
+    print("The same training once more, killed half-way and resumed")
     job = {
         "folders": {name: str(folder) for name, folder in folders.items()},
         **{name: getattr(options, name) for name in ("tokens", "budget", "max_length")},
     }
     keys = [samples.key(index) for index in draws.tolist()]
     outcome = killed_and_resumed(keys, len(ways["headrace"]), options.out / "checkpoints", job)
-    print(outcome)
+    picture(runs, rows, outcome, options.out / "report.png")
+    print(f"{outcome}\n\npicture: {options.out / 'report.png'}\n\n{next_steps(options.budget)}")
     return int(bool(outcome.lost or outcome.repeated))
 
 

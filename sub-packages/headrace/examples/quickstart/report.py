@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from resuming import Outcome
 
 BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e8833a", "#c9ced6", "#b3261e"
 
@@ -94,11 +95,13 @@ def share_row(share: Share) -> list[str]:
     return [share.name, f"{share.size:,}", f"{share.asked:,.1f}", f"{share.drawn:,}", *parts]
 
 
-def picture(runs: Sequence[Run], shares: Sequence[Share], path: Path) -> None:
-    """Draw the comparison into a PNG file."""
+def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path: Path) -> None:
+    """Draw the comparison, and what became of the run that was killed, into a PNG file."""
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
-        figure = Figure(figsize=(13, 8.5), layout="constrained")
-        axes = figure.subplots(2, 2)
+        figure = Figure(figsize=(13, 10.5), layout="constrained")
+        grid = figure.add_gridspec(3, 2, height_ratios=[1, 1, 0.35])
+        axes = grid[:2, :].subgridspec(2, 2).subplots(squeeze=False)
+        draw_outcome(figure.add_subplot(grid[2, :]), outcome)
         draw_tokens(axes[0, 0], runs)
         draw_time(axes[0, 1], runs)
         draw_steps(axes[1, 0], runs)
@@ -155,3 +158,19 @@ def draw_shares(axes: Axes, shares: Sequence[Share]) -> None:
     axes.set(title="The mixture", ylabel="share of the tokens")
     axes.margins(y=0.3)  # room for the legend
     axes.legend(frameon=False)
+
+
+def draw_outcome(axes: Axes, outcome: Outcome) -> None:
+    """Draw which steps the process that was killed trained, and which the one that resumed."""
+    saved, killed, steps = outcome.resumed_from, outcome.killed_at, outcome.steps
+    rows = {"first process": (0, saved, BLUE), "second process": (saved, steps, ORANGE)}
+    for row, (begin, end, color) in enumerate(rows.values()):
+        axes.broken_barh([(begin, end - begin)], (row - 0.35, 0.7), color=color)
+    axes.broken_barh([(saved, killed - saved)], (-0.35, 0.7), color=GREY)
+    axes.plot(killed, 0, "X", color=RED, markersize=11)
+    axes.annotate(f" killed at step {killed}; its last checkpoint is of step {saved}", (killed, 0), (10, 0),
+                  textcoords="offset points", va="center")  # fmt: skip
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    title = f"Killed and resumed: {outcome.lost} samples lost, {outcome.repeated} repeated"
+    axes.set(title=title, xlabel="step of the epoch", xlim=(0, steps))

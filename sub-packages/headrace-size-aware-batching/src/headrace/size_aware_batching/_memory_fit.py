@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MOST_TERMS = 6  # each subset of them is tried
+ROUNDING = 1e-12  # by which a power in Python and one of an array may differ, as a share
 _FACTOR = re.compile(r"(n|[LS]\d*)(?:\^(\d))?")
 
 
@@ -87,6 +88,28 @@ class MemoryCost:
     factor: float
     most: tuple[float, tuple[float, ...], tuple[float, ...]] | None
 
+    @classmethod
+    def of_dict(cls, found: dict[str, Any]) -> "MemoryCost":
+        """Return what ``dataclasses.asdict`` made into a dict, through JSON as well.
+
+        Raises:
+            ValueError: If a value is not allowed. Of KeyError, TypeError, IndexError, one where the dict is another.
+        """
+        terms = tuple(Term.parse(term["name"], len(term["largest"])) for term in found["terms"])
+        slopes = tuple(map(float, found["slopes"]))
+        intercept, floor, factor = (float(found[name]) for name in ("intercept", "floor", "factor"))
+        most = None
+        if found["most"] is not None:
+            count, columns, values = found["most"]
+            most = float(count), tuple(map(float, columns)), tuple(map(float, values))
+        numbers = [*slopes, intercept, floor, factor, *([most[0], *most[1], *most[2]] if most else [])]
+        if not all(map(math.isfinite, numbers)) or min((*slopes, floor, factor - 1)) < 0:
+            raise ValueError("the numbers of cost must be finite, slopes and floor >= 0, and factor >= 1")
+        lengths = [len(slopes)] + ([len(most[2])] if most else [])
+        if not terms or set(lengths) != {len(terms)} or (most and len(most[1]) != len(terms[0].largest)):
+            raise ValueError("cost must have a slope and a largest value for each feature")
+        return cls(terms, slopes, intercept, floor, factor, most)
+
     def __call__(self, count: int, largest: Any) -> float:
         """Return the bytes that a batch of ``count`` samples needs, the largest of which has this size."""
         sizes = largest.tolist() if isinstance(largest, np.ndarray | np.generic | torch.Tensor) else largest
@@ -96,7 +119,7 @@ class MemoryCost:
             count_most, column_most, term_most = self.most
             if count > count_most or any(map(float.__gt__, map(float, columns), column_most)):
                 return math.inf
-            if any(map(float.__gt__, values, term_most)):
+            if any(value > (1 + ROUNDING) * most for value, most in zip(values, term_most, strict=True)):
                 return math.inf
         linear = self.intercept + sum(map(float.__mul__, self.slopes, values))
         return self.factor * max(self.floor, linear)

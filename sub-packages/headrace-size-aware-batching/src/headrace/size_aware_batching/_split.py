@@ -15,7 +15,8 @@ def split_batch(batch: Any) -> list[Any]:
         Two batches, or the batch alone where it holds one sample.
 
     Raises:
-        ValueError: If the fields have different lengths.
+        ValueError: If the fields have different lengths, or those of a packed batch neither a token nor a sample in
+            each row.
 
     >>> [half["x"].tolist() for half in split_batch({"x": torch.arange(3), "scale": 2.0})]
     [[0], [1, 2]]
@@ -90,6 +91,11 @@ def _cut(batch: Any, samples: int, start: int, stop: int, offsets: list[int] | N
             return batch[start : stop + 1] - batch[start]
         if offsets is not None and batch.ndim and len(batch) == offsets[-1]:
             return batch[offsets[start] : offsets[stop]]
+        if offsets is not None and batch.ndim and len(batch) != samples:
+            raise ValueError(
+                f"{name or 'a field'} must have {offsets[-1]} tokens or {samples} samples in dimension 0, got shape "
+                f"{list(batch.shape)}: give OOMGuard split= and length= for batches of this kind"
+            )
         return batch[start:stop] if batch.ndim else batch
     if isinstance(batch, Mapping):
         return {key: _cut(value, samples, start, stop, offsets, str(key)) for key, value in batch.items()}

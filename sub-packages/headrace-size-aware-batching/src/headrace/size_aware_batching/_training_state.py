@@ -33,6 +33,33 @@ class HostCopy:
         local.copy_(torch.from_numpy(self.bytes).view(local.dtype).reshape(local.shape))
 
 
+def gradient_copies(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, HostCopy]]:
+    """Return the gradients there are with copies of them; sparse ones are left out."""
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+    return [(gradient, HostCopy(gradient)) for gradient in gradients]
+
+
+class DictCopy:
+    """The values of a dict: the bytes of its tensors, which stay the same objects, and copies of all else."""
+
+    def __init__(self, values: dict[str, Any], leave: str = "") -> None:
+        self.leave = leave
+        self.copies = {
+            key: (value, HostCopy(value) if isinstance(value, torch.Tensor) else deepcopy(value))
+            for key, value in values.items()
+            if key != leave
+        }
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Put the values back, and drop those that are new."""
+        for key in set(values) - set(self.copies) - {self.leave}:
+            del values[key]
+        for key, (value, copy) in self.copies.items():
+            if isinstance(copy, HostCopy):
+                copy.restore(value)
+            values[key] = value if isinstance(copy, HostCopy) else deepcopy(copy)
+
+
 class OptimizerCopy:
     """The parameters that an optimizer changes, its state and its options.
 
@@ -43,15 +70,8 @@ class OptimizerCopy:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.parameters = [(p, HostCopy(p)) for group in optimizer.param_groups for p in group["params"]]
-        self.options = [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        self.state = {
-            parameter: {key: HostCopy(v) if isinstance(v, torch.Tensor) else deepcopy(v) for key, v in entry.items()}
-            for parameter, entry in optimizer.state.items()
-        }
-        self.tensors = {
-            parameter: {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}
-            for parameter, entry in optimizer.state.items()
-        }
+        self.options = [DictCopy(group, leave="params") for group in optimizer.param_groups]
+        self.state = {parameter: DictCopy(entry) for parameter, entry in optimizer.state.items()}
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -59,18 +79,11 @@ class OptimizerCopy:
         for parameter, copy in self.parameters:
             copy.restore(parameter)
         for group, options in zip(self.optimizer.param_groups, self.options, strict=True):
-            group.update(deepcopy(options))
+            options.restore(group)
         for parameter in [p for p in self.optimizer.state if p not in self.state]:
             del self.optimizer.state[parameter]
         for parameter, entry in self.state.items():
-            current = self.optimizer.state[parameter]
-            current.clear()
-            for key, value in entry.items():
-                if isinstance(value, HostCopy):
-                    current[key] = self.tensors[parameter][key]
-                    value.restore(current[key])
-                else:
-                    current[key] = deepcopy(value)
+            entry.restore(self.optimizer.state[parameter])
 
 
 class TrainingState:
@@ -86,12 +99,14 @@ class TrainingState:
         self.parameters = [] if model is None else list(model.parameters())
         tensors = [] if model is None else [*self.parameters, *model.buffers()]
         self.tensors = [(tensor, HostCopy(tensor)) for tensor in tensors]
+        modules = () if model is None else model.modules()
+        self.buffers = [(module, dict(module.named_buffers(recurse=False))) for module in modules]
         self.gradients = [None if p.grad is None else (p.grad, HostCopy(p.grad)) for p in self.parameters]
         self.random: tuple[Any, ...] = (
             random.getstate(),
             np.random.get_state(),  # noqa: NPY002 -- users' augmentations draw from it
             torch.get_rng_state(),
-            torch.cuda.get_rng_state() if _uses_cuda() else None,
+            torch.cuda.get_rng_state_all() if _uses_cuda() else [],  # the current device may be another one
         )
 
     @torch.no_grad()
@@ -103,14 +118,19 @@ class TrainingState:
                 gradient[1].restore(gradient[0])
         for tensor, copy in self.tensors:
             copy.restore(tensor)
+        for module, buffers in self.buffers:
+            for name, buffer in buffers.items():
+                current = getattr(module, name, None)  # one of another shape is a cache that has grown
+                if current is not buffer and current is not None and current.shape == buffer.shape:
+                    setattr(module, name, buffer)
         for optimizer in self.optimizers:
             optimizer.restore()
-        python, numbers, torch_state, cuda = self.random
+        python, numbers, torch_state, devices = self.random
         random.setstate(python)
         np.random.set_state(numbers)  # noqa: NPY002 -- see above
         torch.set_rng_state(torch_state)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._training_state import unchanged
 from headrace.size_aware_batching.memory import free_memory, out_of_memory
-from headrace.size_aware_batching.memory_budget import refuse_worst, unsynchronized
+from headrace.size_aware_batching.memory_budget import refuse_worst, unsynchronized, with_optimizer_state
 from headrace.size_aware_batching.oom_guard import OOMEvent, OOMGuard
 
 try:
@@ -30,7 +30,8 @@ class WorstBatchesFirst(Callback):
     """Runs the most expensive batches of the epoch before the training begins: it runs out of memory now or not at all.
 
     Weights, optimizer state, random state and logged metrics are afterwards as if nothing had happened. Every rank runs
-    the same batches, and all raise if one of them runs out.
+    the same batches, and all raise if one of them runs out. Where the optimizer has no state yet, the most expensive
+    batch runs twice.
 
     Args:
         k: How many batches.
@@ -65,7 +66,7 @@ class WorstBatchesFirst(Callback):
             for name in ("log", "log_dict"):  # these batches are no part of the training's figures
                 pl_module.__dict__[name] = nothing
                 stack.callback(pl_module.__dict__.pop, name)
-            for number, indices in enumerate(sampler.worst_batches(self.k), 1):
+            for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
                 failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
                 refuse_worst(sampler, indices, number, failed, ranks)
         pl_module.zero_grad(set_to_none=True)

@@ -19,11 +19,15 @@ SizesOf: TypeAlias = Callable[[Any], Any]  # a batch -> the sizes of its samples
 _NAMED = 10  # items that the closing message names; each has had a warning of its own
 _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, HIP and XPU, the driver and NCCL
-    "alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUSOLVER_STATUS_
+    "alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUSOLVER_STATUS_, CUFFT_
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ and _HOST_
     "cublas_status_not_initialized",  # cublasCreate found no room for its workspace
-    "cudnn_status_internal_error_host_allocation",
     "cusparse_status_insufficient_resources",
+    "cudnn_status_not_supported",  # and what torch says where no algorithm of cuDNN gets its workspace
+    "unable to find an engine to execute this computation",
+    "unable to find a valid cudnn algorithm",
     "can't allocate memory",  # torch's allocator on the CPU
+    "not enough memory: you tried to allocate",  # and that of Windows
 )
 
 
@@ -165,7 +169,8 @@ def _cuda_device(device: torch.device | str) -> torch.device:
         )
     if not torch.cuda.is_available():
         raise RuntimeError(f"device is {found}, but torch.cuda.is_available() is False here: use a GPU machine")
-    return found
+    # Some of torch's functions about memory refuse a device without a number.
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
 
 
 def device_memory(device: torch.device | str | DeviceMemory) -> DeviceMemory:
@@ -250,6 +255,20 @@ class Peaks:
             peaks if reserved is None else np.array(reserved, np.int64),
             np.ones(len(peaks), np.bool_) if fits is None else np.array(fits, np.bool_),
         )
+
+    @classmethod
+    def of_lists(cls, found: dict[str, Any], columns: int) -> "Peaks":
+        """Return the peaks whose fields were turned into lists, for sizes of so many columns.
+
+        Raises:
+            ValueError: If the lists do not belong together.
+        """
+        kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
+        arrays = {field.name: np.array(found[field.name], kinds.get(field.name, np.int64)) for field in fields(cls)}
+        arrays |= {name: arrays[name].reshape(-1, columns) for name in ("largest", "sums")}
+        if len(lengths := {array.shape[0] if array.ndim else -1 for array in arrays.values()}) > 1:
+            raise ValueError(f"peaks must have as many rows in every field, got {sorted(lengths)}")
+        return cls(**arrays)
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from headrace.size_aware_batching._budget import largest_count
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sizes import read_sizes
-from headrace.size_aware_batching._training_state import Optimizers, unchanged
+from headrace.size_aware_batching._training_state import Optimizers, TrainingState, as_optimizers, unchanged
 from headrace.size_aware_batching._validation import log_info, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import (
@@ -160,14 +160,13 @@ def fit_budget(
     calibration = whole_number("calibration", calibration) or 1
     found = BatchMemoryModel(features, coverage=coverage, memory=memory)
     with unchanged(model, optimizer) as before, unsynchronized(model):
-        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before)
-        budget = target * probes.capacity
+        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before, target)
         anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
         with tqdm(
             total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
         ) as bar:
-            points = _explore(found, probes, anchors, budget, whole_number("max_items", max_items) or 2**31, bar)
-            tested = _calibrate(found, points, probes, budget, calibration, max_items, seed, bar)
+            points = _explore(found, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
+            tested = _calibrate(found, points, probes, calibration, max_items, seed, bar)
     found.fit(points, tested)
     found.capacity, found.reserve = probes.capacity, 1 - target
     return found
@@ -186,7 +185,8 @@ def run_worst_batches(
     """Run the most expensive batches of the epoch before the training: if it can run out of memory, it does so now.
 
     Weights, optimizer state and random states are afterwards as they were before. Every rank runs the same batches, and
-    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile.
+    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile. Where the
+    optimizer has no state yet, the most expensive batch runs twice: its first step makes that state, at the end.
 
     Args:
         sampler: The sampler of the training.
@@ -213,11 +213,17 @@ def run_worst_batches(
     """
     ranks = Ranks(mesh=mesh)
     with unchanged(model, optimizer), unsynchronized(model):
-        for number, batch in enumerate(sampler.worst_batches(k), 1):
+        for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = np.array(batch, np.int64)
             failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
             refuse_worst(sampler, batch, number, failed, ranks)
     free_memory()
+
+
+def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[tuple[int, list[int]]]:
+    """Number the batches from 1; the worst one comes twice where its first step is the one that makes the state."""
+    numbered = list(enumerate(worst, 1))
+    return numbered if all(each.state for each in as_optimizers(optimizer)) else [*numbered[:1], *numbered]
 
 
 def refuse_worst(
@@ -265,16 +271,28 @@ class _Probes:
         device: The device or its memory.
         ranks: The data-parallel ranks.
         before: What to go back to after a step that failed half-way.
+        target: Share of the memory that batches may take.
     """
 
     def __init__(
-        self, work: Callable[[Any], object], sizes: NDArray[Any], device: Any, ranks: Ranks, before: Any
+        self,
+        work: Callable[[Any], object],
+        sizes: NDArray[Any],
+        device: Any,
+        ranks: Ranks,
+        before: TrainingState,
+        target: float,
     ) -> None:
-        self.work, self.sizes, self.ranks, self.before = work, sizes, ranks, before
+        self.work, self.sizes, self.ranks, self.before, self.target = work, sizes, ranks, before, target
         self.memory = device_memory(device)
         self.capacity: int = min(gathered(ranks, self.memory.total()))
         self._too_large: list[NDArray[np.float64]] = []
         self._warm = False
+
+    @property
+    def budget(self) -> float:
+        """Bytes that a batch may need."""
+        return self.target * self.capacity
 
     def measure(self, batch: NDArray[np.int64]) -> Peaks:
         """Return the peaks of one batch: the largest over the ranks."""
@@ -286,20 +304,21 @@ class _Probes:
             for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
                 failed, *peaks = attempt(self.work, batch, self.memory, None)
             self._warm = True
-            answers = gathered(self.ranks, [failed, *peaks])
+            answers = gathered(self.ranks, [failed, *peaks, self.memory.total()])
+            # Kernels and buffers of libraries take memory outside torch's allocator, most of it in the first steps.
+            self.capacity = min(self.capacity, *(answer[3] for answer in answers))
             failed = next((answer[0] for answer in answers if answer[0] is not None), None)
             if failed is None:
                 fits, allocated, reserved = True, *(max(answer[at] for answer in answers) for at in (1, 2))
             else:
-                self.before.restore()
+                self.before.restore()  # drops the optimizer's state where there was none before: warm up again
+                self._warm = False
                 self._too_large.append(features)
                 log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
         return Peaks.of([sizes], [allocated], [reserved], [fits])
 
 
-def _explore(
-    found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], budget: float, most: int, bar: Any
-) -> Peaks:
+def _explore(found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
     """Measure one and two samples of each size, then as many as ever larger shares of the budget seem to take."""
     small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
     small.sort(key=lambda batch: padded_area(probes.sizes, batch))
@@ -316,7 +335,7 @@ def _explore(
             cost = _provisional(found, points).cost(extrapolate=True)
             one = np.asarray(probes.sizes[order[place]], np.float64)
             area = _GROWTH * float((points.counts * points.largest.sum(axis=1)).max()) / max(float(one.sum()), 1e-9)
-            count = largest_count(cost, share * budget, one if one.ndim else one.item(), min(most, int(area)))
+            count = largest_count(cost, share * probes.budget, one if one.ndim else one.item(), min(most, int(area)))
             if count and not ((points.counts == count) & (points.largest == one).all(axis=1)).any():
                 points += probes.measure(neighbours(order, place, count))
             bar.update()
@@ -327,7 +346,6 @@ def _calibrate(
     found: BatchMemoryModel,
     points: Peaks,
     probes: _Probes,
-    budget: float,
     wanted: int,
     max_items: int | None,
     seed: int,
@@ -341,7 +359,7 @@ def _calibrate(
         options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
     shapes: dict[bytes, NDArray[np.int64]] = {}
     for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
-        share = (1 - 0.02 * attempts) * budget
+        share = (1 - 0.02 * attempts) * probes.budget
         limit = max(1.0, provisional.max_total(share)) if packed else share
         plan = DistributedSizeAwareBatchSampler(probes.sizes, limit, seed=seed + attempts, **options).plan()
         for batch in plan:
@@ -350,7 +368,7 @@ def _calibrate(
         if len(shapes) >= 2 * wanted:
             break
     if not shapes:
-        raise ValueError(f"sizes must have samples that fit into {budget:,.0f} bytes, got none: see the log")
+        raise ValueError(f"sizes must have samples that fit into {probes.budget:,.0f} bytes, got none: see the log")
     batches = list(shapes.values())
     drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted)
     tested = points[:0]

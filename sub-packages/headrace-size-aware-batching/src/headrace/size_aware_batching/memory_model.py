@@ -2,6 +2,7 @@
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._budget import largest_count
 from headrace.size_aware_batching._memory_fit import (
     MOST_TERMS,
+    ROUNDING,
     MemoryCost,
     MemoryReport,
     Term,
@@ -22,7 +24,7 @@ from headrace.size_aware_batching._memory_fit import (
     fit_floor,
 )
 from headrace.size_aware_batching._sizes import number_vector
-from headrace.size_aware_batching._validation import one_of, real_number, shown, warn
+from headrace.size_aware_batching._validation import one_of, real_number, shown, warn, whole_number
 from headrace.size_aware_batching.memory import DeviceMemory, Peaks, device_memory
 
 Floats = NDArray[np.float64]
@@ -273,6 +275,10 @@ class BatchMemoryModel:
         if calibration is None:
             held_out = _one_of_two(peaks, seed)
             calibration, peaks = peaks[held_out], peaks[~held_out]
+        if len(everything) and (least := int(self._bytes(everything).min())) <= 0:
+            raise ValueError(
+                f"peaks must be greater than 0 bytes, got {least}: does the step run on the device that was measured?"
+            )
         columns = everything.largest.shape[1]
         terms = tuple(Term.parse(text, columns) for text in self.features or default_terms(columns))
         points, tested, bounds = peaks[peaks.fits], calibration[calibration.fits], everything[~everything.fits]
@@ -289,8 +295,8 @@ class BatchMemoryModel:
             tuple(_values(terms, seen).max(axis=0).tolist()),
         )
         bare = MemoryCost(terms, tuple(slopes.tolist()), intercept, floor, 1.0, most)
-        # The largest of m errors lies a little below the largest there is.
-        margin = (1 + 1 / len(tested)) * max(0.0, conformal_margin(self._errors(bare, tested), self.coverage))
+        margin = max(0.0, conformal_margin(self._errors(bare, tested), self.coverage))
+        margin *= 1 + 1 / len(tested)  # the largest of m errors lies a little below the largest there is
         margin = max([margin, *self._errors(bare, bounds).tolist()])
         self.points, self.calibration = points + bounds, tested
         self._cost = MemoryCost(terms, bare.slopes, intercept, floor, 1 + margin, most)
@@ -321,7 +327,7 @@ class BatchMemoryModel:
             names = ["n", *(f"L{column}" for column in range(len(columns))), *(term.name for term in cost.terms)]
             found = [float(count), *columns.tolist(), *values]
             for name, value, most in zip(names, found, [cost.most[0], *cost.most[1], *cost.most[2]], strict=True):
-                if value > most:
+                if value > (1 + ROUNDING) * most:
                     raise ValueError(
                         f"the batch must lie within what was measured, got {name} = {value:g}, the largest measured is "
                         f"{most:g}: measure larger batches, or give extrapolate=True"
@@ -379,9 +385,7 @@ class BatchMemoryModel:
         """
         if device is None and self.capacity is None:
             raise ValueError("device must be given to budget() where the model does not come from fit_budget, got None")
-        reserve = self.reserve if reserve is None else reserve
-        if not 0 <= reserve < 1:
-            raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
+        reserve = self.reserve if reserve is None else checked_reserve(reserve)
         capacity = self.capacity if device is None else device_memory(device).total()
         return float(capacity or 0) * (1 - reserve)
 
@@ -413,7 +417,7 @@ class BatchMemoryModel:
         draw_memory(path, predicted, [self._bytes(peaks) for peaks in drawn], drawn[0].fits, cost.factor, budget)
 
     def save(self, path: str | Path) -> None:
-        """Write the model, with its measurements, to a JSON file."""
+        """Write the model, with its measurements, to a JSON file, which is whole at any moment."""
         measured = {
             name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
             for name in ("points", "calibration")
@@ -421,7 +425,12 @@ class BatchMemoryModel:
         names = ("features", "coverage", "memory", "capacity", "reserve")
         options = {name: getattr(self, name) for name in names}
         text = json.dumps({"format": _FORMAT, **options, "cost": asdict(self.cost()), **measured}, indent=1)
-        Path(path).write_text(text, encoding="utf-8")
+        part = Path(f"{path}.{secrets.token_hex(4)}.part")  # ranks may write at the same time
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -435,20 +444,14 @@ class BatchMemoryModel:
             if found["format"] != _FORMAT:
                 raise ValueError(f"format {found['format']}")
             model = cls(found["features"], coverage=found["coverage"], memory=found["memory"])
-            model.capacity, model.reserve = found["capacity"], found["reserve"]
-            cost = found["cost"]
-            most = cost["most"] and (cost["most"][0], tuple(cost["most"][1]), tuple(cost["most"][2]))
-            terms = tuple(Term.parse(term["name"], len(term["largest"])) for term in cost["terms"])
-            model._cost = MemoryCost(**{**cost, "terms": terms, "slopes": tuple(cost["slopes"]), "most": most})
+            model.capacity, model.reserve = (
+                whole_number("capacity", found["capacity"]),
+                checked_reserve(found["reserve"]),
+            )
+            model._cost = MemoryCost.of_dict(found["cost"])
             for name in ("points", "calibration"):
-                kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
-                arrays: dict[str, Any] = {
-                    key: np.array(rows, kinds.get(key, np.int64)) for key, rows in found[name].items()
-                }
-                columns = len(model._cost.terms[0].largest)
-                arrays.update({key: arrays[key].reshape(-1, columns) for key in ("largest", "sums")})
-                setattr(model, name, Peaks(**arrays))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+                setattr(model, name, Peaks.of_lists(found[name], len(model._cost.terms[0].largest)))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"{path} must be a file that BatchMemoryModel.save wrote: {error!r}") from None
         return model
 
@@ -473,6 +476,13 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
     """Return the terms of each batch, shape ``[m, t]``."""
     counts = peaks.counts.astype(np.float64)
     return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
+
+
+def checked_reserve(reserve: Any) -> float:
+    """Return the share of a memory that is left free."""
+    if not 0 <= reserve < 1:
+        raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
+    return float(reserve)
 
 
 def _one_of_two(peaks: Peaks, seed: int) -> NDArray[np.bool_]:

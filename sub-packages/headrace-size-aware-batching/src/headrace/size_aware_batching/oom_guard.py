@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching._split import batch_elements, batch_length, batch_shapes, split_batch
-from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState
+from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching._validation import one_of
 from headrace.size_aware_batching.memory import describe, free_memory, out_of_memory
 from headrace.size_aware_batching.memory_budget import unsynchronized
@@ -50,7 +50,8 @@ class OOMGuard:
     The result is that of the whole batch but for rounding: parameters after a rescued step equal those of the unsplit
     one within 1e-12 in float64. That holds for losses that are sums over the samples (or tokens), and means of them;
     not for a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, since its
-    output depends on the whole batch. Dropout draws other numbers for parts than for the whole.
+    output depends on the whole batch. Dropout draws other numbers for parts than for the whole, and buffers that the
+    forward pass changes (running statistics of your own) change once for every part and every try.
 
     Under ``DistributedDataParallel`` each rank splits its own batch, or does not; the ranks agree on whether all
     succeeded, reduce their gradients with one explicit all-reduce, and agree again after the optimizer, so that no rank
@@ -61,6 +62,8 @@ class OOMGuard:
 
     An optimizer that runs out of memory is tried again. Its first step, in which optimizers allocate their state, is
     taken back from a copy on the host if it had changed weights already; later ones only with ``copy_weights=True``.
+    Without it, only optimizers of ``torch.optim`` are tried again: those of other libraries may write unseen.
+    A ``GradScaler`` has no place in it: use bfloat16, or in Lightning ``OOMRescue``, which takes ``"16-mixed"``.
 
     Args:
         model: The model; a ``DistributedDataParallel`` must be given as such.
@@ -83,7 +86,8 @@ class OOMGuard:
         copy_weights: Whether to copy weights and optimizer state to the host before every update, not the first alone.
 
     Raises:
-        TypeError: If the model's parameters are sharded (FSDP): these gather their weights in step.
+        TypeError: If the model's parameters are sharded (FSDP, DeepSpeed), or the optimizer's state is
+            (``ZeroRedundancyOptimizer``): their ranks work in step.
         ValueError: If an argument has a value that is not allowed, or BatchNorm is in training mode.
 
     Example:
@@ -116,8 +120,12 @@ class OOMGuard:
         one_of("reduction", reduction, ("mean", "sum", "scaled"))
         if not 0 < shrink < 1:
             raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
-        if any(hasattr(p, "to_local") for p in model.parameters()) or _is_fsdp(model):
+        if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
             raise TypeError("model must be a plain one or a DistributedDataParallel, got one whose weights are sharded")
+        if "ZeroRedundancyOptimizer" in _names(optimizer):
+            raise TypeError(
+                "optimizer must be one of this rank alone, got ZeroRedundancyOptimizer: its ranks update in step"
+            )
         self.model, self.optimizer, self.reduction = model, optimizer, reduction
         self.split, self.length, self.cost = split or split_batch, length or batch_length, cost or batch_elements
         self.count, self.indices, self.sizes_of = count or self.length, indices, sizes_of
@@ -126,13 +134,12 @@ class OOMGuard:
         self.steps = 0
         self.phase = "forward"
         self._updated = False
-        self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
         self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
         self._entered: ExitStack | None = None
         self.refuse_batch_norm()
         if self._group is not None:  # made now: there may be no memory later
             device = next(model.parameters()).device
-            self._message = torch.zeros(4, dtype=torch.float64, device=device)
             self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
 
     def __enter__(self) -> "OOMGuard":
@@ -227,7 +234,9 @@ class OOMGuard:
             torch.OutOfMemoryError: If it fails again, or weights have changed without a copy; on all ranks.
         """
         copy = OptimizerCopy(self.optimizer) if self.copy_weights or not self._updated else None
-        tensors = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [] if copy is None else gradient_copies(parameters)
+        tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
         keys = {parameter: set(entry) for parameter, entry in self.optimizer.state.items()}
         tensors += [v for entry in self.optimizer.state.values() for v in entry.values() if isinstance(v, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
@@ -238,8 +247,12 @@ class OOMGuard:
             self._record(None, "optimizer", failed)
             if copy is not None:
                 copy.restore()
+                for gradient, before in gradients:
+                    before.restore(gradient)
             elif any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
                 lost = f"the optimizer stopped half-way, give copy_weights=True: {failed}"
+            elif not _raises_versions(self.optimizer):
+                lost = f"the optimizer may have stopped half-way, give copy_weights=True: {failed}"
             else:
                 for parameter, entry in list(self.optimizer.state.items()):
                     for key in set(entry) - keys.get(parameter, set()):
@@ -254,10 +267,11 @@ class OOMGuard:
 
     def refuse_batch_norm(self) -> None:
         """Refuse a model with BatchNorm in training mode: its output depends on the whole batch."""
-        if any(module.training for module in self._norms):
+        if any(map(_takes_statistics, self._norms)):
             raise ValueError(
-                "model must have no BatchNorm in training mode, since a part of a batch has other statistics than the "
-                "whole: use LayerNorm or GroupNorm, or put these modules into eval()"
+                "model must have no BatchNorm in training mode or without running statistics, and no InstanceNorm that "
+                "tracks them, since a part of a batch has other statistics than the whole: use LayerNorm or GroupNorm, "
+                "or put these modules into eval()"
             )
 
     def _within_budget(self, batch: Any) -> list[Any]:
@@ -318,8 +332,9 @@ class OOMGuard:
                 raise torch.OutOfMemoryError(lost)
             return count, room
         message = [float(lost is not None), count, self.budget, float(room)]
-        self._message.copy_(torch.tensor(message, dtype=torch.float64))
-        dist.all_gather(list(self._answers.unbind()), self._message, group=self._group)
+        self._answers.zero_()
+        self._answers[dist.get_rank(self._group)].copy_(torch.tensor(message, dtype=torch.float64))
+        dist.all_reduce(self._answers, group=self._group)  # in place: an all_gather allocates
         answers = self._answers.cpu()
         self.budget = float(answers[:, 2].min())
         if answers[:, 0].any():
@@ -376,11 +391,30 @@ def _reduce_flat(flat: list[torch.Tensor], parameters: Sequence[torch.nn.Paramet
 
 def _reduce_each(parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
     """Sum gradients over the ranks one by one, where there is no memory for all of them in one tensor."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad, group=group)
+    marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    dist.all_reduce(marks, group=group)
+    for parameter, mark in zip(parameters, marks.tolist(), strict=True):
+        if mark:  # one that no rank has stays None
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad, group=group)
 
 
-def _is_fsdp(model: torch.nn.Module) -> bool:
-    return any("FullyShardedDataParallel" in base.__name__ for m in model.modules() for base in type(m).__mro__)
+def _names(thing: object) -> set[str]:
+    return {base.__name__ for base in type(thing).__mro__}
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any({"FullyShardedDataParallel", "DeepSpeedEngine"} & _names(module) for module in model.modules())
+
+
+def _takes_statistics(norm: _NormBase) -> bool:
+    """Whether a part of a batch gives other outputs, or leaves other running statistics, than the whole."""
+    if isinstance(norm, _BatchNorm):
+        return norm.training or norm.running_mean is None
+    return norm.training and norm.track_running_stats
+
+
+def _raises_versions(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether each write of the optimizer raises a tensor's version; ``.data`` and others' kernels do not."""
+    bases = type(getattr(optimizer, "optimizer", optimizer)).__mro__  # accelerate wraps optimizers
+    return any(base.__module__.startswith("torch.optim.") and base is not torch.optim.Optimizer for base in bases)

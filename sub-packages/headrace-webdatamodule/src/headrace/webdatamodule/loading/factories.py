@@ -159,12 +159,25 @@ def make_batches(
         subject = len(data)
         factory = partial(DistributedBatchSampler, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
     try:
-        return order, call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
+        batches = call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
     except TypeError as error:
         error.add_note(
             f"batch_sampler(sizes, sampler=..., num_replicas=..., rank=..., seed=...) was called: {BATCH_SAMPLER}"
         )
         raise
+    if not training:
+        _refuse_uneven_evaluation(batches)
+    return order, batches
+
+
+def _refuse_uneven_evaluation(batches: Any) -> None:
+    """Refuse a batch sampler that leaves samples out, or gives some twice."""
+    for name, values in {"tail": ("drop", "pad"), "drop_last": (True,)}.items():
+        if (value := getattr(batches, name, None)) in values:
+            raise ValueError(
+                f"batch_sampler must deliver every sample once for evaluation, got {name}={value!r}: give validation, "
+                "test and predict one without it, as batch_sampler={Split.train: ..., Split.val: ...}"
+            )
 
 
 def keywords_of(factory: Any) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""What the pages show beyond their Python examples: a script on two ranks, a signal in mid-epoch, the command line."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning
+import lmdb
+import pytest
+import torch
+from pages import DOCS, SCRIPTS, block, blocks, run
+
+from headrace.webdatamodule import IndexedShards, MapDataModule, write_shards
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DOCS.is_dir(), reason="the pages lie in the repository")]
+
+
+def script(folder: Path) -> Path:
+    """The script for several GPUs: the functions and the model of the first part, and the end that starts them."""
+    definitions = next(part for part in blocks("how-to/lightning.md", "python") if "class Model" in part)
+    path = folder / "several.py"
+    beginning = definitions[: definitions.index("def train(")]
+    path.write_text(f"from pathlib import Path\n{beginning}\n{block('how-to/lightning.md', 'several.py')}")
+    return path
+
+
+@pytest.mark.parametrize("start", ["python", pytest.param("torchrun", marks=pytest.mark.nightly)])
+def test_the_script_trains_on_two_ranks(start: str, tmp_path: Path) -> None:
+    samples = [(f"m{n:03d}", {"atoms.json": json.dumps([n % 90] * (1 + n % 60)).encode()}) for n in range(300)]
+    write_shards(samples, tmp_path / "data" / "train", n_shards=3)
+    write_shards(samples[:20], tmp_path / "data" / "val", n_shards=1)
+    words = [str(script(tmp_path)), "data", "2", "cpu"]
+    starters = {
+        "python": [sys.executable],
+        "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node=2"],
+    }
+    done = subprocess.run(
+        [*starters[start], *words], cwd=tmp_path, text=True, capture_output=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    steps = dict(re.findall(r"steps (\d+) of rank (\d)", done.stdout)[::-1])
+    assert len(re.findall(r"of rank [01]", done.stdout)) == 2
+    assert len(steps) == 1, "both ranks make as many steps"
+
+
+def test_the_commands_pack_an_lmdb_and_a_folder(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "structures.lmdb"), map_size=2**20) as store, store.begin(write=True) as entries:
+        for number in range(30):
+            entries.put(b"s%02d" % number, pickle.dumps([number]))
+    (tmp_path / "pickles").mkdir()
+    for number in range(20):
+        (tmp_path / "pickles" / f"p{number:02d}.pkl").write_bytes(pickle.dumps([number]))
+    told = run("how-to/data.md", "pack", tmp_path)
+    assert re.search(r"^samples +30$", told, re.MULTILINE)
+    assert re.search(r"^fill", told, re.MULTILINE)
+    sizes = [int(line) for line in (tmp_path / "bytes.txt").read_text().splitlines()]
+    assert sizes == [len(pickle.dumps([number])) for number in range(30)]
+    for folder, count in (("train", 30), ("train2", 20)):
+        shards = IndexedShards(tmp_path / folder)
+        assert [sample["pkl"] for sample in shards] == [[number] for number in range(count)]
+
+
+class Steps(lightning.LightningModule):
+    """Counts its batches, and signals the process in the middle of one."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__()
+        self.layer, self.stop_at, self.seen = torch.nn.Linear(1, 1), stop_at, list[int]()
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.global_step == self.stop_at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        self.seen += batch.tolist()
+        return torch.Tensor(self.layer(batch[:, None].float()).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_a_run_that_slurm_will_end_saves_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, before = list[list[str]](), signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    names: dict[str, Any] = {"lightning": lightning, "os": os}
+    exec(block("how-to/lightning.md", "requeue"), names)
+    names["subprocess"] = SimpleNamespace(run=lambda words, check: asked.append(words))
+    path = tmp_path / "last.ckpt"
+
+    def fit(model: Steps, checkpoint: Path | None) -> list[int]:
+        trainer = lightning.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            callbacks=[names["SaveAndRequeue"](path)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        data = MapDataModule({"train": list(range(40))}, batch_size=4)
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint, **({"weights_only": False} if checkpoint else {}))
+        return model.seen
+
+    try:
+        first = Steps(stop_at=4)
+        with pytest.raises(SystemExit):
+            fit(first, None)
+        assert len(first.seen) == 5 * 4, "the step is finished"
+        assert asked == [["scontrol", "requeue", "17"]]
+        assert sorted(first.seen + fit(Steps(stop_at=-1), path)) == list(range(40))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
