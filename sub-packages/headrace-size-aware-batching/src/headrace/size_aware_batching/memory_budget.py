@@ -113,15 +113,17 @@ def fit_budget(
 
     Args:
         step: A step of the training with a batch: forward, backward, optimizer. It has to leave no gradients behind, or
-            to clear them at its beginning.
+            to clear them at its beginning. What else it changes stays changed: leave schedules and moving averages of
+            the weights out of it, and give it a ``GradScaler`` of its own.
         batches_of: Makes a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
             ``lambda indices: collate([dataset[i] for i in indices])``. An index may come repeatedly.
-        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`, and as that counts them: cut to its
+            ``max_length`` and rounded up to its ``length_multiple``, if it has these.
         device: The CUDA device, or a ``SimulatedMemory``.
         target: Share of the device's memory that batches may take: the rest is ``reserve`` in the model's ``budget``.
         model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
             afterwards as they were before. A ``DistributedDataParallel`` does not reduce its gradients meanwhile, so
-            that no rank waits for one that ran out of memory.
+            that no rank waits for one that ran out of memory; sharded ones (FSDP) do wait.
         optimizer: Its optimizer, or several.
         features: As for `BatchMemoryModel`.
         coverage: As for `BatchMemoryModel`; with 0.99, give ``calibration=99``.
