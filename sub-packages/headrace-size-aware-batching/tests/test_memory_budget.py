@@ -241,7 +241,7 @@ def test_the_worst_batch_runs_with_the_optimizers_state() -> None:
 
 
 def test_what_the_steps_take_outside_the_allocator_is_not_in_the_budget() -> None:
-    class Kernels(SimulatedMemory):
+    class Kernels(SimulatedMemory):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no annotations
         """Loads kernels in the first step, as CUDA does: less is free from then on."""
 
         loaded = 0

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from headrace.size_aware_batching._ranks import Ranks
-from headrace.size_aware_batching._training_state import unchanged
+from headrace.size_aware_batching._training_state import unchanged, unsynchronized
 from headrace.size_aware_batching.memory import free_memory, out_of_memory
-from headrace.size_aware_batching.memory_budget import refuse_worst, unsynchronized, with_optimizer_state
+from headrace.size_aware_batching.memory_budget import raise_if_out_of_memory, with_optimizer_state
 from headrace.size_aware_batching.oom_guard import OOMEvent, OOMGuard
 
 try:
@@ -71,7 +71,7 @@ class WorstBatchesFirst(Callback):
                 stack.callback(pl_module.__dict__.pop, name)
             for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
                 failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
-                refuse_worst(sampler, indices, number, failed, ranks)
+                raise_if_out_of_memory(sampler, indices, number, failed, ranks)
         pl_module.zero_grad(set_to_none=True)
         free_memory()
 
