@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from numpy.typing import ArrayLike
 from sphinx.application import Sphinx
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.typing import stringify_annotation
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -24,6 +25,9 @@ COMMANDS = {
     "headrace-batches": "headrace.size_aware_batching.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
+_HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_ARRAY = re.compile(r"(~?)numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(.*?)\]\]")
 _logger = logging.getLogger(__name__)
 
 project = "headrace"
@@ -64,20 +68,17 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
 
 
-class CommandHelp(SphinxDirective):
-    """What a command says of itself: ``{command-help} headrace-shards pack``."""
+def insert_help(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001
+    """Fill in what a command says of itself where a page has a block ``{command-help} headrace-shards pack``."""
 
-    required_arguments = 1
-    optional_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Ask it."""
-        command, *words = self.arguments
+    def said(match: re.Match[str]) -> str:
+        command, *words = match[1].split()
         os.environ["COLUMNS"] = "88"
-        with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+        with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
             import_module(COMMANDS[command]).main([*words, "--help"])
-        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).rstrip()  # without colours
-        return [nodes.literal_block(text, text, language="text")]
+        return f"```text\n{_COLOURS.sub('', text.getvalue())}```"
+
+    source[0] = _HELP.sub(said, source[0])
 
 
 def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -104,10 +105,23 @@ def anchors(markdown: str) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def plain_summary(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
-    """Keep napoleon from reading a property's "What it is: in words." as a type and a description."""
+def plain_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
+    """Keep napoleon from reading "What it is: in words." as a type and a description."""
     if what == "property":
         lines[:0] = ["..", ""]  # an empty comment
+    for number, line in enumerate(lines[:-1]):
+        if line.strip() == "Returns:":
+            text = lines[number + 1].lstrip()
+            lines[number + 1] = f"{lines[number + 1].removesuffix(text)}: {text}"  # an empty type
+
+
+def short_arrays(*event: Any) -> tuple[str | None, str | None]:
+    """Write numpy's aliases for arrays as people write them."""
+    like = stringify_annotation(ArrayLike, "smart")
+    signature, returned = (
+        text and _ARRAY.sub(r"\1NDArray[\2]", text.replace(like, "ArrayLike")) for text in event[-2:]
+    )
+    return signature, returned
 
 
 def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) -> nodes.Node | None:
@@ -156,9 +170,10 @@ def in_order(env: Any, docname: str) -> Iterator[str]:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
-    app.add_directive("command-help", CommandHelp)
+    app.connect("source-read", insert_help)
     app.connect("source-read", link_outside)
-    app.connect("autodoc-process-docstring", plain_summary, priority=400)
+    app.connect("autodoc-process-docstring", plain_colons, priority=400)
+    app.connect("autodoc-process-signature", short_arrays)
     app.connect("missing-reference", find_public)
     app.connect("env-check-consistency", all_documented)
     app.connect("build-finished", write_llms)

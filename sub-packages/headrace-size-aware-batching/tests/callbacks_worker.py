@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
@@ -69,6 +70,7 @@ class Model(lightning.LightningModule):
         self.losses: list[float] = []
         self.drawn: list[float] = []
         self.worst: list[list[int]] = []
+        self.seen = MeanMetric()
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
         x, index = batch["x"], batch["index"].tolist()
@@ -84,8 +86,13 @@ class Model(lightning.LightningModule):
             raise torch.OutOfMemoryError("CUDA out of memory")
         hidden = self.layers(x)
         loss = (apply(hidden) if fails and self.phase == "backward" else hidden).square().mean()
+        self.seen.update(loss.detach())
         self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
         return {"loss": loss, "samples": len(x)} if batch_idx % 2 else loss
+
+    def on_train_epoch_end(self) -> None:
+        self.means = [*getattr(self, "means", []), float(self.seen.compute())]
+        self.seen.reset()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(float(outputs["loss"]))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from callbacks_worker import Model, fit, sampler_of
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
@@ -63,6 +64,7 @@ def test_the_worst_batches_leave_no_trace() -> None:
     assert with_them.losses == without.losses
     assert with_them.drawn == without.drawn
     assert with_them.trainer.logged_metrics == without.trainer.logged_metrics
+    assert with_them.means == without.means
 
 
 def test_a_batch_that_does_not_fit_is_found_before_the_training() -> None:
@@ -84,6 +86,11 @@ def test_what_is_refused(callback: Any, change: dict[str, Any], match: str) -> N
         fit([callback], **change)
     with pytest.raises(TypeError, match=r"options must be those of OOMGuard but for \['clip_norm'\]"):
         OOMRescue(clip_norm=1.0)
+
+
+def test_gradients_that_are_accumulated_from_some_epoch_on_are_refused() -> None:
+    with pytest.raises(ValueError, match="accumulate_grad_batches=1, got 1 and 2"):
+        fit([OOMRescue(), GradientAccumulationScheduler({1: 2})])
 
 
 def test_the_budget_goes_into_the_checkpoint(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_buffers_that_a_step_replaces() -> None:
         model(torch.ones(5))
     assert model.average is before
     assert model.average.tolist() == [0, 0]
-    assert len(model.positions) == len(model.table) == 5  # type: ignore[arg-type]
+    assert len(model.positions) == len(model.table) == 5
 
 
 def test_options_of_an_optimizer() -> None:

@@ -1,5 +1,6 @@
 """Which rank of how many this process is, asked when an epoch begins, and what all ranks must agree on."""
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -103,6 +104,10 @@ class Ranks:
         values = [""] * dist.get_world_size(group)
         dist.all_gather_object(values, value, group=group)
         return values
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return a JSON value of every rank; this one's alone where there is no process group. A collective, too."""
+        return [json.loads(each) for each in self.gather(json.dumps(value)) or [json.dumps(value)]]
 
 
 def refuse_sharding_again(depth: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""A copy of weights, gradients, optimizer state and random state on the host, to go back to."""
+"""Steps that leave no trace: copies of weights, optimizer and random state to go back to, and no collectives."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -141,6 +142,20 @@ def unchanged(model: torch.nn.Module | None, optimizer: Optimizers = None) -> It
         yield state
     finally:
         state.restore()
+
+
+@contextmanager
+def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
+    """Keep a DistributedDataParallel from any collective; does nothing with another model."""
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    forward_sync, model.require_forward_param_sync = model.require_forward_param_sync, False
+    try:
+        with model.no_sync():
+            yield
+    finally:
+        model.require_forward_param_sync = forward_sync
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

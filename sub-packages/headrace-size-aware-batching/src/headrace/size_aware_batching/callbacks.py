@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from headrace.size_aware_batching._ranks import Ranks
-from headrace.size_aware_batching._training_state import unchanged
+from headrace.size_aware_batching._training_state import unchanged, unsynchronized
 from headrace.size_aware_batching.memory import free_memory, out_of_memory
-from headrace.size_aware_batching.memory_budget import refuse_worst, unsynchronized, with_optimizer_state
+from headrace.size_aware_batching.memory_budget import raise_if_out_of_memory, with_optimizer_state
 from headrace.size_aware_batching.oom_guard import OOMEvent, OOMGuard
 
 try:
@@ -20,6 +20,7 @@ try:
     from lightning.pytorch.loops.optimization.automatic import ClosureResult
     from lightning.pytorch.trainer import call
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+    from torchmetrics import Metric, MetricCollection  # Lightning brings it
 except ImportError as error:
     raise ImportError(
         f"the callbacks need Lightning ({error}): pip install headrace-size-aware-batching[lightning]"
@@ -29,7 +30,7 @@ except ImportError as error:
 class WorstBatchesFirst(Callback):
     """Runs the most expensive batches of the epoch before the training begins: it runs out of memory now or not at all.
 
-    Weights, optimizer state, random state and logged metrics are afterwards as if nothing had happened. Every rank runs
+    Weights, optimizer state, random state and metrics are afterwards as if nothing had happened. Every rank runs
     the same batches, and all raise if one of them runs out. Where the optimizer has no state yet, the most expensive
     batch runs twice.
 
@@ -63,12 +64,14 @@ class WorstBatchesFirst(Callback):
         batches_of = self.batches_of or partial(collated, loader)
         model, ranks = trainer.strategy.model, Ranks()
         with unchanged(model, trainer.optimizers), unsynchronized(model), ExitStack() as stack:
+            for metric in new_metrics(pl_module):  # called in reverse: a collection last
+                stack.callback(metric.reset)
             for name in ("log", "log_dict"):  # these batches are no part of the training's figures
                 pl_module.__dict__[name] = nothing
                 stack.callback(pl_module.__dict__.pop, name)
             for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
                 failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
-                refuse_worst(sampler, indices, number, failed, ranks)
+                raise_if_out_of_memory(sampler, indices, number, failed, ranks)
         pl_module.zero_grad(set_to_none=True)
         free_memory()
 
@@ -88,7 +91,8 @@ class OOMRescue(Callback):
     """Finishes training steps that run out of memory, as `OOMGuard` does, with a trainer of Lightning.
 
     ``training_step`` has to return the mean over the samples (or whatever ``count`` counts) of the batch, or, with
-    ``reduction="scaled"``, what `token_weighted_loss` returns. Metrics that it logs are logged once for every part.
+    ``reduction="scaled"``, what `token_weighted_loss` returns. Metrics that it logs count every part, and every
+    try that ran out of memory.
     Under DDP the gradients are reduced by one all-reduce after the backward pass, before clipping.
 
     Args:
@@ -123,11 +127,7 @@ class OOMRescue(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the optimizer's steps."""
         refuse_manual_optimization(pl_module, type(self).__name__)
-        if len(trainer.optimizers) != 1 or trainer.accumulate_grad_batches != 1:
-            raise ValueError(
-                f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "
-                f"{trainer.accumulate_grad_batches}"
-            )
+        refuse_accumulation(trainer)
         model, optimizer, strategy = trainer.strategy.model, trainer.optimizers[0], trainer.strategy
         if model is None:
             raise ValueError("OOMRescue needs a strategy that has a model, got none")
@@ -157,12 +157,13 @@ class OOMRescue(Callback):
 
     def on_train_batch_start(  # Lightning names the arguments
         self,
-        trainer: Trainer,  # noqa: ARG002
+        trainer: Trainer,
         pl_module: LightningModule,  # noqa: ARG002
         batch: Any,
         batch_idx: int,
     ) -> None:
         """Remember the batch."""
+        refuse_accumulation(trainer)  # a GradientAccumulationScheduler may have changed it since
         self._batch = batch, batch_idx
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -221,6 +222,12 @@ def training_step(trainer: Trainer, module: LightningModule, batch: Any, batch_i
     return call._call_strategy_hook(trainer, "training_step", *arguments)
 
 
+def new_metrics(module: LightningModule) -> list[Metric | MetricCollection]:
+    """Return the metrics of a module that count nothing yet, collections before their members."""
+    found = [each for each in module.modules() if isinstance(each, Metric | MetricCollection)]
+    return [each for each in found if not any(one.update_count for one in each.modules() if isinstance(one, Metric))]
+
+
 def collated(loader: Any, indices: Any) -> Any:
     """Make the batch that a loader makes of these samples."""
     dataset, places = loader.dataset, indices.tolist()
@@ -233,6 +240,15 @@ def refuse_manual_optimization(module: LightningModule, name: str) -> None:
     if not module.automatic_optimization:
         raise ValueError(
             f"{name} needs automatic optimization, got a module that optimizes by itself: use OOMGuard in it"
+        )
+
+
+def refuse_accumulation(trainer: Trainer) -> None:
+    """Refuse several optimizers, and steps of several batches: each batch is a step of its own."""
+    if len(trainer.optimizers) != 1 or trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "
+            f"{trainer.accumulate_grad_batches}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a step on a CUDA device; no other module touches CUDA."""
+"""Peak memory of steps on a CUDA device, and what running out of it looks like."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -169,8 +169,10 @@ def _cuda_device(device: torch.device | str) -> torch.device:
         )
     if not torch.cuda.is_available():
         raise RuntimeError(f"device is {found}, but torch.cuda.is_available() is False here: use a GPU machine")
-    # Some of torch's functions about memory refuse a device without a number.
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+    if found.index is None:
+        # Some of torch's functions about memory refuse a device without a number.
+        found = torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
 def device_memory(device: torch.device | str | DeviceMemory) -> DeviceMemory:

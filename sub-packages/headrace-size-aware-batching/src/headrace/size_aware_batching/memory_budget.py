@@ -1,20 +1,23 @@
 """From a training step to a budget: which batches to measure, and the worst batches first."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from headrace.size_aware_batching._budget import largest_count
 from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._sizes import read_sizes
-from headrace.size_aware_batching._training_state import Optimizers, TrainingState, as_optimizers, unchanged
+from headrace.size_aware_batching._training_state import (
+    Optimizers,
+    TrainingState,
+    as_optimizers,
+    unchanged,
+    unsynchronized,
+)
 from headrace.size_aware_batching._validation import log_info, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import (
@@ -113,15 +116,17 @@ def fit_budget(
 
     Args:
         step: A step of the training with a batch: forward, backward, optimizer. It has to leave no gradients behind, or
-            to clear them at its beginning.
+            to clear them at its beginning. What else it changes stays changed: leave schedules and moving averages of
+            the weights out of it, and give it a ``GradScaler`` of its own.
         batches_of: Makes a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
             ``lambda indices: collate([dataset[i] for i in indices])``. An index may come repeatedly.
-        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`, and as that counts them: cut to its
+            ``max_length`` and rounded up to its ``length_multiple``, if it has these.
         device: The CUDA device, or a ``SimulatedMemory``.
         target: Share of the device's memory that batches may take: the rest is ``reserve`` in the model's ``budget``.
         model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
             afterwards as they were before. A ``DistributedDataParallel`` does not reduce its gradients meanwhile, so
-            that no rank waits for one that ran out of memory.
+            that no rank waits for one that ran out of memory; sharded ones (FSDP) do wait.
         optimizer: Its optimizer, or several.
         features: As for `BatchMemoryModel`.
         coverage: As for `BatchMemoryModel`; with 0.99, give ``calibration=99``.
@@ -158,18 +163,18 @@ def fit_budget(
     if not len(array):
         raise ValueError("sizes must hold at least one sample, got none")
     calibration = whole_number("calibration", calibration) or 1
-    found = BatchMemoryModel(features, coverage=coverage, memory=memory)
+    memory_model = BatchMemoryModel(features, coverage=coverage, memory=memory)
     with unchanged(model, optimizer) as before, unsynchronized(model):
         probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before, target)
         anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
         with tqdm(
             total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
         ) as bar:
-            points = _explore(found, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
-            tested = _calibrate(found, points, probes, calibration, max_items, seed, bar)
-    found.fit(points, tested)
-    found.capacity, found.reserve = probes.capacity, 1 - target
-    return found
+            points = _explore(memory_model, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
+            tested = _calibrate(memory_model, points, probes, calibration, max_items, seed, bar)
+    memory_model.fit(points, tested)
+    memory_model.capacity, memory_model.reserve = probes.capacity, 1 - target
+    return memory_model
 
 
 def run_worst_batches(
@@ -216,7 +221,7 @@ def run_worst_batches(
         for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = np.array(batch, np.int64)
             failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
-            refuse_worst(sampler, batch, number, failed, ranks)
+            raise_if_out_of_memory(sampler, batch, number, failed, ranks)
     free_memory()
 
 
@@ -226,11 +231,11 @@ def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[
     return numbered if all(each.state for each in as_optimizers(optimizer)) else [*numbered[:1], *numbered]
 
 
-def refuse_worst(
+def raise_if_out_of_memory(
     sampler: DistributedSizeAwareBatchSampler, batch: list[int], number: int, failed: str | None, ranks: Ranks
 ) -> None:
-    """Raise on every rank if a batch ran out of memory on one of them."""
-    answers = gathered(ranks, failed)
+    """Raise on every rank if a batch ran out of memory on one of them; ``failed`` says why on this one, or is None."""
+    answers = ranks.gather_json(failed)
     if all(answer is None for answer in answers):
         return
     free_memory()
@@ -241,25 +246,6 @@ def refuse_worst(
         f"{describe(sampler.sizes[batch])}, does not fit on rank {rank}: lower the budget, or measure with fit_budget. "
         f"Samples {shown}. {answers[rank]}"
     )
-
-
-@contextmanager
-def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
-    """Keep a DistributedDataParallel from any collective; does nothing with another model."""
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
-    forward_sync, model.require_forward_param_sync = model.require_forward_param_sync, False
-    try:
-        with model.no_sync():
-            yield
-    finally:
-        model.require_forward_param_sync = forward_sync
-
-
-def gathered(ranks: Ranks, value: Any) -> list[Any]:
-    """Return a JSON value of every rank; this one's alone where there is no process group."""
-    return [json.loads(each) for each in ranks.gather(json.dumps(value)) or [json.dumps(value)]]
 
 
 class _Probes:
@@ -285,7 +271,7 @@ class _Probes:
     ) -> None:
         self.work, self.sizes, self.ranks, self.before, self.target = work, sizes, ranks, before, target
         self.memory = device_memory(device)
-        self.capacity: int = min(gathered(ranks, self.memory.total()))
+        self.capacity: int = min(ranks.gather_json(self.memory.total()))
         self._too_large: list[NDArray[np.float64]] = []
         self._warm = False
 
@@ -304,7 +290,7 @@ class _Probes:
             for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
                 failed, *peaks = attempt(self.work, batch, self.memory, None)
             self._warm = True
-            answers = gathered(self.ranks, [failed, *peaks, self.memory.total()])
+            answers = self.ranks.gather_json([failed, *peaks, self.memory.total()])
             # Kernels and buffers of libraries take memory outside torch's allocator, most of it in the first steps.
             self.capacity = min(self.capacity, *(answer[3] for answer in answers))
             failed = next((answer[0] for answer in answers if answer[0] is not None), None)
@@ -318,7 +304,7 @@ class _Probes:
         return Peaks.of([sizes], [allocated], [reserved], [fits])
 
 
-def _explore(found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
+def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
     """Measure one and two samples of each size, then as many as ever larger shares of the budget seem to take."""
     small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
     small.sort(key=lambda batch: padded_area(probes.sizes, batch))
@@ -332,7 +318,7 @@ def _explore(found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], m
         )
     for share in _SHARES:
         for order, place in anchors:
-            cost = _provisional(found, points).cost(extrapolate=True)
+            cost = _provisional(memory_model, points).cost(extrapolate=True)
             one = np.asarray(probes.sizes[order[place]], np.float64)
             area = _GROWTH * float((points.counts * points.largest.sum(axis=1)).max()) / max(float(one.sum()), 1e-9)
             count = largest_count(cost, share * probes.budget, one if one.ndim else one.item(), min(most, int(area)))
@@ -343,7 +329,7 @@ def _explore(found: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], m
 
 
 def _calibrate(
-    found: BatchMemoryModel,
+    memory_model: BatchMemoryModel,
     points: Peaks,
     probes: _Probes,
     wanted: int,
@@ -352,7 +338,7 @@ def _calibrate(
     bar: Any,
 ) -> Peaks:
     """Measure batches, each of another shape, drawn from epochs that are planned with what is known so far."""
-    provisional = _provisional(found, points)
+    provisional = _provisional(memory_model, points)
     options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
     packed = all(not term.count and not any(term.largest) for term in provisional.cost().terms)
     if not packed:
@@ -380,10 +366,12 @@ def _calibrate(
     return tested
 
 
-def _provisional(found: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
+def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
     """Fit a model whose margin covers the larger half of the points so far: the small ones are rounded more."""
     fitting = points[points.fits]
     larger = fitting[fitting.allocated >= np.median(fitting.allocated)] if len(fitting) else fitting
-    model = BatchMemoryModel(found.features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=found.memory)
+    model = BatchMemoryModel(
+        memory_model.features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=memory_model.memory
+    )
     model.fit(points, larger)
     return model

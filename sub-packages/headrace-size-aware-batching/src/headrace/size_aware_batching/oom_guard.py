@@ -13,10 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching._split import batch_elements, batch_length, batch_shapes, split_batch
-from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState, gradient_copies
+from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState, gradient_copies, unsynchronized
 from headrace.size_aware_batching._validation import one_of
 from headrace.size_aware_batching.memory import describe, free_memory, out_of_memory
-from headrace.size_aware_batching.memory_budget import unsynchronized
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
 
@@ -51,7 +50,7 @@ class OOMGuard:
     one within 1e-12 in float64. That holds for losses that are sums over the samples (or tokens), and means of them;
     not for a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, since its
     output depends on the whole batch. Dropout draws other numbers for parts than for the whole, and buffers that the
-    forward pass changes (running statistics of your own) change once for every part and every try.
+    forward pass changes (running statistics of your own) change once for every part and every try, on each rank alone.
 
     Under ``DistributedDataParallel`` each rank splits its own batch, or does not; the ranks agree on whether all
     succeeded, reduce their gradients with one explicit all-reduce, and agree again after the optimizer, so that no rank
