@@ -144,6 +144,7 @@ def test_a_loader_that_is_never_closed_leaves_no_process(folder: Path, tmp_path:
     ("signum", "start"),
     [
         (signal.SIGKILL, "fork"),
+        (signal.SIGKILL, "forkserver"),
         (signal.SIGTERM, "spawn"),
         nightly(signal.SIGKILL, "spawn"),
         nightly(signal.SIGTERM, "fork"),

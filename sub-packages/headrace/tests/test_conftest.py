@@ -36,13 +36,14 @@ from pathlib import Path
 CHILD = '''
 import subprocess, sys, time
 def grandchild_waits_here():
+    print("ready", flush=True)  # in here, or the stack may be that of a moment before
     time.sleep(600)
 def child_waits_here():
+    process = subprocess.Popen([sys.executable, __file__, "below"], stdout=subprocess.PIPE, text=True)
+    print(process.stdout.readline(), end="", flush=True)
     process.wait()
 if len(sys.argv) > 1:
-    print("ready", flush=True)
     grandchild_waits_here()
-process = subprocess.Popen([sys.executable, __file__, "below"])
 child_waits_here()
 '''
 

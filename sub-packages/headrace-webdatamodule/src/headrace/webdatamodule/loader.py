@@ -43,7 +43,7 @@ from headrace.webdatamodule.loading.position import (
     set_epoch,
 )
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
-from headrace.webdatamodule.loading.worker import WorkerTimeout, end_workers, start_workers
+from headrace.webdatamodule.loading.worker import WorkerTimeout, end_with_parent, end_workers, start_workers
 
 State = dict[str, Any]
 
@@ -167,6 +167,7 @@ class ResumableLoader(EpochLoader):
             batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
             collate_fn=self._batch_dataset.collate,  # type: ignore[arg-type]  # of what its __getitems__ gives
             generator=torch.Generator(),  # else torch would draw from the process's own
+            worker_init_fn=end_with_parent,
             **self._options,
         )
         self._current: weakref.ref[Iteration] | None = None

@@ -24,7 +24,7 @@ from headrace.webdatamodule.loading.dataset import (
     raise_explained,
 )
 from headrace.webdatamodule.loading.digest import column_name
-from headrace.webdatamodule.loading.worker import end_workers, start_workers
+from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
@@ -106,6 +106,7 @@ def _evaluated(
         num_workers=min(num_workers, len(chunks)),
         collate_fn=partial(_sized, function),
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
+        worker_init_fn=end_with_parent,
     )
     found, skipped = list[Sizes](), list[Skipped]()
     batches = start_workers(loader)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
+import os
 import random
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from typing import Any
@@ -36,6 +39,23 @@ def seed_worker_step(key: int) -> None:
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the one that transforms draw from
     torch.default_generator.manual_seed(key >> 1)
+
+
+@cache
+def end_with_parent(_: int = 0) -> None:
+    """End this worker when the process that started it is killed.
+
+    A forkserver's worker is a child of that server, which lives as long as its children; torch looks at the number of
+    the worker's parent only.
+    """
+    starter = multiprocessing.parent_process()
+    if starter is not None and starter.pid != os.getppid():
+        threading.Thread(target=_exit_after, args=(starter,), daemon=True).start()
+
+
+def _exit_after(process: Any) -> None:
+    process.join()
+    os._exit(1)
 
 
 def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
