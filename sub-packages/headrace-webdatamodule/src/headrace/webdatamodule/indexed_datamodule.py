@@ -64,7 +64,7 @@ class IndexedWebDataModule(ResumableDataModule):
         verify: When to compare checksums; see `IndexedShards`.
         max_bytes: Most bytes of a member, stored and decoded; see `IndexedShards`, whose default holds when None.
         on_error: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample, warn and
-            count it.
+            count it. An `UnsafePickleError` is always raised.
         prefetch_factor: Batches that each worker reads ahead; 2 when None.
         pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
         timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.

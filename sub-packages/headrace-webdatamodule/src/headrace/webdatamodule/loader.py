@@ -76,7 +76,7 @@ class ResumableLoader(EpochLoader):
         timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
         multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
-            sample, count it and warn.
+            sample, count it and warn. An `UnsafePickleError` is always raised.
         sizes: Of each sample, shape [n] or [n, k], for the report on padding.
         seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
         fingerprint: Stands for the dataset in states; when None, the dataset's own `fingerprint`, else its length and,

@@ -71,7 +71,7 @@ class MapDataModule(ResumableDataModule):
         num_workers: Processes that read ahead; they stay from epoch to epoch.
         seed: Of the order and the batches, 0 to 2**64 - 1.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
-            sample, warn and count it.
+            sample, warn and count it. An `UnsafePickleError` is always raised.
         prefetch_factor: Batches that each worker reads ahead; 2 when None.
         pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
         timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
