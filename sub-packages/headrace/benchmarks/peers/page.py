@@ -1,0 +1,231 @@
+"""The tables and plots of docs/peers.md, from docs/figures/peers_*.json and nothing else.
+
+python page.py                # writes both; needs matplotlib
+python page.py --tables       # the tables only; needs nothing
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PARTS = ("batching", "reading", "mixing", "resume")
+Row = dict[str, Any]
+MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def load(figures: Path, part: str) -> dict[str, Any]:
+    """Return the content of one file."""
+    found: dict[str, Any] = json.loads((figures / f"peers_{part}.json").read_text())
+    return found
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure with so many significant digits, without an exponent."""
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    text = f"{float(f'{value:.{digits}g}'):,f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if value else "0"
+
+
+def marked(texts: Sequence[str], values: Sequence[float | None], lowest: bool, ours: Sequence[bool]) -> list[str]:
+    """Set peers in bold that are better than the best of ours."""
+    own = [value for value, is_ours in zip(values, ours, strict=True) if is_ours and value is not None]
+    best = (min if lowest else max)(own)
+
+    def better(value: float | None) -> bool:
+        return value is not None and (value < best if lowest else value > best)
+
+    return [
+        f"**{text}**" if not is_ours and better(value) and text != own_text(texts, ours, values, best) else text
+        for text, value, is_ours in zip(texts, values, ours, strict=True)
+    ]
+
+
+def own_text(texts: Sequence[str], ours: Sequence[bool], values: Sequence[float | None], best: float) -> str:
+    """What our best value reads as: a difference that the table does not show is none."""
+    return next(text for text, value, own in zip(texts, values, ours, strict=True) if own and value == best)
+
+
+def table(head: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of columns."""
+    lines = [head, ["---"] * len(head), *map(list, zip(*columns, strict=True))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
+    rows = [row for row in found["rows"][corpus] if row["cost"] == cost]
+    ours = [row["name"].startswith("headrace") for row in rows]
+    # What breaks the budget wins nothing by fuller batches.
+    lawful = [None if row["violations"] else row["fill"] for row in rows]
+    resumed = {True: "yes", False: "no", None: "no state"}
+    columns = {
+        "": [row["name"] for row in rows],
+        "real tokens of the budget": marked([percent(row["fill"]) for row in rows], lawful, False, ours),
+        "padding": marked([percent(r["padding"]) for r in rows], [r["padding"] for r in rows], True, ours),
+        "batches over it": [percent(row["violations"]) for row in rows],
+        "largest": [number(row["largest"]) for row in rows],
+        "imbalance, 8 ranks": marked(*pair(rows, "imbalance_8", 4), True, ours),
+        "64 ranks": marked(*pair(rows, "imbalance_64", 4), True, ours),
+        "lost, repeated": [f"{row['lost']}, {row['repeated']}" for row in rows],
+        "knows ranks": ["yes" if row["knows_ranks"] else "no" for row in rows],
+        "resumes exactly": [resumed[row["exact_resume"]] for row in rows],
+        "planning": marked(*pair(rows, "planning"), True, ours),
+        "first batch": marked(*pair(rows, "first_batch"), True, ours),
+    }
+    if cost == "sum":
+        columns.pop("padding")
+    return table(list(columns), list(columns.values()))
+
+
+def pair(rows: Sequence[Row], key: str, digits: int = 3) -> tuple[list[str], list[float | None]]:
+    """Texts and values of a column."""
+    values = [row.get(key) for row in rows]
+    return [number(value, digits) for value in values], values
+
+
+def reading_table(found: dict[str, Any], corpus: str) -> str:
+    rows = found["rows"][corpus]
+    ours = [row["name"].startswith("headrace") for row in rows]
+    columns = {
+        "": [row["name"] for row in rows],
+        "in a row": marked(*pair(rows, "sequential", 2), True, ours),
+        "at random": [text or "no" for text in marked(*pair(rows, "random", 2), True, ours)],
+        "two workers": marked(*pair(rows, "two_workers", 2), True, ours),
+        "open and first sample": marked(*pair(rows, "open", 2), True, ours),
+        "memory, MiB": marked(*pair(rows, "pss_mib", 2), True, ours),
+        "of it no file, MiB": marked(*pair(rows, "anonymous_mib", 2), True, ours),
+        "bytes on disk": marked(*pair(rows, "disk", 3), True, ours),
+    }
+    return table(list(columns), list(columns.values()))
+
+
+def mixing_table(found: dict[str, Any]) -> str:
+    rows = found["rows"]
+    ours = [row["name"].startswith("headrace") for row in rows]
+    window, ranks = found["window"], found["ranks"]
+    columns = {"": [row["name"] for row in rows]}
+    for key, head in (
+        ("global_window", f"{window * ranks:,} samples of all ranks"),
+        ("rank_window", f"{window} samples of a rank"),
+        ("whole", f"{found['draws_of_a_rank'] * ranks:,} samples of all ranks"),
+        ("rank_whole", f"{found['draws_of_a_rank']:,} samples of a rank"),
+    ):
+        columns[head] = marked(*pair(rows, key, 2), True, ours)
+    return table(list(columns), list(columns.values()))
+
+
+def counts(row: Row | None) -> str:
+    """Lost and repeated samples, or why there are none."""
+    if row is None:
+        return ""
+    if "refused" in row:
+        return "refused"
+    return f"{row['lost']:,}, {row['repeated']:,}"
+
+
+def resume_table(found: dict[str, Any]) -> str:
+    rows = found["rows"]
+    ours = [row["name"].startswith("headrace") for row in rows]
+    columns = {
+        "": [row["name"] for row in rows],
+        "has a state": ["yes" if row.get("stateful") else "no" for row in rows],
+        "lost, repeated": [counts(None if "error" in row else row) for row in rows],
+        "with one worker instead of two": [counts(row.get("other_workers")) for row in rows],
+        "first batch, times that of a fresh epoch": marked(*pair(rows, "first_batch"), True, ours),
+    }
+    return table(list(columns), list(columns.values()))
+
+
+def versions_table(figures: Path) -> str:
+    """Every version that took part in any of the files."""
+    names: dict[str, str] = {}
+    for part in PARTS:
+        if (figures / f"peers_{part}.json").exists():
+            names |= load(figures, part)["versions"]
+    return table(["distribution", "version"], [list(names), list(names.values())])
+
+
+def tables(figures: Path, parts: Sequence[str] = PARTS) -> dict[str, str]:
+    """Return every table by the name that its markers have."""
+    made = {"versions": versions_table(figures)}
+    for part in parts:
+        found = load(figures, part)
+        if part == "batching":
+            made |= {
+                f"batching {corpus} {cost}": batching_table(found, corpus, cost)
+                for corpus in found["rows"]
+                for cost in ("sum", "padded")
+            }
+        elif part == "reading":
+            made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
+        else:
+            made[part] = (mixing_table if part == "mixing" else resume_table)(found)
+    return made
+
+
+def filled(text: str, made: dict[str, str]) -> str:
+    """Return a page with what lies between its markers replaced."""
+    return MARKED.sub(lambda match: match[1] + "\n" + made[match[2]] + "\n" + match[3], text)
+
+
+def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) -> None:
+    """Draw one figure of each row, ours in another colour."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    shown = [row for row in rows if row.get(key) is not None]
+    names = [row["name"] for row in shown][::-1]
+    values = [row[key] for row in shown][::-1]
+    colours = ["#0b7285" if name.startswith("headrace") else "#adb5bd" for name in names]
+    figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.34 * len(names)), layout="constrained")
+    axes.barh(names, values, color=colours)
+    if max(values) > 30 * min(value for value in values if value > 0):
+        axes.set_xscale("log")
+    for place, value in enumerate(values):
+        axes.text(value, place, f" {number(value, 2)}", va="center", fontsize=8)
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=10)
+    figure.savefig(figures / f"peers_{part}.png", dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def plots(figures: Path) -> None:
+    """Draw the picture of each part."""
+    batching = load(figures, "batching")["rows"]["lognormal"]
+    lawful = [{**row, "fill": 100 * row["fill"]} for row in batching if not row["violations"]]
+    bars(figures, "batching", lawful, "fill", "real tokens, % of the budget of all batches (lognormal sizes)")
+    reading = load(figures, "reading")["rows"]["library"]
+    bars(figures, "reading", reading, "random", "random batches of 64 texts, time over headrace's (standard library)")
+    mixing = load(figures, "mixing")
+    window = mixing["window"] * mixing["ranks"]
+    bars(
+        figures, "mixing", mixing["rows"], "global_window", f"worst share in {window:,} samples, percentage points off"
+    )
+    resume = [row for row in load(figures, "resume")["rows"] if "lost" in row]
+    wrong = [{**row, "wrong": row["lost"] + row["repeated"]} for row in resume]
+    bars(figures, "resume", wrong, "wrong", "samples lost or repeated after a kill at 90 % of an epoch")
+
+
+def write(docs: Path, pictures: bool = True) -> None:
+    """Bring the page up to its figures."""
+    page = docs / "peers.md"
+    if page.exists():
+        page.write_text(filled(page.read_text(), tables(docs / "figures")))
+    if pictures:
+        plots(docs / "figures")
+
+
+if __name__ == "__main__":
+    write(Path(__file__).resolve().parents[4] / "docs", "--tables" not in sys.argv)
