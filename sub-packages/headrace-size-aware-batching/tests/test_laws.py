@@ -1,6 +1,7 @@
 """The laws: each sample once, no budget exceeded, equal steps, and any position resumes, at any world size."""
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -189,9 +190,12 @@ def test_most_items_and_multiples(case: Case, way: Way, most: int, multiple: int
 def test_samples_that_are_too_large(case: Case, way: Way, oversize: Oversize, giants: int) -> None:
     sizes = np.concatenate([case[0], np.full(giants, case[1] + 1)])
     sampler = make((sizes, case[1]), way, oversize=oversize)
-    batches = list(sampler)
     named = list(range(len(case[0]), len(sizes)))
     assert sampler.oversize_indices.tolist() == named
+    assert sampler.skipped_indices.tolist() == (named if oversize == "skip" else [])
+    left_out = pytest.warns(UserWarning, match=f"^{giants} samples are left out as larger than")
+    with left_out if oversize == "skip" else nullcontext():
+        batches = list(sampler)
     found = sorted(index for batch in batches for index in batch)
     if oversize == "skip":
         assert found == list(range(len(case[0])))

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, index_shards, write_tars
+from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, Split, index_shards, write_tars
 
 N, BUDGET = 300, 100
 
@@ -51,3 +51,17 @@ def test_evaluation_that_would_lose_or_repeat_samples_is_refused(tail: Literal["
     module = MapDataModule(data, sizes=lengths, batch_sampler=whole, num_replicas=4, rank=0)
     module.setup("fit")
     assert len(module.val_dataloader()) > 1
+
+
+def test_what_is_left_out_as_over_the_budget_is_warned_of_and_reported() -> None:
+    lengths = [5 + 37 * n % 90 for n in range(203)]
+    lengths[77] = 9000
+    batches = partial(DistributedSizeAwareBatchSampler, max_total_size=1000, oversize="skip")
+    module = MapDataModule({"train": range(203)}, sizes=lengths, batch_sampler=batches, collate_fn=list)
+    module.setup("fit")
+    with pytest.warns(UserWarning, match="1 samples are left out as larger than max_total_size=1000: 77"):
+        delivered = [sample for batch in module.train_dataloader() for sample in batch]
+    assert sorted(delivered) == [n for n in range(203) if n != 77]
+    report = module.report()[Split.train]
+    assert (report.n_over_budget, report.over_budget) == (1, ("sample 77",))
+    assert "  left out as over the budget: 1 samples\n    sample 77" in str(module.report())

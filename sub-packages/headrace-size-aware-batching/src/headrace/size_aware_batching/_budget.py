@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options
 from headrace.size_aware_batching._sizes import any_column
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shortlist, shown, warn
 
 
 @dataclass(frozen=True)
@@ -308,6 +308,12 @@ def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, o
             f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
             "max_length, or choose oversize='skip' or 'own_batch'"
         )
+
+
+def warn_of_skipped(over: NDArray[np.int64], budget: Any) -> None:
+    """Warn of samples that an epoch does not deliver."""
+    some = shortlist(over[:5].tolist(), len(over))
+    warn(f"{len(over)} samples are left out as larger than max_total_size={shown(budget)}: {some}")
 
 
 def budgets_of(budget: Budget, sizes: NDArray[Any]) -> tuple[float, ...]:

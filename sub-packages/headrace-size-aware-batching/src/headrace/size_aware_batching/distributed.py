@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import plain_budget, prepare
+from headrace.size_aware_batching._budget import plain_budget, prepare, warn_of_skipped
 from headrace.size_aware_batching._options import (
     CostFunction,
     Options,
@@ -184,6 +184,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return self._prepared.oversize
 
     @property
+    def skipped_indices(self) -> NDArray[np.int64]:
+        """Those of them that no epoch delivers: all with ``oversize="skip"``, else none."""
+        return self.oversize_indices[: None if self.options.oversize == "skip" else 0]
+
+    @property
     def fingerprint(self) -> str:
         """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
         return self._fingerprint_with(None if self._order is None else self._order.fingerprint)
@@ -217,6 +222,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 self._order.refuse_different_orders(self._ranks)
         planner, epoch = self._plan_epoch(), self.epoch
         position, self._start, self._pending = self._start, 0, None
+        if rank == 0 and len(self.skipped_indices):
+            warn_of_skipped(self.skipped_indices, self.max_total_size)
         if position == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
         self._position = position

@@ -294,7 +294,7 @@ class ResumableLoader(EpochLoader):
 
     def report(self) -> LoaderReport:
         """Statistics of the batches that were delivered so far, on this rank."""
-        return self._stats.report()
+        return self._stats.report(getattr(self._batch_sampler, "skipped_indices", ()))
 
     def explain(self, error: BaseException) -> None:
         """Add a note to an error of a worker: the samples that the loader waited for.

@@ -280,10 +280,9 @@ def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: s
 
 def _amounts(sources: Sources, per: str, sizes: ArrayLike | None, semantics: str, length: int) -> Amounts:
     if (as_choice("per", per, ("sample", "token")) == "token") != (sizes is not None):
-        raise ValueError(
-            f"per={per!r} with sizes={'given' if sizes is not None else None}: shares by tokens "
-            "need per='token' and sizes, the number of tokens of each sample"
-        )
+        if sizes is not None:
+            raise ValueError("sizes are for shares by tokens: give per='token'")
+        raise ValueError("per='token' needs sizes=, the tokens of each sample; those of a data module are its own")
     samples = tuple(part.size for part in sources.parts)
     if sizes is None:
         return Amounts(samples)

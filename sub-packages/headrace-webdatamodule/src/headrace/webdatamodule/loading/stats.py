@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.dataset import Skipped, count_by_source, source_names
+from headrace.webdatamodule.loading.dataset import Skipped, count_by_source, describe_sample, source_names
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
 _SHOWN = 10  # skipped samples that a report names
@@ -28,6 +28,8 @@ class LoaderReport:
         n_skipped: How often a sample was left out as damaged, in all epochs.
         skipped: Those samples, each once.
         rank: (number of ranks, this one), when there are several.
+        n_over_budget: Samples that the batch sampler leaves out of every epoch, its ``skipped_indices``.
+        over_budget: The first of them.
     """
 
     name: str
@@ -37,6 +39,8 @@ class LoaderReport:
     n_skipped: int = 0
     skipped: tuple[Skipped, ...] = field(default=(), repr=False)
     rank: tuple[int, int] | None = None
+    n_over_budget: int = 0
+    over_budget: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         total = sum(self.samples.values())
@@ -47,10 +51,16 @@ class LoaderReport:
             lines.append(f"  padding: {1 - self.fill:.1%} of what padded batches hold")
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         lines.append(f"  skipped as damaged: {len(self.skipped):,} samples{times}")
-        lines += [f"    {one.message}" for one in self.skipped[:_SHOWN]]
-        if len(self.skipped) > _SHOWN:
-            lines.append(f"    and {len(self.skipped) - _SHOWN:,} more")
+        lines += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
+        if self.n_over_budget:
+            lines.append(f"  left out as over the budget: {self.n_over_budget:,} samples")
+            lines += _listed(self.over_budget, self.n_over_budget)
         return "\n".join(lines)
+
+
+def _listed(items: Sequence[str], count: int) -> list[str]:
+    more = [f"    and {count - len(items):,} more"] if count > len(items) else []
+    return [*(f"    {item}" for item in items), *more]
 
 
 class Reports(dict[Any, LoaderReport]):
@@ -95,13 +105,15 @@ class DeliveryStats:
         if len(self._lengths) >= _TOGETHER:
             self._count()
 
-    def report(self) -> LoaderReport:
-        """All batches up to now."""
+    def report(self, over_budget: Sequence[int] = ()) -> LoaderReport:
+        """All batches up to now, and what the batch sampler leaves out."""
         self._count()
         samples = dict(zip(self._names, self._counts.tolist(), strict=True))
         fill = self._used / self._padded if self._padded else None
         rank = self.rank if self.rank[0] > 1 else None
-        return LoaderReport(self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank)
+        over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
+        counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
+        return LoaderReport(*counts, len(over_budget), over)
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)
