@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def copy(tmp_path: Path) -> Path:
     """A copy of the repository without what is built."""
     target = tmp_path / "repository"
-    left_out = shutil.ignore_patterns(".git", ".venv", ".quickstart", "__pycache__", ".*_cache", ".hypothesis")
+    left_out = shutil.ignore_patterns(".git", ".venv*", ".quickstart", "__pycache__", ".*_cache", ".hypothesis")
     shutil.copytree(ROOT, target, ignore=left_out)
     return target
 

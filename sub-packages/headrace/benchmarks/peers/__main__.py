@@ -35,7 +35,7 @@ def sizes_and_counts(small: bool) -> dict[str, int]:
     }
 
 
-def batching(much: dict[str, int], folder: Path) -> dict[str, Any]:  # noqa: ARG001 -- all parts alike
+def batching(much: dict[str, int], folder: Path) -> dict[str, Any]:
     import batching as part
     from corpus import lognormal_sizes, sizes_of, standard_library
 

@@ -59,7 +59,7 @@ class Method:
 
 def drained(batches: Iterable[list[int]]) -> Batches:
     """Return the batches as lists; ``list()`` would ask for a length, which some samplers refuse to give."""
-    return [list(batch) for batch in iter(batches)]  # noqa: C416 -- see above
+    return [list(batch) for batch in iter(batches)]
 
 
 def headrace(sizes: Sizes, budget: int, world: int, rank: int, **options: Any) -> DistributedSizeAwareBatchSampler:

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 from formats import BATCH, Format, Texts, formats, text_of
-from measure import alternating, anonymous_memory, bytes_below, proportional_memory, quiet, timed, without_vision
+from measure import (
+    alternating,
+    anonymous_memory,
+    bytes_below,
+    first_only,
+    proportional_memory,
+    quiet,
+    timed,
+    without_vision,
+)
 
 
 def in_a_row(one: Format, dataset: Any) -> int:
@@ -65,9 +74,7 @@ def opened(one: Format, folder: Path, count: int) -> dict[str, Any]:
     """What ``alone`` asks the other process for."""
     one.open(folder)  # what the library imports when it is first used is not its opening
     before, anonymous = proportional_memory(), anonymous_memory()
-    times = []
-    for _ in range(5):
-        times.append(timed(lambda: next(iter(one.stream(one.open(folder))))))
+    times = [timed(lambda: first_only(one.stream(one.open(folder)))) for _ in range(5)]
     dataset = one.open(folder)
     in_a_row(one, dataset)
     if one.random:
