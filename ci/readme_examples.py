@@ -16,7 +16,10 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 def missing(*names: str) -> bool:
     """Return whether any of the modules is not installed."""
-    return any(find_spec(name) is None for name in names)
+    try:
+        return any(find_spec(name) is None for name in names)
+    except ModuleNotFoundError:  # the package of a module is not there
+        return True
 
 
 def examples_need(namespace: dict[str, Any]) -> None:
