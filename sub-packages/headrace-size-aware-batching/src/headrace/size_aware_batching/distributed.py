@@ -418,7 +418,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             )
         cures = {
             "version": "it comes from another version of headrace or another class",
-            "seed": "construct the sampler with that seed, or start a new run",
+            "seed": f"construct the sampler with seed={shown(state['seed'])}, or start a new run",
         }
         for name, value in (("version", VERSION), ("seed", self.seed)):
             if state[name] != value:
