@@ -186,8 +186,8 @@ def test_more_than_two_to_the_24_samples() -> None:
     [
         ({"semantics": "share"}, "semantics must be one of 'ratio', 'proportion', 'count', 'temperature', got 'share'"),
         ({"per": "word"}, "per must be one of 'sample', 'token', got 'word'"),
-        ({"per": "token", "semantics": "count"}, "per='token' with sizes=None"),
-        ({"sizes": SIZES}, "per='sample' with sizes=given"),
+        ({"per": "token", "semantics": "count"}, "per='token' needs sizes="),
+        ({"sizes": SIZES}, "sizes are for shares by tokens"),
         ({"sizes": SIZES, "per": "token", "semantics": "ratio"}, "changes nothing with semantics='ratio'"),
         (
             {"sizes": SIZES[1:], "per": "token", "semantics": "count"},
