@@ -26,12 +26,12 @@ PARTS = ("batching", "reading", "mixing", "resume")
 def sizes_and_counts(small: bool) -> dict[str, int]:
     """How much is measured."""
     return {
-        "lognormal": 5_000 if small else 50_000,
+        "lognormal": 5_000 if small else 30_000,
         "library": 3_000 if small else 20_000,
         "long": 1_000 if small else 10_000,
         "draws": 2_048 if small else 8_192,
         "resumed": 2_000 if small else 20_000,
-        "runs": 1 if small else 5,
+        "runs": 1 if small else 3,
     }
 
 
@@ -46,7 +46,7 @@ def batching(much: dict[str, int], folder: Path) -> dict[str, Any]:
     return {
         "budget": BUDGET,
         "samples": {name: len(sizes) for name, sizes in corpora.items()},
-        "rows": {name: part.measure(sizes, BUDGET, min(much["runs"], 3)) for name, sizes in corpora.items()},
+        "rows": {name: part.measure(sizes, BUDGET, much["runs"]) for name, sizes in corpora.items()},
     }
 
 
@@ -80,7 +80,7 @@ def mixing(much: dict[str, int], folder: Path) -> dict[str, Any]:
 def resume(much: dict[str, int], folder: Path) -> dict[str, Any]:
     import resume as part
 
-    return {"samples": much["resumed"], "rows": part.measure(folder, much["resumed"], min(much["runs"], 3))}
+    return {"samples": much["resumed"], "rows": part.measure(folder, much["resumed"], much["runs"])}
 
 
 def main() -> None:

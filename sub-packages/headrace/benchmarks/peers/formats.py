@@ -44,6 +44,10 @@ class Format:
         """Return a dataset of the texts, in order."""
         raise NotImplementedError
 
+    def open_random(self, folder: Path) -> Any:
+        """Return a dataset that is best read by number."""
+        return self.open(folder)
+
     def stream(self, dataset: Any) -> Iterable[Any]:
         """Return its samples in a row."""
         return dataset  # type: ignore[no-any-return]  # of an untyped library
@@ -112,6 +116,10 @@ class Litdata(Format):
     def open(self, folder: Path) -> Any:
         return import_module("litdata").StreamingDataset(str(folder), shuffle=False)
 
+    def open_random(self, folder: Path) -> Any:
+        """Decode no neighbours of a sample."""
+        return import_module("litdata").StreamingDataset(str(folder), shuffle=False, batch_decode=0)
+
     def workers(self, folder: Path, count: int) -> Iterable[list[bytes]]:
         loader: Iterable[list[bytes]] = import_module("litdata").StreamingDataLoader(
             self.open(folder), batch_size=BATCH, num_workers=count, collate_fn=texts, persistent_workers=True
@@ -123,9 +131,11 @@ class Mosaic(Format):
     """MDS shards of 64 MiB."""
 
     name, package = "mosaic MDS", "mosaicml-streaming"
+    shard_bytes = 1 << 26
 
     def write(self, samples: Texts, folder: Path) -> None:
-        with import_module("streaming").MDSWriter(out=str(folder), columns={"txt": "bytes"}) as writer:
+        columns, module = {"txt": "bytes"}, import_module("streaming")
+        with module.MDSWriter(out=str(folder), columns=columns, size_limit=self.shard_bytes) as writer:
             for text in samples:
                 writer.write({"txt": text})
 
@@ -210,13 +220,14 @@ def cooked(sample: Any) -> Any:
 def energon_dataset(folder: Path, workers: int, **options: Any) -> Any:
     """A training dataset of one rank, unshuffled unless the options say otherwise."""
     energon = import_module("megatron.energon")
-    options = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None} | options
-    return energon.get_train_dataset(
-        folder,
-        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=workers),
-        task_encoder=energon_encoder(),
+    given: dict[str, Any] = {
+        "batch_size": None,
+        "shuffle_buffer_size": None,
+        "max_samples_per_sequence": None,
+        "worker_config": energon.WorkerConfig(rank=0, world_size=1, num_workers=workers),
         **options,
-    )
+    }
+    return energon.get_train_dataset(folder, task_encoder=energon_encoder(), **given)
 
 
 class ArrayRecord(Format):

@@ -30,7 +30,7 @@ def installed(package: str) -> bool:
 
 
 def without_vision() -> None:
-    """Let libraries import a torchvision that was built for CUDA beside a torch without; none uses its operators."""
+    """Let libraries import a torchvision for CUDA beside a torch without it: nothing here uses its operators."""
     sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))
 
 

@@ -7,6 +7,7 @@ library allows that, else in its own format.
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -28,11 +29,17 @@ Labels = Iterator[int]  # which source each sample of this rank is from
 
 def write(package: str, folder: Path) -> None:
     """Write each source in a library's format, before the ranks start; a text is the number of its source."""
-    kinds = {"litdata": Litdata, "mosaicml-streaming": Mosaic, "megatron-energon": Energon}
+    kinds = {"litdata": Litdata, "mosaicml-streaming": SmallMosaic, "megatron-energon": Energon}
     for number, path in enumerate(below(folder).values()):
         path.mkdir(parents=True)
         if package in kinds:
             kinds[package]().write([b"%d" % number] * SOURCE, path)
+
+
+class SmallMosaic(Mosaic):
+    """Some ten shards a source, as sets have them: its shuffle works by shards."""
+
+    shard_bytes = 1 << 14
 
 
 def below(folder: Path) -> dict[str, Path]:
@@ -74,7 +81,7 @@ def mosaic(folder: Path, rank: int) -> Labels:
     module = import_module("streaming")
     paths = below(folder)
     streams = [module.Stream(local=str(paths[name]), proportion=share) for name, share in WEIGHTS.items()]
-    mixed = module.StreamingDataset(streams=streams, batch_size=WINDOW // 8, shuffle=True, num_canonical_nodes=RANKS)
+    mixed = module.StreamingDataset(streams=streams, batch_size=WINDOW // 8, shuffle=True)
     return (int(sample["txt"]) for sample in mixed)
 
 
@@ -106,10 +113,10 @@ def lhotse(folder: Path, rank: int) -> Labels:
         module.CutSet.from_cuts(dummies.dummy_cut(n * SOURCE + i, duration=1.0) for i in range(SOURCE))
         for n in range(len(WEIGHTS))
     ]
-    mixed = module.CutSet.infinite_mux(*parts, weights=list(WEIGHTS.values()), seed=0)
+    mixed = module.CutSet.mux(*(part.repeat() for part in parts), weights=list(WEIGHTS.values()), seed=0)
     sampling = import_module("lhotse.dataset.sampling")
     sampler = sampling.DynamicCutSampler(mixed, max_cuts=WINDOW // 8, world_size=RANKS, rank=rank)
-    return (int(cut.id.rpartition("-")[2]) // SOURCE for batch in sampler for cut in batch)
+    return (int(re.findall(r"\d+", cut.id)[-2]) // SOURCE for batch in sampler for cut in batch)
 
 
 def torchdata(folder: Path, rank: int) -> Labels:
@@ -127,7 +134,7 @@ MIXERS: dict[str, tuple[str, Callable[[Path, int], Labels]]] = {
     "mosaic Stream(proportion=)": ("mosaicml-streaming", mosaic),
     "Energon blend": ("megatron-energon", energon),
     "grain MapDataset.mix": ("grain", grain),
-    "lhotse CutSet.infinite_mux": ("lhotse", lhotse),
+    "lhotse CutSet.mux": ("lhotse", lhotse),
     "torchdata MultiNodeWeightedSampler": ("torchdata", torchdata),
 }
 

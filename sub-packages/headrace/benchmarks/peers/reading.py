@@ -100,9 +100,9 @@ def measure(texts: Texts, folder: Path, runs: int) -> list[dict[str, Any]]:
         if in_a_row(one, datasets[name]) != total:
             raise SystemExit(f"{name} has lost something")
     row = alternating({name: partial(in_a_row, one, datasets[name]) for name, one in found.items()}, runs)
-    random = alternating(
-        {name: partial(at_random, one, datasets[name], order) for name, one in found.items() if one.random}, runs
-    )
+    numbered = {name: one for name, one in found.items() if one.random}
+    datasets = {name: one.open_random(folder / name) for name, one in numbered.items()}
+    random = alternating({name: partial(at_random, one, datasets[name], order) for name, one in numbered.items()}, runs)
     print("  reading: through two workers", flush=True)
     workers = through_workers(found, folder, runs)
     rows = []
