@@ -13,7 +13,19 @@ from typing import Any
 
 PARTS = ("batching", "reading", "mixing", "resume")
 Row = dict[str, Any]
+PICTURES = {
+    "batching": "Real tokens of the budget",
+    "reading": "Random batches",
+    "mixing": "Worst share in a window",
+    "resume": "Lost or repeated",
+}
+MISSING = "Not measured yet: `./scripts/peers` does.\n"
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def measured(figures: Path) -> list[str]:
+    """Return the parts that there are files of."""
+    return [part for part in PARTS if (figures / f"peers_{part}.json").exists()]
 
 
 def load(figures: Path, part: str) -> dict[str, Any]:
@@ -148,17 +160,17 @@ def resume_table(found: dict[str, Any]) -> str:
 def versions_table(figures: Path) -> str:
     """Every version that took part in any of the files."""
     names: dict[str, str] = {}
-    for part in PARTS:
-        if (figures / f"peers_{part}.json").exists():
-            names |= load(figures, part)["versions"]
+    for part in measured(figures):
+        names |= load(figures, part)["versions"]
     return table(["distribution", "version"], [list(names), list(names.values())])
 
 
-def tables(figures: Path, parts: Sequence[str] = PARTS) -> dict[str, str]:
-    """Return every table by the name that its markers have."""
+def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
+    """Return every table that was measured, and its picture, by the name that its markers have."""
     made = {"versions": versions_table(figures)}
-    for part in parts:
+    for part in measured(figures) if parts is None else parts:
         found = load(figures, part)
+        made[f"picture {part}"] = f"![{PICTURES[part]}](figures/peers_{part}.png)\n"
         if part == "batching":
             made |= {
                 f"batching {corpus} {cost}": batching_table(found, corpus, cost)
@@ -174,7 +186,7 @@ def tables(figures: Path, parts: Sequence[str] = PARTS) -> dict[str, str]:
 
 def filled(text: str, made: dict[str, str]) -> str:
     """Return a page with what lies between its markers replaced."""
-    return MARKED.sub(lambda match: match[1] + "\n" + made[match[2]] + "\n" + match[3], text)
+    return MARKED.sub(lambda match: match[1] + "\n" + made.get(match[2], MISSING) + "\n" + match[3], text)
 
 
 def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) -> None:
@@ -190,7 +202,7 @@ def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) ->
     colours = ["#0b7285" if name.startswith("headrace") else "#adb5bd" for name in names]
     figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.34 * len(names)), layout="constrained")
     axes.barh(names, values, color=colours)
-    if max(values) > 30 * min(value for value in values if value > 0):
+    if max(values) > 30 * min((value for value in values if value > 0), default=1):
         axes.set_xscale("log")
     for place, value in enumerate(values):
         axes.text(value, place, f" {number(value, 2)}", va="center", fontsize=8)
@@ -203,19 +215,22 @@ def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) ->
 
 def plots(figures: Path) -> None:
     """Draw the picture of each part."""
-    batching = load(figures, "batching")["rows"]["lognormal"]
-    lawful = [{**row, "fill": 100 * row["fill"]} for row in batching if not row["violations"]]
-    bars(figures, "batching", lawful, "fill", "real tokens, % of the budget of all batches (lognormal sizes)")
-    reading = load(figures, "reading")["rows"]["library"]
-    bars(figures, "reading", reading, "random", "random batches of 64 texts, time over headrace's (standard library)")
-    mixing = load(figures, "mixing")
-    window = mixing["window"] * mixing["ranks"]
-    bars(
-        figures, "mixing", mixing["rows"], "global_window", f"worst share in {window:,} samples, percentage points off"
-    )
-    resume = [row for row in load(figures, "resume")["rows"] if "lost" in row]
-    wrong = [{**row, "wrong": row["lost"] + row["repeated"]} for row in resume]
-    bars(figures, "resume", wrong, "wrong", "samples lost or repeated after a kill at 90 % of an epoch")
+    for part in measured(figures):
+        found = load(figures, part)
+        rows = found["rows"]
+        if part == "batching":
+            key, title = "fill", "real tokens, % of the budget of all batches (lognormal sizes)"
+            rows = [{**row, key: 100 * row[key]} for row in rows["lognormal"] if not row["violations"]]
+        elif part == "reading":
+            key, title = "random", "random batches of 64 texts, time over headrace's (standard library)"
+            rows = rows["library"]
+        elif part == "mixing":
+            window = found["window"] * found["ranks"]
+            key, title = "global_window", f"worst share in {window:,} samples, percentage points off"
+        else:
+            key, title = "wrong", "samples lost or repeated after a kill at 90 % of an epoch"
+            rows = [{**row, key: row["lost"] + row["repeated"]} for row in rows if "lost" in row]
+        bars(figures, part, rows, key, title)
 
 
 def write(docs: Path, pictures: bool = True) -> None:
