@@ -208,19 +208,20 @@ def write(run: type[Run], folder: Path, count: int) -> None:
 def process(run: type[Run], folder: Path, phase: str, workers: int) -> tuple[list[int], float, str]:
     """Run a phase in a process; return what it delivered, the seconds to its first batch, and why it failed."""
     command = [sys.executable, __file__, run.name, str(folder), phase, str(workers)]
-    pipe = subprocess.PIPE
-    one = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    try:
-        stdout, stderr = one.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        return [], 0.0, "no answer for five minutes"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.pid, signal.SIGKILL)  # workers that outlive it
-    lines = stdout.splitlines()
+    out, err = folder / "stdout", folder / "stderr"  # a pipe would stay open in workers that outlive the process
+    with out.open("w") as stdout, err.open("w") as stderr:
+        one = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
+        try:
+            one.wait(timeout=300)
+        except subprocess.TimeoutExpired:
+            return [], 0.0, "no answer for five minutes"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+    lines = out.read_text().splitlines()
     killed = phase == "killed" and one.returncode == -signal.SIGKILL
     if not killed and one.returncode:
-        return [], 0.0, (stderr.strip().splitlines() or ["killed"])[-1][:200]
+        return [], 0.0, (err.read_text().strip().splitlines() or ["killed"])[-1][:200]
     delivered = [number for line in lines if line.startswith("[") for number in json.loads(line)]
     seconds = next(float(line.split()[1]) for line in lines if line.startswith("first "))
     return delivered, seconds, ""
