@@ -102,16 +102,23 @@ def abort_children(seconds: float = 10) -> str:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-    text, until = "", time.monotonic() + seconds
+    texts, until = dict.fromkeys(outputs, ""), time.monotonic() + seconds
     while True:
-        ended = not set(children) & set(descendants()) or time.monotonic() > until
-        for file in outputs.values():
+        ended = not any(map(running, children)) or time.monotonic() > until
+        for number, file in outputs.items():
             with contextlib.suppress(BlockingIOError):
                 while piece := os.read(file, 2**16):
-                    text += piece.decode(errors="replace")
+                    texts[number] += piece.decode(errors="replace")
         if ended:
-            return f"{len(children)} child processes\n{text}"
+            return "\n".join([f"{len(children)} child processes", *texts.values()])
         time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    """Whether a process has not ended, whoever is its parent now."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def descendants() -> list[int]:

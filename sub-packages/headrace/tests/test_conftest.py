@@ -39,7 +39,8 @@ def grandchild_waits_here():
     print("ready", flush=True)  # in here, or the stack may be that of a moment before
     time.sleep(600)
 def child_waits_here():
-    process = subprocess.Popen([sys.executable, __file__, "below"], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE  # a stderr of its own: stacks are written in pieces, which would mix
+    process = subprocess.Popen([sys.executable, __file__, "below"], stdout=pipe, stderr=pipe, text=True)
     print(process.stdout.readline(), end="", flush=True)
     process.wait()
 if len(sys.argv) > 1:
