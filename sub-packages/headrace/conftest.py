@@ -105,10 +105,10 @@ def abort_children(seconds: float = 10) -> str:
     texts, until = dict.fromkeys(outputs, ""), time.monotonic() + seconds
     while True:
         ended = not any(map(running, children)) or time.monotonic() > until
-        for number, file in outputs.items():
+        for inode, file in outputs.items():
             with contextlib.suppress(BlockingIOError):
                 while piece := os.read(file, 2**16):
-                    texts[number] += piece.decode(errors="replace")
+                    texts[inode] += piece.decode(errors="replace")
         if ended:
             return "\n".join([f"{len(children)} child processes", *texts.values()])
         time.sleep(0.05)
