@@ -68,7 +68,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
 
 
-def insert_help(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001
+def insert_help(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 -- Sphinx names them
     """Fill in what a command says of itself where a page has a block ``{command-help} headrace-shards pack``."""
 
     def said(match: re.Match[str]) -> str:
@@ -105,7 +105,7 @@ def anchors(markdown: str) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def plain_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
+def plain_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001 -- Sphinx names them
     """Keep napoleon from reading "What it is: in words." as a type and a description."""
     if what == "property":
         lines[:0] = ["..", ""]  # an empty comment
@@ -137,7 +137,7 @@ def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) ->
     return found
 
 
-def all_documented(app: Sphinx, env: Any) -> None:  # noqa: ARG001
+def all_documented(app: Sphinx, env: Any) -> None:  # noqa: ARG001 -- Sphinx names them
     """Warn of public names that no page documents."""
     for name in sorted(set(PUBLIC.values()) - set(env.domains.python_domain.objects)):
         _logger.warning("%s is public, but no page documents it", name)
