@@ -178,6 +178,8 @@ def measure(folder: Path, count: int) -> list[dict[str, Any]]:
             continue
         print(f"  mixing: {name}", flush=True)
         write(package, folder / package)
+        if package == "mosaicml-streaming":  # a process of it that was killed leaves names in shared memory behind
+            import_module("streaming").base.util.clean_stale_shared_memory()
         ranks = labels_of_ranks(name, folder / package, count)
         together = [label for step in zip(*ranks, strict=False) for label in step]  # a stream may end early
         rows.append(

@@ -17,7 +17,7 @@ PICTURES = {
     "batching": "Real tokens of the budget",
     "reading": "Random batches",
     "mixing": "Worst share in a window",
-    "resume": "Lost or repeated",
+    "resume": "Time to the first batch",
 }
 MISSING = "Not measured yet: `./scripts/peers` does.\n"
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -228,8 +228,7 @@ def plots(figures: Path) -> None:
             window = found["window"] * found["ranks"]
             key, title = "global_window", f"worst share in {window:,} samples, percentage points off"
         else:
-            key, title = "wrong", "samples lost or repeated after a kill at 90 % of an epoch"
-            rows = [{**row, key: row["lost"] + row["repeated"]} for row in rows if "lost" in row]
+            key, title = "first_batch", "first batch of a resume at 90 % of an epoch, time over a fresh epoch's first"
         bars(figures, part, rows, key, title)
 
 
