@@ -77,15 +77,12 @@ def test_the_last_step_costs_the_same_on_all_ranks(ranks: int, options: dict[str
     options = dict(options)
     two = options.pop("columns", 1) == 2
     given, budget = (np.stack([sizes, sizes[::-1]], axis=1), [16384, 16384]) if two else (sizes, 16384)
-    last = []
-    for rank in range(ranks):
-        sampler = DistributedSizeAwareBatchSampler(given, budget, num_replicas=ranks, rank=rank, **options)
-        last.append(list(sampler)[-1])
+    sampler = DistributedSizeAwareBatchSampler(given, budget, num_replicas=ranks, rank="all", **options)
+    last = list(sampler)[-ranks:]
     assert len(sampler.plan()) % ranks, "nothing was split"
     offsets = np.cumsum([0, *map(len, last)])
-    together = BatchPlan(
-        np.concatenate(last), offsets, given, tuple(np.atleast_1d(budget)), options.get("cost", "sum"), work=sampler.work
-    )
+    budgets, cost = tuple(np.atleast_1d(budget)), options.get("cost", "sum")
+    together = BatchPlan(np.concatenate(last), offsets, given, budgets, cost, work=sampler.work)
     assert together.report(ranks).imbalance <= most
     assert together.report(ranks).over_budget == 0
     assert np.diff(offsets).max() <= options.get("max_items", 5_000)

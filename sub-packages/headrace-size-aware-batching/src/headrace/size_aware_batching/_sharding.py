@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import Limits, PreparedSizes, sample_work
+from headrace.size_aware_batching._budget import PreparedSizes, sample_work
 from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
@@ -180,6 +180,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
     neighbours in size.
 
+    >>> from headrace.size_aware_batching._budget import Limits
     >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), None, np.zeros(0, np.int64))
     >>> samples, offsets = deal_evenly(sized, np.array([0, 1, 2, 3]), 2)
     >>> samples.tolist(), offsets.tolist()
