@@ -59,6 +59,35 @@ def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ra
     assert plan(kind, count=1_000_000)[0].report(ranks).imbalance <= most
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint16"])
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 1.03),
+        ({"strategy": "packed"}, 1.03),
+        ({"strategy": "bucketed", "cost": "padded"}, 1.15),
+        ({"strategy": "bucketed", "cost": "padded", "max_items": 20}, 1.25),
+        ({"columns": 2}, 1.03),
+        ({"work": np.random.default_rng(1).exponential(size=5_000)}, 1.06),
+    ],
+)
+def test_the_last_step_costs_the_same_on_all_ranks(ranks: int, options: dict[str, Any], most: float, kind: str) -> None:
+    sizes = lengths(2048, 5_000).astype(kind)
+    options = dict(options)
+    two = options.pop("columns", 1) == 2
+    given, budget = (np.stack([sizes, sizes[::-1]], axis=1), [16384, 16384]) if two else (sizes, 16384)
+    sampler = DistributedSizeAwareBatchSampler(given, budget, num_replicas=ranks, rank="all", **options)
+    last = list(sampler)[-ranks:]
+    assert len(sampler.plan()) % ranks, "nothing was split"
+    offsets = np.cumsum([0, *map(len, last)])
+    budgets, cost = tuple(np.atleast_1d(budget)), options.get("cost", "sum")
+    together = BatchPlan(np.concatenate(last), offsets, given, budgets, cost, work=sampler.work)
+    assert together.report(ranks).imbalance <= most
+    assert together.report(ranks).over_budget == 0
+    assert np.diff(offsets).max() <= options.get("max_items", 5_000)
+
+
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
 def test_batch_mates_meet_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])

@@ -218,10 +218,13 @@ def grain_pack(sizes: Sizes, budget: int, world: int, rank: int) -> Iterator[lis
 def methods() -> list[Method]:
     """Every way whose library is installed; headrace's first."""
     stratified: dict[str, Any] = {"strategy": "stratified"}
+    packed: dict[str, Any] = {"strategy": "packed"}
     bucketed: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"}
     found = [
         Method("headrace, stratified", "headrace-size-aware-batching", "sum", partial(headrace, **stratified),
                resume=partial(headrace_resumed, **stratified)),
+        Method("headrace, packed", "headrace-size-aware-batching", "sum", partial(headrace, **packed),
+               resume=partial(headrace_resumed, **packed)),
         # its state_dict() refuses a constraint that is not the default one
         Method("lhotse DynamicCutSampler", "lhotse", "sum", partial(lhotse, padded=False)),
         Method("bionemo SizeAwareBatchSampler", "bionemo-size-aware-batching", "sum", bionemo, ranks=False),

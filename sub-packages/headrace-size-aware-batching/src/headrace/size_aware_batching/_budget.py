@@ -378,7 +378,7 @@ def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] 
 
         return padded_columns
     if sizes.ndim > 1:
-        shares = (sizes / np.maximum(limits.budgets, 1)).sum(axis=1).astype(np.float32)
+        shares = sample_work(sizes, limits, None).astype(np.float32)
         return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
     if limits.capacity is None:
         return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
@@ -388,3 +388,10 @@ def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] 
         return np.diff(offsets) * limits.work(longest)
 
     return padded
+
+
+def sample_work(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return the work of each sample by itself."""
+    if own is not None:
+        return own
+    return limits.work(sizes) if sizes.ndim == 1 else (sizes / np.maximum(limits.budgets, 1)).sum(axis=1)

@@ -1,14 +1,16 @@
 """From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._budget import PreparedSizes, sample_work
 from headrace.size_aware_batching._random import random_words
 
 Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
@@ -71,13 +73,19 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
     return n_batches // num_replicas if tail == "drop" else -(-n_batches // num_replicas)
 
 
-def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> Iterator[Steps]:
+Deal = Callable[[NDArray[Any], int], Chunk | None]  # samples of a step and how many batches they make
+
+
+def distribute_steps(
+    chunks: Iterable[Chunk], num_replicas: int, tail: Tail, deal: Deal | None = None
+) -> Iterator[Steps]:
     """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
 
     A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
-    split the longest of them, so that the last step has a batch for each rank; with too few samples for that, batches
-    are repeated, as with ``"pad"``. A step takes the next samples of the list and depends on nothing before them: the
-    rest of a list is distributed as it would have been after its beginning.
+    ``deal`` their samples to the ranks, or, where it is None or returns that, split the longest; so the last step has
+    a batch for each rank. With too few samples for that, batches are repeated, as with ``"pad"``. A step takes the next
+    samples of the list and depends on nothing before them: the rest of a list is distributed as it would have been
+    after its beginning.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
@@ -90,7 +98,7 @@ def distribute_steps(chunks: Iterable[Chunk], num_replicas: int, tail: Tail) -> 
             yield Steps(indices[:end], offsets[: sure + 1])
             indices, offsets = indices[end:], offsets[sure:] - end
     if len(offsets) > 1:
-        yield from last_steps(indices, offsets, num_replicas, tail)
+        yield from last_steps(indices, offsets, num_replicas, tail, deal)
 
 
 def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> int:
@@ -103,12 +111,23 @@ def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> i
     return max(0, count) // num_replicas * num_replicas
 
 
-def last_steps(indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> Iterator[Steps]:
+def last_steps(
+    indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail, deal: Deal | None
+) -> Iterator[Steps]:
     """Distribute the rest at the end of the list."""
+    planned = offsets
     if tail == "split":
         offsets = split_steps(offsets.tolist(), num_replicas)
     count = len(offsets) - 1
     whole = count // num_replicas * num_replicas
+    if deal and whole:
+        indices, offsets = indices.copy(), offsets.copy()
+        for first in range(0, whole, num_replicas):
+            cuts = offsets[first : first + num_replicas + 1]
+            dealt = None if np.isin(cuts, planned).all() else deal(indices[cuts[0] : cuts[-1]], num_replicas)
+            if dealt:
+                indices[cuts[0] : cuts[-1]] = dealt[0]
+                cuts[:] = cuts[0] + dealt[1]
     if tail == "drop":
         if whole:
             end = int(offsets[whole])
@@ -153,3 +172,67 @@ def split_longest(offsets: list[int], n_batches: int) -> list[int]:
             break
         cuts.insert(longest + 1, cuts[longest] + (lengths[longest] + 1) // 2)
     return cuts
+
+
+def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Chunk | None:
+    """Make batches of like work from samples that fit into fewer; None where the limits do not let them.
+
+    Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
+    neighbours in size.
+
+    >>> from headrace.size_aware_batching._budget import Limits
+    >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), None, np.zeros(0, np.int64))
+    >>> samples, offsets = deal_evenly(sized, np.array([0, 1, 2, 3]), 2)
+    >>> samples.tolist(), offsets.tolist()
+    ([0, 1, 2, 3], [0, 2, 4])
+    """
+    limits, sizes = sized.limits, sized.sizes[samples]
+    if limits.multiple > 1:
+        return None
+    work = sample_work(sizes, limits, None if sized.work is None else sized.work[samples])
+    if limits.capacity is not None:
+        if sized.columns > 1 or sized.work is not None:
+            return None
+        order = np.argsort(sizes, kind="stable")[::-1]
+        most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
+        return samples[order], even_cuts(work[order], most, n_batches)
+    heap = [(0.0, 0, batch) for batch in range(n_batches)]
+    owner = np.zeros(len(samples), np.int64)
+    for place in np.argsort(-work, kind="stable").tolist():
+        load, count, batch = heap[0]
+        owner[place] = batch
+        heapreplace(heap, (load + work[place], count + 1, batch))
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=n_batches)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    sums = np.add.reduceat(sizes[order], offsets[:-1], axis=0, dtype=np.int64)
+    if counts.max() > limits.most_items or (sums > np.array(limits.budgets)).any():
+        return None
+    return samples[order], offsets
+
+
+def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:
+    """Cut padded samples into batches whose largest work is least; return where each begins.
+
+    Args:
+        descending: Work of each sample, that of a batch being the count times its first.
+        most: How many samples a batch may hold that begins with this one.
+        n_batches: How many there will be, as far as there are samples.
+
+    >>> even_cuts(np.array([4.0, 2.0, 2.0, 1.0]), np.array([9, 9, 9, 9]), 2).tolist()
+    [0, 1, 4]
+    """
+
+    def cuts(largest: float) -> list[int]:
+        found = [0]
+        while found[-1] < len(descending):
+            work = descending[found[-1]]
+            fit = min(int(most[found[-1]]), int(largest / work) if work else len(descending))
+            found.append(min(found[-1] + max(1, fit), len(descending)))
+        return found
+
+    low, high = 0.0, float(descending[0]) * len(descending)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(cuts(middle)) <= n_batches + 1 else (middle, high)
+    return np.array(split_longest(cuts(high), n_batches), np.int64)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
 from headrace.size_aware_batching._ranks import Ranks, refuse_sharding_again
-from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, distribute_steps, n_steps
+from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_evenly, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import (
     checked_epoch,
@@ -86,9 +87,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it). These samples are in ``oversize_indices`` and in the report.
-        tail: Policy for a number of batches that the world size does not divide: ``"split"`` the longest of the last
-            batches, ``"pad"`` by repeating batches, or ``"drop"`` the last ones. Where there are too few samples to
-            split, some are repeated, with a warning that names them.
+        tail: Policy for a number of batches that the world size does not divide: ``"split"`` the last ones into smaller
+            ones of like work (``"sequential"``: halve the longest), ``"pad"`` by repeating batches, or ``"drop"`` the
+            last ones. Where there are too few samples to split, some are repeated, with a warning that names them.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes
@@ -229,7 +230,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._position = position
         self._iteration = this = object()
         hashes = []
-        for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail):
+        deal = None if self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
+        for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail, deal):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
                 _warn_of_repetition(steps, replicas)
