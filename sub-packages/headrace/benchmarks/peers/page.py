@@ -45,7 +45,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if value else "0"
+    return f"{100 * value:.1f}\N{NO-BREAK SPACE}%" if value else "0"
 
 
 def marked(texts: Sequence[str], values: Sequence[float | None], lowest: bool, ours: Sequence[bool]) -> list[str]:
@@ -74,11 +74,11 @@ def table(head: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
 
 
 def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
+    """What the batches of an epoch are worth."""
     rows = [row for row in found["rows"][corpus] if row["cost"] == cost]
     ours = [row["name"].startswith("headrace") for row in rows]
     # What breaks the budget wins nothing by fuller batches.
     lawful = [None if row["violations"] else row["fill"] for row in rows]
-    resumed = {True: "yes", False: "no", None: "no state"}
     columns = {
         "": [row["name"] for row in rows],
         "real tokens of the budget": marked([percent(row["fill"]) for row in rows], lawful, False, ours),
@@ -88,13 +88,25 @@ def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
         "imbalance, 8 ranks": marked(*pair(rows, "imbalance_8", 4), True, ours),
         "64 ranks": marked(*pair(rows, "imbalance_64", 4), True, ours),
         "lost, repeated": [f"{row['lost']}, {row['repeated']}" for row in rows],
-        "knows ranks": ["yes" if row["knows_ranks"] else "no" for row in rows],
-        "resumes exactly": [resumed[row["exact_resume"]] for row in rows],
-        "planning": marked(*pair(rows, "planning"), True, ours),
-        "first batch": marked(*pair(rows, "first_batch"), True, ours),
     }
     if cost == "sum":
         columns.pop("padding")
+    return table(list(columns), list(columns.values()))
+
+
+def planning_table(found: dict[str, Any], cost: str) -> str:
+    """What each method can do, and its times on all sets."""
+    sets = {corpus: [row for row in rows if row["cost"] == cost] for corpus, rows in found["rows"].items()}
+    [rows, *_] = sets.values()
+    ours = [row["name"].startswith("headrace") for row in rows]
+    resumed = {True: "yes", False: "no", None: "no state"}
+    columns = {
+        "": [row["name"] for row in rows],
+        "knows ranks": ["yes" if row["knows_ranks"] else "no" for row in rows],
+        "resumes exactly": [resumed[row["exact_resume"]] for row in rows],
+    }
+    for key, head in (("planning", "an epoch"), ("first_batch", "first batch")):
+        columns |= {f"{head}, {corpus}": marked(*pair(rows, key), True, ours) for corpus, rows in sets.items()}
     return table(list(columns), list(columns.values()))
 
 
@@ -177,6 +189,7 @@ def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
                 for corpus in found["rows"]
                 for cost in ("sum", "padded")
             }
+            made |= {f"planning {cost}": planning_table(found, cost) for cost in ("sum", "padded")}
         elif part == "reading":
             made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
         else:
