@@ -74,7 +74,7 @@ def main(folder: str, options: dict[str, Any]) -> None:
                 time.sleep(600)
     except Exception as error:
         if not hasattr(error, "__notes__"):
-            loader.explain(error)  # that a worker was killed may interrupt the loop between two batches
+            loader._explain_if_own(error)  # that a worker was killed may interrupt the loop between two batches
         told |= {"kind": type(error).__name__, "said": str(error), "notes": getattr(error, "__notes__", [])}
         told["again"] = loader.state_dict()["steps"]
     if not options.get("leave"):

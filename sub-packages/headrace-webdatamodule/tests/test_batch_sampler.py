@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexed_runs import Mesh
 
 from headrace.webdatamodule import DistributedBatchSampler
-from headrace.webdatamodule.loading.batch_sampler import n_steps, rank_span, step_span
+from headrace.webdatamodule.loading.batch_sampler import equal_share, n_steps, step_span
 
 Batches = list[list[int]]
 
@@ -166,7 +166,7 @@ def test_steps_touch_and_end_where_the_samples_end(end: int, size: int, world: i
     assert [0, *(high for _, high in spans)] == [*(low for low, _ in spans), end]
     assert all(0 < high - low <= size * world for low, high in spans)
     for low, high in spans:
-        stretches = [rank_span(low, high, rank, world) for rank in range(world)]
+        stretches = [equal_share(low, high, rank, world) for rank in range(world)]
         assert stretches[0][0] == low
         assert stretches[-1][1] == high
         lengths = [high - low for low, high in stretches]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, add_column, index_shards, write_tars
-from headrace.webdatamodule.loading.dataset import ConcatShards, count_by_source
+from headrace.webdatamodule.loading.dataset import ConcatShards, count_by_source, describe_sample
 
 COUNTS = {"first": 7, "empty": 0, "second": 12, "third": 1}
 TOTAL = sum(COUNTS.values())
@@ -56,12 +56,12 @@ def test_a_batch_comes_in_the_order_of_its_indices(sources: ConcatShards, indice
 def test_one_source_reads_alike(folders: dict[str, Path]) -> None:
     only = ConcatShards({"only": IndexedShards(folders["second"])})
     assert [sample["json"] for sample in only.__getitems__([11, 0, 11])] == [11, 0, 11]
-    assert only.describe(11) == f"sample 'second11' in shard {str(only.parts[0].shard_of(11))!r}"
+    assert describe_sample(only, 11) == f"sample 'second11' in shard {str(only.parts[0].shard_of(11))!r}"
 
 
 def test_a_place_names_sample_source_and_shard(sources: ConcatShards) -> None:
     assert sources.locate(7) == (1, 0)
-    told = sources.describe(19)
+    told = describe_sample(sources, 19)
     assert told.startswith("sample 'third0' of source 'third' in shard ")
     assert sources.parts[2].shard_of(0) in told
 

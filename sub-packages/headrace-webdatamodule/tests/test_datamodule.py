@@ -191,11 +191,11 @@ def test_a_directory_without_shards(places: dict[Split, str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be a positive int, got 0"),
+        ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be an int >= 1, got 0"),
         ({"n_samples": {"training": 5}}, "keys must be Split.train, .* got 'training'"),
         ({"dirs_tars_wds": "/data"}, "dirs_tars_wds must be a mapping from Split"),
-        ({"global_batch_size": 2.5}, "global_batch_size must be a positive int, got 2.5"),
-        ({"global_batch_size": -1}, "global_batch_size must be a positive int, got -1"),
+        ({"global_batch_size": 2.5}, "global_batch_size must be an int >= 1, got 2.5"),
+        ({"global_batch_size": -1}, "global_batch_size must be an int >= 1, got -1"),
         ({"suffix_keys_wds": []}, "suffix_keys_wds"),
         ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\[Split.train\] must be"),
         ({"pipeline_prebatch_wld": untuple}, "pipeline_prebatch_wld must be a mapping"),
@@ -235,7 +235,7 @@ def test_member_keys(given: Any, message: str) -> None:
 
 
 def test_directories_in_the_place_of_counts_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"n_samples\[Split.train\] must be a positive int, got '/data'"):
+    with pytest.raises(TypeError, match=r"n_samples\[Split.train\] must be an int >= 1, got '/data'"):
         WebDataModule({Split.train: "/data"}, {Split.train: 5}, "json", 4)  # type: ignore[dict-item, arg-type] # the earlier order
 
 
@@ -304,7 +304,7 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
             PickledDataWDS(str(pickles), names, "mydata.pt", places, 2)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(ValueError, match="is a pipe: shards are written to directories only"):
         PickledDataWDS(str(pickles), {Split.train: ["a"]}, "pt", {Split.train: "pipe:cat"}, 2, allow_pipe=True)
-    with pytest.raises(ValueError, match="n_tars_wds must be a positive int, got 0"):
+    with pytest.raises(ValueError, match="n_tars_wds must be an int >= 1, got 0"):
         pickled(pickles, n_tars_wds=0)
     with pytest.raises(ShardError, match="get the same sample key 'a-b'"):
         PickledDataWDS(str(pickles), {Split.train: ["a.b", "a-b"]}, "pt", places, 2).prepare_data()

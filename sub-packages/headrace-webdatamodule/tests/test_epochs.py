@@ -19,17 +19,17 @@ class Loader(EpochLoader):
     def __len__(self) -> int:
         return 10
 
-    def rewind(self) -> None:
+    def _rewind(self) -> None:
         self.steps, self.resumed = 0, False
 
-    def choose_epoch(self, epoch: int) -> None:
+    def _choose_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.epoch, self.steps, self.resumed = epoch, 0, False
 
-    def end_iteration(self) -> None:
+    def _end_iteration(self) -> None:
         pass
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         raise AssertionError("the data module restores it")
 
 

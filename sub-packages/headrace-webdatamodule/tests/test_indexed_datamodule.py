@@ -109,7 +109,7 @@ def test_options_without_a_fingerprint_are_compared_as_they_read(
 
 
 def test_a_checkpoint_of_another_version_is_refused(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match="data state has version 9, this release reads 1"):
+    with pytest.raises(ValueError, match="has version 9, this release reads 1: resume with the data module and"):
         data(folders).load_state_dict({"version": 9})
 
 

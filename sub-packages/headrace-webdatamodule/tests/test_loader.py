@@ -522,7 +522,7 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
     loader = plain(folder)
     whole = list(plain(folder))
     steps = Steps()
-    loader.fit_loop = steps
+    loader._fit_loop = steps
     for number, _ in enumerate(loader):
         during = loader.state_dict()
         steps.done += 1
@@ -844,3 +844,63 @@ def test_a_sampler_of_single_samples_is_refused_with_the_cure(workers: int) -> N
 def test_a_batch_sampler_of_other_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="dataset must have the 299 samples that DistributedBatchSampler was made for"):
         ResumableLoader(list(range(300)), DistributedBatchSampler(299, 8))
+
+
+class OfClasses(Bare):
+    """As people write them: names that mean other things than in headrace's batch samplers."""
+
+    n_samples, sizes = 5, (10, 20)
+
+
+def test_names_of_a_batch_sampler_may_mean_something_else() -> None:
+    loader = ResumableLoader(list(range(COUNT)), OfClasses(), collate_fn=list)
+    assert list(loader) == list(OfClasses())
+
+
+class Seekable(Bare):
+    """Keeps a position, but does not say how much is left; its length is that of the whole epoch."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, self.position = self.position, 0
+        for number, batch in enumerate(super().__iter__()):
+            if number >= start:
+                self.position = number + 1
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+def test_a_batch_sampler_may_leave_the_rest_uncounted() -> None:
+    killed, resumed = (ResumableLoader(list(range(COUNT)), Seekable(), collate_fn=list) for _ in range(2))
+    assert len(list(islice(killed, 5))) == 5
+    resumed.load_state_dict(killed.state_dict())
+    assert (len(resumed), resumed.remaining) == (12, 7)
+    assert list(resumed) == list(Bare())[5:]
+
+
+@pytest.mark.parametrize("sizes", [list(range(COUNT)), np.arange(COUNT), np.arange(2 * COUNT).reshape(COUNT, 2)])
+def test_sizes_for_the_report(sizes: Any) -> None:
+    loader = ResumableLoader(list(range(COUNT)), Bare(), sizes=sizes)
+    assert len(list(loader)) == 12
+    assert 0 < (loader.report().fill or 0) < 1
+
+
+def test_sizes_of_no_samples() -> None:
+    loader = ResumableLoader([], DistributedBatchSampler(0, 4), sizes=np.zeros(0, np.int64))
+    assert (list(loader), loader.report().fill) == ([], None)
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], np.arange(COUNT + 1), 5])
+def test_sizes_of_other_samples_are_refused(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="sizes must hold one size for each of the 23 samples, got"):
+        ResumableLoader(list(range(COUNT)), Bare(), sizes=sizes)
+
+
+def test_a_timeout_of_numpy() -> None:
+    assert len(ResumableLoader([1], [[0]], timeout=np.float64(5), num_workers=1)) == 1

@@ -99,6 +99,38 @@ def test_validation_and_predictions_come_in_order(workers: int) -> None:
     assert [row["key"] for _, row in found] == EVERY_VAL
 
 
+class Keyed(Own):
+    """Whose attributes have the names of what is asked of datasets, and are something else."""
+
+    key, num_tokens, sizes = "txt", 1000, None
+
+    def fingerprint(self) -> str:
+        raise AssertionError("not what is asked for")
+
+
+def test_attributes_that_mean_something_else_are_left_alone() -> None:
+    held = [{"__key__": str(i)} for i in range(5)]
+    module, model = MapDataModule({"predict": Keyed(held)}, batch_size=2, collate_fn=keys), Model()
+    outputs = trainer().predict(model, datamodule=module)
+    assert isinstance(outputs, list)
+    assert [(key, row["key"]) for key, row in module.predictions(outputs)] == [(i, str(i)) for i in range(5)]
+    with pytest.raises(ValueError, match="train has no sizes: give sizes="):
+        MapDataModule({"train": Keyed(held)}, batch_sampler=Stateful)
+    assert fingerprint_of(Keyed(held)) == fingerprint_of(Keyed(held))
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_sizes_of_a_function_follow_the_data() -> None:
+    held = samples("t", 5)
+    module = MapDataModule(
+        {"train": held}, batch_sampler=Stateful, sizes=lambda sample: len(sample["txt"]), collate_fn=keys
+    )
+    assert len(fit(module, max_epochs=1, limit_val_batches=0).seen)
+    held += samples("more", 5)
+    seen = fit(module, max_epochs=1, limit_val_batches=0).seen
+    assert sum(len(batch) for _, batch in seen) == 10
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 @pytest.mark.parametrize(
     ("change", "told"),
@@ -175,6 +207,7 @@ BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes
         ({"sizes": [1, 2]}, ValueError, "sizes is for batch_sampler, and there is none"),
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": "n"}, ValueError, "must be a column of datasets"),
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": [1]}, ValueError, "each of the 2 samples, got 1"),
+        ({"batch_size": None, "batch_sampler": Stateful, "sizes": 5}, ValueError, r"of the 2 samples, got shape \[\]"),
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": ["a", "b"]}, TypeError, "must be numbers or a func"),
         ({"collate_fn": 3}, TypeError, "collate_fn must be a function"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),

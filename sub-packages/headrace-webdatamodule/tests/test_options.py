@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from headrace.webdatamodule import Split
-from headrace.webdatamodule.loading.options import PerSplit, describe_option, differences, named_sources, seed_int
+from headrace.webdatamodule.loading.options import (
+    PerSplit,
+    as_int,
+    describe_option,
+    differences,
+    named_sources,
+    seed_int,
+)
 
 
 def test_one_value_serves_all_splits() -> None:
@@ -70,6 +77,21 @@ def test_sources_are_named() -> None:
 def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
         named_sources("shards", given, "train")
+
+
+@pytest.mark.parametrize("value", [1, 10**12, np.int64(7)])
+def test_counts(value: Any) -> None:
+    assert as_int("n", value, 1) == value
+    assert type(as_int("n", value, 1)) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [*((low, ValueError) for low in (0, -1, np.int8(0))), *((no, TypeError) for no in (True, 1.0, "1", None, "/a"))],
+)
+def test_what_is_no_count(value: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"n must be an int >= 1, got .*: some cure$"):
+        as_int("n", value, 1, "some cure")
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(7), np.uint64(2**64 - 1)])

@@ -1,10 +1,9 @@
 from typing import Any
 
-import numpy as np
 import pytest
 
 from headrace.webdatamodule import Split
-from headrace.webdatamodule.splits import by_split, positive_int
+from headrace.webdatamodule.splits import by_split, needed_by
 
 
 def test_the_splits() -> None:
@@ -41,19 +40,6 @@ def test_what_is_no_mapping_from_splits_is_refused(given: Any, message: str) -> 
         by_split("n_samples", given)
 
 
-@pytest.mark.parametrize("value", [1, 10**12, np.int64(7)])
-def test_counts(value: Any) -> None:
-    assert positive_int("n", value) == value
-    assert type(positive_int("n", value)) is int
-
-
-@pytest.mark.parametrize("value", [0, -1, np.int8(0)])
-def test_counts_below_one_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="n must be a positive int"):
-        positive_int("n", value)
-
-
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, "/a/directory"])
-def test_what_is_no_count_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="n must be a positive int"):
-        positive_int("n", value)
+def test_predict_takes_the_test_split_where_there_is_no_other() -> None:
+    assert needed_by("predict", ()) == needed_by("predict", {Split.test, Split.predict}) == Split.predict
+    assert needed_by("predict", {Split.test}) == Split.test

@@ -159,6 +159,29 @@ def test_a_checkpoint_after_each_step(
     assert trainer.global_step == WHOLE
 
 
+class Planning(Model):
+    """Asks for the number of steps before the trainer has restored any state."""
+
+    def setup(self, stage: str) -> None:
+        self.steps = self.trainer.estimated_stepping_batches
+
+
+def test_a_loader_that_was_asked_for_before_the_state_came_resumes(
+    shards: Path, whole: list[list[int]], saved: Path
+) -> None:
+    for step in (2, 7):
+        model = Planning()
+        fit(model, module(shards), saved / f"step{step}.ckpt")
+        assert (model.steps, model.seen) == (WHOLE, whole[step:])
+
+
+def test_a_fit_begins_anew_whatever_was_read_by_hand(shards: Path, whole: list[list[int]]) -> None:
+    model, data = Model(), module(shards)
+    assert len(list(data.train_dataloader())) == STEPS
+    fit(model, data)
+    assert model.seen == whole
+
+
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize("step", range(6))
 def test_overfitting_takes_the_same_batches_in_every_epoch(shards: Path, tmp_path: Path, step: int) -> None:

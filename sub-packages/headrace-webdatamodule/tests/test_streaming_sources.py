@@ -23,7 +23,8 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.streaming.sources import pieces, rank_share, worker_share
+from headrace.webdatamodule.loading.batch_sampler import equal_share
+from headrace.webdatamodule.streaming.sources import pieces, rank_share
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -133,7 +134,7 @@ def test_shares_are_equal_and_hold_every_sample(counts: list[int], ranks: int, w
     for rank in range(ranks):
         start, stop = rank_share(n, ranks, rank)
         assert stop - start == -(-n // ranks)
-        ends = [worker_share(start, stop, worker, workers) for worker in range(workers)]
+        ends = [equal_share(start, stop, worker, workers) for worker in range(workers)]
         assert (ends[0][0], ends[-1][1]) == (start, stop)
         assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(b - a for a, b in ends) - min(b - a for a, b in ends) <= 1

@@ -6,16 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-from weakref import ref
+from typing import Any
 
-import lightning
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule._lightning import FitLoop
-from headrace.webdatamodule.loading.distributed import TrainerMesh, check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule._lightning import SplitDataModule
+from headrace.webdatamodule.loading.distributed import check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.loading.options import as_int
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
-from headrace.webdatamodule.splits import Split, by_split, need, needed_by, positive_int, stage_name
+from headrace.webdatamodule.splits import BySplit, Split, by_split
 from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -28,13 +27,11 @@ from headrace.webdatamodule.streaming.sources import Mix, check_place, local_dir
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
 
-_T = TypeVar("_T")
-_PerSplit: TypeAlias = Mapping[Split, _T] | Mapping[str, _T] | Mapping[Split | str, _T]
 _Place = str | PathLike[str]
 _Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-class WebDataModule(lightning.LightningDataModule):
+class WebDataModule(SplitDataModule):
     """Tar shards as train, val, test and predict loaders of a Lightning trainer, read as a stream.
 
     For each split a sample passes: the shards, sorted by name (or shuffled, see `kwargs_wds`) -> split among ranks and
@@ -119,21 +116,21 @@ class WebDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        n_samples: _PerSplit[int],
+        n_samples: BySplit[int],
         suffix_keys_wds: str | Iterable[str],
-        dirs_tars_wds: _PerSplit[_Place] | _PerSplit[Mapping[str, _Place]] | _PerSplit[_Place | Mapping[str, _Place]],
+        dirs_tars_wds: BySplit[_Place] | BySplit[Mapping[str, _Place]] | BySplit[_Place | Mapping[str, _Place]],
         global_batch_size: int,
         prefix_tars_wds: str = "wdshards",
-        pipeline_wds: _PerSplit[Any] | None = None,
-        pipeline_prebatch_wld: _PerSplit[Any] | None = None,
-        kwargs_wds: _PerSplit[Mapping[str, Any]] | None = None,
-        kwargs_wld: _PerSplit[Mapping[str, Any]] | None = None,
-        invoke_wds: _PerSplit[_Calls] | None = None,
-        invoke_wld: _PerSplit[_Calls] | None = None,
+        pipeline_wds: BySplit[Any] | None = None,
+        pipeline_prebatch_wld: BySplit[Any] | None = None,
+        kwargs_wds: BySplit[Mapping[str, Any]] | None = None,
+        kwargs_wld: BySplit[Mapping[str, Any]] | None = None,
+        invoke_wds: BySplit[_Calls] | None = None,
+        invoke_wld: BySplit[_Calls] | None = None,
         *,
         allowed_classes: Collection[type | Callable[..., Any] | str] = (),
         allow_pipe: bool = False,
-        mix: _PerSplit[Mix] | None = None,
+        mix: BySplit[Mix] | None = None,
         exact: bool | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -141,16 +138,15 @@ class WebDataModule(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         counts = {
-            split: positive_int(f"n_samples[{split}]", count)
-            for split, count in by_split("n_samples", n_samples).items()
+            split: as_int(f"n_samples[{split}]", count, 1) for split, count in by_split("n_samples", n_samples).items()
         }
         places = {
             split: _checked_places(f"dirs_tars_wds[{split}]", given, allow_pipe=allow_pipe)
             for split, given in by_split("dirs_tars_wds", dirs_tars_wds).items()
         }
-        self._given: dict[str, Collection[Split]] = {"n_samples": counts, "dirs_tars_wds": places}
+        self._splits = {"n_samples": counts, "dirs_tars_wds": places}
         mixes = _checked_mixes(places, by_split("mix", mix))
-        batch_size = positive_int("global_batch_size", global_batch_size)
+        batch_size = as_int("global_batch_size", global_batch_size, 1)
         keys = _member_keys(suffix_keys_wds)
         stages_wds = by_split("pipeline_wds", pipeline_wds)
         stages_wld = by_split("pipeline_prebatch_wld", pipeline_prebatch_wld)
@@ -183,74 +179,15 @@ class WebDataModule(lightning.LightningDataModule):
             if split in places
         }
         self._datasets: dict[Split, StreamDataset] = {}
-        self._loaders: dict[Split, StreamLoader] | None = None  # of the trainer's present stage
-        self._train: StreamLoader | None = None
-        self._fit_loop: FitLoop | None = None
-        self._loaded: Mapping[str, Any] | None = None  # of the checkpoint to resume from
-        self._ended: dict[str, Any] = {}  # of a stage that is over, for a checkpoint that is saved after it
 
     def prepare_data(self) -> None:
         """Nothing to do: the shards exist. Lightning calls this in one process per node."""
-
-    def setup(self, stage: str) -> None:
-        """Find the shards that a stage needs and build their pipelines. Runs in every process.
-
-        Args:
-            stage: "fit", "validate", "test" or "predict".
-
-        Raises:
-            ValueError: An unknown stage, a split that the stage needs is missing, an unknown option in kwargs_wds or
-                kwargs_wld, or more ranks than shards without indexes.
-            FileNotFoundError: A split has no shards.
-        """
-        stage = stage_name(stage)
-        needed = self._needed_by(stage)
-        self._need(needed, f"{stage}()")
-        self._loaders = None if self.trainer is None else {}
-        if stage == "fit":
-            self._ended = {}
-            self._fit_loop = None if self.trainer is None else FitLoop(self)
-        for split in (needed, Split.val) if stage == "fit" and Split.val in self._options else (needed,):
-            self._datasets[split] = open_stream(self._options[split])
-            self._datasets[split].check_ranks(*_ranks(ref(self), self._ranks))
-
-    def train_dataloader(self) -> StreamLoader:
-        """The loader of the train split; during a fit it is always the trainer's."""
-        if self._train is None or self._fit_loop is None:
-            self._train = self._loader(Split.train)
-            if self._loaded is not None:
-                self._train.restore(self._loaded["train"])
-                self._loaded = None
-            if self._fit_loop is not None:
-                self._train.fit_loop, self._fit_loop.loader = self._fit_loop, self._train
-        if self._fit_loop is not None and self._fit_loop.trainer is not None:
-            self._fit_loop.begin()
-        return self._train
 
     def val_dataloader(self) -> Any:
         """The loader of the val split; no loader when there is no val split, so that fit runs without one."""
         if Split.val in self._options:
             return self._loader(Split.val)
-        return _NoLoaders() if self.trainer else []
-
-    def test_dataloader(self) -> StreamLoader:
-        """The loader of the test split."""
-        return self._loader(Split.test)
-
-    def predict_dataloader(self) -> StreamLoader:
-        """The loader of the predict split; of the test split if there is none."""
-        return self._loader(self._needed_by("predict"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
-        if self._loaded is not None:
-            return dict(self._loaded)
-        if self._train is None:
-            return self._ended
-        state = {"train": self._train.state_dict()}
-        if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
-            return state
-        return {**state, "trainer": self._fit_loop.epochs.state_dict(self._train)}
+        return _NoLoaders() if self._in_stage else []
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next train loader resume where a state was saved.
@@ -266,45 +203,33 @@ class WebDataModule(lightning.LightningDataModule):
         checked: Any = state_dict
         if not isinstance(checked, Mapping) or (checked and "train" not in checked):
             raise TypeError(f"state_dict must be what state_dict() returned, got {checked!r}")
-        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
-            return
-        self._loaded = dict(state_dict) or None
-        if self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
-            self._fit_loop.allow_cuts()
+        if not self._in_stage:
+            self._loaders.pop(Split.train, None)
+        super().load_state_dict(state_dict)
 
-    def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
-        """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""
-        self._end()
+    def _resume(self, loader: StreamLoader) -> None:
+        if self._saved is not None:
+            loader._restore(self._saved["train"])
+            self._saved = None
 
-    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
-        """The same, after an error."""
-        self._end()
-
-    def _end(self) -> None:
-        self._ended = self.state_dict()
-        for loader in (self._loaders or {}).values():
-            loader.close()
-        self._loaders = None
-        self._train = self._loaded = self._fit_loop = None
+    def _open(self, split: Split) -> None:
+        self._datasets[split] = open_stream(self._options[split])
+        self._datasets[split].check_ranks(*data_parallel_ranks(*self._mesh_or_ranks()))
 
     def _loader(self, split: Split) -> StreamLoader:
-        self._need(split, f"{split.name}_dataloader()")
-        if self._loaders is not None and split in self._loaders:
-            return self._loaders[split]
-        if split not in self._datasets:
-            self._datasets[split] = open_stream(self._options[split])
-        loader = open_loader(self._datasets[split], partial(_ranks, ref(self), self._ranks))
-        if self._loaders is not None:
-            self._loaders[split] = loader
+        if self._in_stage:
+            return super()._loader(split)  # type: ignore[no-any-return]
+        # By hand, each call makes another one; the position is that of the latest train loader.
+        self._loaders.pop(split, None)
+        loader: StreamLoader = super()._loader(split)
+        if split is not Split.train:
+            del self._loaders[split]
         return loader
 
-    def _needed_by(self, stage: str) -> Split:
-        return needed_by(stage, {split for given in self._given.values() for split in given})
-
-    def _need(self, split: Split, what: str) -> None:
-        for name, given in self._given.items():
-            need(split, what, name, given)
+    def _make_loader(self, split: Split) -> StreamLoader:
+        if split not in self._datasets:
+            self._datasets[split] = open_stream(self._options[split])
+        return open_loader(self._datasets[split], partial(data_parallel_ranks, *self._mesh_or_ranks()))
 
 
 class PickledDataWDS(WebDataModule):
@@ -338,7 +263,7 @@ class PickledDataWDS(WebDataModule):
     def __init__(
         self,
         dir_pickles: str | PathLike[str],
-        names_subset: _PerSplit[Sequence[str]],
+        names_subset: BySplit[Sequence[str]],
         *args: Any,
         n_tars_wds: int | None = None,
         **kwargs: Any,
@@ -349,7 +274,7 @@ class PickledDataWDS(WebDataModule):
         }
         super().__init__({split: len(names) for split, names in self._names.items()}, *args, **kwargs)
         self._source = Path(dir_pickles).expanduser().absolute()
-        self._n_tars = None if n_tars_wds is None else positive_int("n_tars_wds", n_tars_wds)
+        self._n_tars = None if n_tars_wds is None else as_int("n_tars_wds", n_tars_wds, 1)
         for split in self._names:
             places = self._options[split].places if split in self._options else {}
             if list(places) != [""]:
@@ -380,17 +305,6 @@ class PickledDataWDS(WebDataModule):
                 n_shards=self._n_tars,
                 prefix=options.prefix,
             )
-
-
-def _ranks(module: ref[WebDataModule], given: tuple[Any, Any, Any]) -> tuple[int, int]:
-    """The number of data-parallel ranks and this one: as given, else the trainer's, else the process group's.
-
-    A loader that asks does not keep the data module alive, nor with it the workers of loaders that nobody uses.
-    """
-    trainer = getattr(module(), "trainer", None)
-    if given == (None, None, None) and trainer is not None:
-        return data_parallel_ranks(mesh=TrainerMesh(trainer))
-    return data_parallel_ranks(*given)
 
 
 class _NoLoaders(CombinedLoader):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule.loading.dataset import OnError
+from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
 from headrace.webdatamodule.loading.distributed import Mesh
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.options import PerSplit, named_sources
-from headrace.webdatamodule.loading.sizes import SizeOf
-from headrace.webdatamodule.loading.split_data import SplitData
+from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
-from headrace.webdatamodule.shards import decode_member
-from headrace.webdatamodule.splits import Split
-
-_T = TypeVar("_T")
-Splits: TypeAlias = Mapping[Split | str, _T]
+from headrace.webdatamodule.shards import IndexedShards, decode_member
+from headrace.webdatamodule.splits import BySplit, Split
 
 
 class SharedShardsWarning(UserWarning):
@@ -95,22 +92,22 @@ class IndexedWebDataModule(ResumableDataModule):
         self,
         shards: Any,
         *,
-        batch_size: int | Splits[int] | None = None,
-        batch_sampler: BatchSamplerFactory | Splits[BatchSamplerFactory] | None = None,
-        sizes: SizeOf | Splits[SizeOf] | None = None,
-        sampler: SamplerFactory | Splits[SamplerFactory] | None = None,
+        batch_size: int | BySplit[int] | None = None,
+        batch_sampler: BatchSamplerFactory | BySplit[BatchSamplerFactory] | None = None,
+        sizes: SizeOf | BySplit[SizeOf] | None = None,
+        sampler: SamplerFactory | BySplit[SamplerFactory] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         decode: Any = decode_member,
-        transform: Callable[[Any], Any] | Splits[Callable[[Any], Any]] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | Splits[Callable[[list[Any]], Any]] | None = None,
-        num_workers: int | Splits[int] = 0,
+        transform: Callable[[Any], Any] | BySplit[Callable[[Any], Any]] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | BySplit[Callable[[list[Any]], Any]] | None = None,
+        num_workers: int | BySplit[int] = 0,
         seed: int = 0,
         allowed_classes: Collection[Any] = (),
-        keys: Sequence[str] | Splits[Sequence[str]] | None = None,
+        keys: Sequence[str] | BySplit[Sequence[str]] | None = None,
         verify: Any = "read",
         max_bytes: int | None = None,
-        on_error: OnError | Splits[OnError] = "raise",
+        on_error: OnError | BySplit[OnError] = "raise",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,
         timeout: float = 600.0,
@@ -120,12 +117,11 @@ class IndexedWebDataModule(ResumableDataModule):
         rank: int | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        given = PerSplit("shards", shards)
         super().__init__(
-            given,
+            shards,
             batch_size=batch_size,
             batch_sampler=batch_sampler,
-            sizes=PerSplit("sizes", sizes),
+            sizes=sizes,
             sampler=sampler,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -144,28 +140,18 @@ class IndexedWebDataModule(ResumableDataModule):
         )
         if verify not in ("read", "open", "none"):
             raise ValueError(f"verify must be one of 'read', 'open', 'none', got {verify!r}")
-        transforms = PerSplit("transform", transform)
-        for split in filter(given.__contains__, Split):
-            named_sources(f"shards[{split}]", given[split], split.name)
-            check_callable("transform", transforms[split], split)
-        self._data: SplitData = SplitData(
-            given,
-            self._sizes,
-            decode=PerSplit("decode", decode, decode_member),
-            transform=transforms,
-            keys=PerSplit("keys", keys),
-            num_workers=self._num_workers,
-            on_error=self._on_error,
-            verify=verify,
-            max_bytes=max_bytes,
-            allowed_classes=allowed_classes,
-        )
+        self._decode, self._transform = PerSplit("decode", decode, decode_member), PerSplit("transform", transform)
+        self._keys, self._verify, self._allowed_classes = PerSplit("keys", keys), verify, tuple(allowed_classes)
+        self._limits = {} if max_bytes is None else {"max_bytes": max_bytes}
+        for split in filter(self._given.__contains__, Split):
+            self._places(split)
+            check_callable("transform", self._transform[split], split)
 
     def prepare_data(self) -> None:
         """Evaluate sizes that a function gives, and keep them beside the shards. One process per node does it."""
         for split in Split:
             if split in self._given and callable(self._sizes[split]) and self._batch_sampler[split] is not None:
-                self._data.evaluate_sizes(split)
+                self._evaluated_sizes(split)
 
     def setup(self, stage: str) -> None:
         """Open the shards that a stage needs. Runs in every process.
@@ -186,3 +172,44 @@ class IndexedWebDataModule(ResumableDataModule):
         if not self._given.mapped and model is not None and is_overridden("validation_step", model):
             message = "shards has no splits, so that validation reads what training reads"
             warnings.warn(f"{message}: pass {{'train': ..., 'val': ...}}", SharedShardsWarning, stacklevel=2)
+
+    def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
+        return PerSplit("shards", datasets), sizes
+
+    def _places(self, split: Split) -> dict[str, Any]:
+        """Where the shards of each source are, by its name."""
+        return named_sources(f"shards[{split}]", self._given[split], split.name)
+
+    def _shards(self, split: Split, place: Any, transform: Any) -> IndexedShards:
+        return IndexedShards(
+            place,
+            self._keys[split],
+            self._decode[split],
+            transform,
+            verify=self._verify,
+            allowed_classes=self._allowed_classes,
+            **self._limits,
+        )
+
+    def _open_dataset(self, split: Split) -> ConcatShards:
+        transform = self._transform[split]
+        return ConcatShards(
+            {name: self._shards(split, place, transform) for name, place in self._places(split).items()}
+        )
+
+    def _evaluate_sizes(self, split: Split) -> Sizes:
+        decode, keys = self._decode[split], self._keys[split]
+        reading = () if decode is decode_member and keys is None else (decode, keys)
+        parts = [
+            sizes_of(
+                self._shards(split, place, None),
+                place,
+                self._sizes[split],
+                num_workers=self._num_workers[split],
+                name=name,
+                reading=reading,
+                on_error=self._on_error[split],
+            )
+            for name, place in self._places(split).items()
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import operator
 import warnings
 import weakref
@@ -19,7 +18,7 @@ from headrace.webdatamodule.loading.dataset import (
     BatchDataset,
     OnError,
     Skipped,
-    explain_worker,
+    describe_sample,
     warn_of_skipped,
 )
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
@@ -66,8 +65,8 @@ class ResumableLoader(EpochLoader):
         dataset: Anything with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`, `IndexedShards`.
             Read with `__getitems__`, a batch at a time, where it has that; `names` and `cumulative_sizes` tell its
             sources in reports.
-        batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict`, `load_state_dict` and
-            `remaining` it is resumed at any number of ranks; else its batches are counted. Or a function of
+        batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict` and `load_state_dict` it
+            is resumed, and with `remaining` at any number of ranks; else its batches are counted. Or a function of
             `num_replicas` and `rank` that makes it, called when an epoch begins with other ranks than before.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's own when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.
@@ -118,7 +117,7 @@ class ResumableLoader(EpochLoader):
         timeout: float = 600.0,
         multiprocessing_context: Any = None,
         on_error: OnError = "raise",
-        sizes: npt.NDArray[Any] | None = None,
+        sizes: npt.ArrayLike | None = None,
         seed: int = 0,
         fingerprint: str | None = None,
         num_replicas: int | None = None,
@@ -153,8 +152,8 @@ class ResumableLoader(EpochLoader):
         self._factory_ranks: tuple[int, int] | None = None  # that it was called with
         self._epoch = 0
         self._chosen = self._finished = False  # set_epoch was called since an iteration began; one came to its end
-        self.on_batch: Callable[[Sequence[int]], None] | None = None
-        self.counts: Callable[[], bool] | None = None
+        self._on_batch: Callable[[Sequence[int]], None] | None = None
+        self._counts: Callable[[], bool] | None = None
         self.indices: Sequence[int] = ()
         self._open()
         if self._batch_sampler is not None:
@@ -213,8 +212,7 @@ class ResumableLoader(EpochLoader):
         """Whether a state was loaded, and nothing delivered since."""
         return self._resumed
 
-    def choose_epoch(self, epoch: int) -> None:
-        """As `set_epoch`, by whoever decides on the epoch."""
+    def _choose_epoch(self, epoch: int) -> None:
         if self._resumed and self._trainer is None and epoch < self._epoch:
             warnings.warn(
                 f"the {self._name} loader has loaded a state of epoch {self._epoch}, and set_epoch({epoch}) drops it: "
@@ -230,8 +228,7 @@ class ResumableLoader(EpochLoader):
         set_epoch(self._batches(), epoch)
         self._restart(0)
 
-    def rewind(self) -> None:
-        """Forget the position: the epoch begins at its beginning."""
+    def _rewind(self) -> None:
         rewind(self._batches(), self._epoch)
         self._restart(0)
 
@@ -246,7 +243,7 @@ class ResumableLoader(EpochLoader):
             and "batch_sampler", its state.
         """
         batches = self._batches()
-        done = None if self.fit_loop is None else self.fit_loop.steps_done()
+        done = None if self._fit_loop is None else self._fit_loop.steps_done()
         position = self._positions[-1]
         if done is not None and done < position.steps:
             position = next((one for one in reversed(self._positions) if one.steps <= done), self._positions[0])
@@ -279,13 +276,12 @@ class ResumableLoader(EpochLoader):
                 and the batch sampler has no state.
         """
         if self._trainer is None:
-            self.restore(state)
+            self._restore(state)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """As `load_state_dict`, by whoever decides on the position."""
+    def _restore(self, state: Mapping[str, Any]) -> None:
         check_loader_state(state, self._fingerprint, self._seed, self._name)
         steps, epoch = state["steps"], state["epoch"]
-        if self._chosen and self._epoch > epoch and self.fit_loop is None:
+        if self._chosen and self._epoch > epoch and self._fit_loop is None:
             return
         before = resume(self._batches(), state, self._epoch, self.ranks)
         self._epoch = epoch
@@ -296,15 +292,8 @@ class ResumableLoader(EpochLoader):
         """Statistics of the batches that were delivered so far, on this rank."""
         return self._stats.report(getattr(self._batch_sampler, "skipped_indices", ()))
 
-    def explain(self, error: BaseException) -> None:
-        """Add a note to an error of a worker: the samples that the loader waited for.
-
-        Errors out of an iteration have that note. But a killed worker interrupts whatever the main thread is doing,
-        which may be a training step.
-
-        Args:
-            error: Left alone unless it is of one of this loader's workers.
-        """
+    def _explain_if_own(self, error: BaseException) -> None:
+        """Explain the error of a killed worker, which may interrupt a training step, outside of an iteration."""
         pids = [str(worker.pid) for worker in getattr(self._iterator, "_workers", ())]
         iteration = self._latest()
         if iteration is not None and isinstance(error, RuntimeError) and any(pid in str(error) for pid in pids):
@@ -377,8 +366,6 @@ class ResumableLoader(EpochLoader):
                 if error is not None:
                     raise error
                 self._positions.append(position)
-                while len(self._positions) > self._kept:
-                    self._positions.popleft()
                 iteration.position = position
                 self._note(indices, skipped)
                 yield batch
@@ -420,12 +407,12 @@ class ResumableLoader(EpochLoader):
         key = int(derive(self._seed, self._epoch, rank, name)[0])
         self._requests.next = requested(batches, iteration, length, key)
         self._stats.rank = (world, rank)
-        self._kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
+        kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
+        self._positions = deque(self._positions, kept)
         self._steps_before, self._begun, self._resumed, self._finished, self._chosen = 0, True, False, False, False
         return iteration, start_workers(self._inner), plan
 
-    def end_iteration(self) -> None:
-        """The iteration that is under way, if any, has been abandoned."""
+    def _end_iteration(self) -> None:
         self._current = None
 
     def _latest(self) -> Iteration | None:
@@ -446,15 +433,13 @@ class ResumableLoader(EpochLoader):
         if self._factory is None:
             other._batch_sampler = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
         else:
-            other._batch_sampler = check_batch_sampler(
-                self._factory(*(self._factory_ranks or self.ranks)), self.dataset
-            )
+            other._batch_sampler = self._factory(*(self._factory_ranks or self.ranks))
         rewind(other._batch_sampler, self._epoch)
         if has_state(other._batch_sampler) and position.steps and position.state is not None:
             load_state(other._batch_sampler, position.state, self._epoch)
         other._restart(position.steps)
-        other.fit_loop = other.on_batch = None
-        other._check_ranks, other.counts = False, bool
+        other._fit_loop = other._on_batch = None
+        other._check_ranks, other._counts = False, bool
         return other
 
     def _note(self, indices: Sequence[int], skipped: list[Skipped]) -> None:
@@ -462,16 +447,21 @@ class ResumableLoader(EpochLoader):
             without = {sample[0] for sample in skipped}
             indices = [index for index in indices if int(index) not in without]
         self.indices = indices
-        if self.counts is not None and not self.counts():
+        if self._counts is not None and not self._counts():
             return
         self._stats.add(indices)
-        if self.on_batch is not None:
-            self.on_batch(indices)
+        if self._on_batch is not None:
+            self._on_batch(indices)
         for sample in skipped:
             if self._stats.skip(Skipped(*sample)):
                 warn_of_skipped(sample, len(self._stats.skipped))
 
     def _explain(self, error: Exception, iteration: Iteration) -> None:
-        for indices, position in itertools.islice(iteration.in_flight, 1):
-            batch = f"the {self._name} loader waited for batch {position.steps - 1} of epoch {self._epoch}"
-            explain_worker(error, batch, self.dataset, indices)
+        """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
+        message = str(error) if isinstance(error, RuntimeError) else ""
+        if iteration.in_flight and ("DataLoader worker" in message or "DataLoader timed out" in message):
+            indices, position = iteration.in_flight[0]
+            shown = ", ".join(describe_sample(self.dataset, int(index)) for index in indices[:3])
+            more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+            batch = f"batch {position.steps - 1} of epoch {self._epoch}"
+            error.add_note(f"the {self._name} loader waited for {batch}: {shown}{more}")

@@ -5,32 +5,26 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset
 from tqdm import tqdm
 
 from headrace.webdatamodule.loading.columns import array_of_column
-from headrace.webdatamodule.loading.dataset import OnError
-from headrace.webdatamodule.loading.distributed import Mesh, on_one_rank
-from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 from headrace.webdatamodule.loading.options import PerSplit
 from headrace.webdatamodule.loading.sizes import Sizes
+from headrace.webdatamodule.loading.stats import check_sizes
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
 from headrace.webdatamodule.splits import Split, by_split
 
-_T = TypeVar("_T")
 # Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
 _TABLES = {
     ("to_pylist", "column_names"): "table.to_pylist()",
     ("to_dict", "iloc", "columns"): 'table.to_dict("records")',
     ("to_dicts", "columns"): "table.to_dicts()",
 }
-_PerSplit: TypeAlias = Mapping[Split, _T] | Mapping[str, _T] | Mapping[Split | str, _T]
 
 
 class MapDataModule(ResumableDataModule):
@@ -93,92 +87,19 @@ class MapDataModule(ResumableDataModule):
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
-    def __init__(
-        self,
-        datasets: _PerSplit[Any],
-        *,
-        batch_size: int | _PerSplit[int] | None = None,
-        batch_sampler: BatchSamplerFactory | _PerSplit[BatchSamplerFactory] | None = None,
-        sizes: Any = None,
-        sampler: SamplerFactory | _PerSplit[SamplerFactory] | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | _PerSplit[Callable[[list[Any]], Any]] | None = None,
-        num_workers: int | _PerSplit[int] = 0,
-        seed: int = 0,
-        on_error: OnError | _PerSplit[OnError] = "raise",
-        prefetch_factor: int | None = None,
-        pin_memory: bool | None = None,
-        timeout: float = 600.0,
-        multiprocessing_context: Any = None,
-        log_stats: bool = False,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        mesh: Mesh | None = None,
-    ) -> None:
+    def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
         given = _checked(datasets)
-        factories = PerSplit("batch_sampler", batch_sampler)
-        found = PerSplit("sizes", sizes)
-        by_size = {split: _read(split, given[split], found[split]) for split in given if factories[split] is not None}
-        super().__init__(
-            PerSplit("datasets", given),
-            batch_size=batch_size,
-            batch_sampler=batch_sampler,
-            sizes=PerSplit("sizes", by_size or sizes),
-            sampler=sampler,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            seed=seed,
-            on_error=on_error,
-            prefetch_factor=prefetch_factor,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            multiprocessing_context=multiprocessing_context,
-            log_stats=log_stats,
-            num_replicas=num_replicas,
-            rank=rank,
-            mesh=mesh,
-        )
-        self._data: GivenData = GivenData(given, self._sizes)
+        by_size = {
+            split: _read(split, given[split], sizes[split]) for split in given if self._batch_sampler[split] is not None
+        }
+        return PerSplit("datasets", given), PerSplit("sizes", by_size or sizes.given)
 
+    def _open_dataset(self, split: Split) -> Any:
+        return self._given[split]
 
-class GivenData:
-    """Datasets as they were given, and the sizes of their samples.
-
-    Args:
-        datasets: Of the splits.
-        sizes: An array, or a function of the sample.
-    """
-
-    def __init__(self, datasets: dict[Split, Any], sizes: PerSplit) -> None:
-        self._datasets, self._sizes = datasets, sizes
-        self._evaluated: dict[Split, Sizes] = {}
-        self._fingerprints: dict[Split, str] = {}
-
-    def reopen(self, split: Split) -> None:
-        """Forget what was known of a split; its dataset may have been changed since a former stage."""
-        self._fingerprints.pop(split, None)
-
-    def opened(self, split: Split) -> Any:
-        """The dataset of a split."""
-        return self._datasets[split]
-
-    def fingerprint(self, split: Split) -> str:
-        """Stands for the data of a split."""
-        if split not in self._fingerprints:
-            self._fingerprints[split] = fingerprint_of(self._datasets[split])
-        return self._fingerprints[split]
-
-    def sizes(self, split: Split) -> Sizes | None:
-        """Of each sample; all ranks have to call this."""
+    def _evaluate_sizes(self, split: Split) -> Sizes:
         sizes = self._sizes[split]
-        if not callable(sizes):
-            return sizes  # type: ignore[no-any-return]  # read when they were given
-        if split not in self._evaluated:
-            self._evaluated[split] = on_one_rank(partial(_evaluated, sizes, self._datasets[split], split))
-        return self._evaluated[split]
+        return _evaluated(sizes, self._given[split], split) if callable(sizes) else sizes
 
 
 def _checked(datasets: Any) -> dict[Split, Any]:
@@ -231,7 +152,7 @@ def _read(split: Split, dataset: Any, sizes: Any) -> Any:
     if sizes is None:
         own = getattr(dataset, "sizes", None)
         sizes = None if callable(own) else own
-        if sizes is None and hasattr(dataset, "num_tokens"):
+        if sizes is None and callable(getattr(dataset, "num_tokens", None)):
             sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
     if sizes is None or callable(sizes):
         return sizes
@@ -247,9 +168,7 @@ def _read(split: Split, dataset: Any, sizes: Any) -> Any:
     array = np.asarray(array_of_column(sizes, f"sizes[{split}]"))
     if array.dtype.kind not in "iuf":
         raise TypeError(f"sizes[{split}] must be numbers or a function of the sample, got {type(sizes).__name__}")
-    if len(array) != len(dataset):
-        raise ValueError(f"sizes[{split}] must hold one size for each of the {len(dataset)} samples, got {len(array)}")
-    return array
+    return check_sizes(array, dataset, f"sizes[{split}]")
 
 
 def _evaluated(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 import lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from headrace.webdatamodule._lightning import FitLoop, LastIndices
+from headrace.webdatamodule._lightning import LastIndices, SplitDataModule
 from headrace.webdatamodule.loader import ResumableLoader
-from headrace.webdatamodule.loading.distributed import TrainerMesh, check_given_ranks
+from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
+from headrace.webdatamodule.loading.dataset import OnError
+from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, on_one_rank
 from headrace.webdatamodule.loading.factories import (
     BATCH_SAMPLER,
     RANKS,
+    BatchSamplerFactory,
+    InOrder,
+    SamplerFactory,
+    call_factory,
     check_callable,
     check_factories,
     keywords_of,
     make_batches,
+    refuse_uneven_evaluation,
 )
+from headrace.webdatamodule.loading.fingerprint import fingerprint_of, own_fingerprint
 from headrace.webdatamodule.loading.options import (
     PerSplit,
     as_int,
@@ -31,65 +39,48 @@ from headrace.webdatamodule.loading.options import (
     seed_int,
 )
 from headrace.webdatamodule.loading.position import has_state
-from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import Reports
-from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
+from headrace.webdatamodule.splits import BySplit, Split
 
 VERSION = 1
 
 
-class SplitSource(Protocol):
-    """The dataset of each split."""
-
-    def reopen(self, split: Split) -> None:
-        """Look at a split as it is now, when a stage begins."""
-
-    def opened(self, split: Split) -> Any:
-        """Its dataset, map-style."""
-
-    def sizes(self, split: Split) -> Sizes | None:
-        """Of each sample; all ranks have to call this."""
-
-    def fingerprint(self, split: Split) -> str:
-        """Stands for the data of a split."""
-
-
-class ResumableDataModule(lightning.LightningDataModule):
+class ResumableDataModule(SplitDataModule):
     """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
 
-    The base of `IndexedWebDataModule` and `MapDataModule`, which say what the arguments are. A subclass sets `_data`.
+    The base of `IndexedWebDataModule` and `MapDataModule`, which say what the arguments are, check `datasets` and
+    `sizes` in `_checked_data`, open a split's dataset in `_open_dataset`, and size its samples in `_evaluate_sizes`.
     """
-
-    _data: SplitSource
 
     def __init__(
         self,
-        given: PerSplit,
+        datasets: BySplit[Any],
         *,
-        batch_size: Any,
-        batch_sampler: Any,
-        sizes: PerSplit,
-        sampler: Any,
-        shuffle: Any,
-        drop_last: Any,
-        collate_fn: Any,
-        num_workers: Any,
-        seed: Any,
-        on_error: Any,
-        prefetch_factor: Any,
-        pin_memory: bool | None,
-        timeout: Any,
-        multiprocessing_context: Any,
-        log_stats: bool,
-        num_replicas: Any,
-        rank: Any,
-        mesh: Any,
+        batch_size: int | BySplit[int] | None = None,
+        batch_sampler: BatchSamplerFactory | BySplit[BatchSamplerFactory] | None = None,
+        sizes: Any = None,
+        sampler: SamplerFactory | BySplit[SamplerFactory] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | BySplit[Callable[[list[Any]], Any]] | None = None,
+        num_workers: int | BySplit[int] = 0,
+        seed: int = 0,
+        on_error: OnError | BySplit[OnError] = "raise",
+        prefetch_factor: int | None = None,
+        pin_memory: bool | None = None,
+        timeout: float = 600.0,
+        multiprocessing_context: Any = None,
+        log_stats: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         super().__init__()
-        self._given, self._sizes = given, sizes
         self._batch_size = PerSplit("batch_size", batch_size)
         self._batch_sampler = PerSplit("batch_sampler", batch_sampler)
+        self._given, self._sizes = self._checked_data(datasets, PerSplit("sizes", sizes))
+        self._splits = {self._given.name: [split for split in Split if split in self._given]}
         self._sampler, self._shuffle, self._drop_last = PerSplit("sampler", sampler), shuffle, drop_last
         if not self._sampler.mapped:  # evaluation has to deliver every sample once
             self._sampler = PerSplit("sampler", {Split.train: sampler})
@@ -97,25 +88,24 @@ class ResumableDataModule(lightning.LightningDataModule):
         self._num_workers = PerSplit("num_workers", num_workers, 0)
         self._on_error = PerSplit("on_error", on_error, "raise")
         self._seed, self._log_stats = seed_int(seed), log_stats
+        self._pin_memory = pin_memory
         self._loading = {
             "prefetch_factor": prefetch_factor,
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
         }
-        self._pin_memory = pin_memory
         check_given_ranks(num_replicas, rank, mesh)
-        self._ranks = (num_replicas, rank, mesh)
+        self._ranks = num_replicas, rank, mesh
         self._check()
         self._hide_val()
-        self._loaders: dict[Split, ResumableLoader] = {}
-        self._fit_loop: FitLoop | None = None
+        self._datasets: dict[Split, Any] = {}
+        self._fingerprints: dict[Split, str] = {}
+        self._found_sizes: dict[Split, Sizes] = {}
         self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
         self._options: dict[str, str] = {}  # of the train loader, in words
         self._resized = False  # batch_size was set
         self._unnamed = False  # whether only their options tell one order or batch sampler from another
-        self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
 
     def _check(self) -> None:
         for name, value in (("shuffle", self._shuffle), ("drop_last", self._drop_last)):
@@ -161,12 +151,12 @@ class ResumableDataModule(lightning.LightningDataModule):
         self._hide_val()
 
     def _hide_val(self) -> None:
-        """Without a val split a trainer has to find no method of ours: it would warn that validation has no loader."""
+        """Without a val split a trainer has to find no method of ours: it would warn models that do not validate."""
         if Split.val not in self._given:
 
             @wraps(lightning.LightningDataModule.val_dataloader)
             def missing() -> ResumableLoader:
-                return self._loader(Split.val)  # which raises
+                return self._loader(Split.val)  # type: ignore[no-any-return]  # which raises
 
             self.val_dataloader = missing  # type: ignore[method-assign]
 
@@ -190,52 +180,55 @@ class ResumableDataModule(lightning.LightningDataModule):
         if (loader := self._loaders.pop(Split.train, None)) is not None:
             loader.close()
 
-    def setup(self, stage: str) -> None:
-        """Open the data that a stage needs. Runs in every process.
+    def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
+        raise NotImplementedError
 
-        Args:
-            stage: "fit", "validate", "test" or "predict".
+    def _open_dataset(self, split: Split) -> Any:
+        raise NotImplementedError
 
-        Raises:
-            ValueError: An unknown stage, or a split that it needs is missing.
-            FileNotFoundError: There are no shards at a split's place.
-            ShardError: There is no index or no manifest, or it is damaged.
-        """
-        stage = stage_name(stage)
-        needed = self._needed_by(stage)
-        if self.trainer is not None:
-            self._close()  # loaders that were made without it know neither its ranks nor its steps
-        if stage == "fit":
-            self._left = {}
-            self._fit_loop = None if self.trainer is None else FitLoop(self)
-        self._need(needed, f"{stage}()")
-        for split in (needed, Split.val) if stage == "fit" else (needed,):
-            if split in self._given:
-                self._data.reopen(split)
+    def _evaluate_sizes(self, split: Split) -> Sizes:
+        raise NotImplementedError
 
-    def train_dataloader(self) -> ResumableLoader:
-        """The loader of the train split. It resumes where the checkpoint of the run stood."""
-        loader = self._loader(Split.train)
-        if self._fit_loop is not None and self._fit_loop.trainer is not None:
-            self._fit_loop.begin()  # before the trainer asks for its length
-        return loader
+    def _open(self, split: Split) -> None:
+        before = self._fingerprints.pop(split, None)
+        self._datasets.pop(split, None)  # it may have been replaced since a former stage
+        if self._fingerprint(split) != before and before is not None:
+            self._found_sizes.pop(split, None)
+
+    def _dataset(self, split: Split) -> Any:
+        if split not in self._datasets:
+            self._datasets[split] = self._open_dataset(split)
+        return self._datasets[split]
+
+    def _fingerprint(self, split: Split) -> str:
+        if split not in self._fingerprints:
+            self._fingerprints[split] = fingerprint_of(self._dataset(split))
+        return self._fingerprints[split]
+
+    def _sizes_of(self, split: Split) -> Sizes | None:
+        """The size of each sample, if there are sizes; all ranks have to call this."""
+        if callable(self._sizes[split]):  # evaluated by one rank; the others wait
+            return on_one_rank(partial(self._evaluated_sizes, split))
+        return None if self._sizes[split] is None else self._evaluated_sizes(split)
+
+    def _evaluated_sizes(self, split: Split) -> Sizes:
+        """The same, by this process alone."""
+        if split not in self._found_sizes:
+            self._found_sizes[split] = self._evaluate_sizes(split)
+        return self._found_sizes[split]
 
     def val_dataloader(self) -> ResumableLoader:
         """The loader of the val split; where there is none, fit goes without."""
-        loader = self._loader(Split.val)
-        loader.counts = self._is_counted
+        loader: ResumableLoader = self._loader(Split.val)
+        loader._counts = self._is_counted
         return loader
-
-    def test_dataloader(self) -> ResumableLoader:
-        """The loader of the test split."""
-        return self._loader(Split.test)
 
     def predict_dataloader(self) -> ResumableLoader:
         """The loader of the predict split, or the test split; `predictions` sorts what comes of it."""
-        loader = self._loader(self._needed_by("predict"))
+        loader: ResumableLoader = super().predict_dataloader()
         self._predicted = []
         keeps = self.trainer is None or self.trainer.predict_loop.return_predictions
-        loader.on_batch = self._predicted.append if keeps else None
+        loader._on_batch = self._predicted.append if keeps else None
         loader.batch_sampler = LastIndices(loader)
         return loader
 
@@ -262,20 +255,17 @@ class ResumableDataModule(lightning.LightningDataModule):
             parts: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(parts, found)
             found = sorted({index: row for part in parts[::-1] for index, row in part}.items())
-        data = self._data.opened(self._needed_by("predict"))
-        key = getattr(data, "key", int)
+        data = self._dataset(self._needed_by("predict"))
+        key = getattr(data, "key", None)
+        key = key if callable(key) else int
         return [(key(index), row) for index, row in found]
 
     def report(self) -> Reports:
         """Statistics of each split's loader on this rank, in the present stage or the last one that used it."""
         return Reports({**self._reports, **{split: loader.report() for split, loader in self._loaders.items()}})
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the training split, for a checkpoint."""
-        if (loader := self._loaders.get(Split.train)) is not None:
-            state = {"version": VERSION, "train": loader.state_dict(), "options": self._options}
-            return state if self._fit_loop is None else {**state, "trainer": self._fit_loop.epochs.state_dict(loader)}
-        return self._saved or self._left
+    def _described_state(self) -> dict[str, Any]:
+        return {"version": VERSION, "options": self._options}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; it is checked as soon as the training split is needed.
@@ -289,52 +279,29 @@ class ResumableDataModule(lightning.LightningDataModule):
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"the checkpoint's data state must be a mapping, got {type(state_dict).__name__}")
         if state_dict and (state_dict.get("version") != VERSION or "train" not in state_dict):
-            found = state_dict.get("version")
-            raise ValueError(f"the checkpoint's data state has version {found!r}, this release reads {VERSION}")
-        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
-            return
-        self._saved = dict(state_dict) or None
-        if self._saved and self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
-            self._fit_loop.allow_cuts()
-        if Split.train in self._loaders:
-            self._resume(self._loaders[Split.train])
+            found, cure = state_dict.get("version"), "resume with the data module and the release that saved it"
+            raise ValueError(
+                f"the checkpoint's data state has version {found!r}, this release reads {VERSION}: {cure}, or start "
+                "without the checkpoint"
+            )
+        super().load_state_dict(state_dict)
 
-    def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
+    def teardown(self, stage: str) -> None:
         """End the workers of a stage, and log its statistics if `log_stats` says so."""
         if self._log_stats and not (dist.is_available() and dist.is_initialized() and dist.get_rank()):
             for loader in self._loaders.values():
                 rank_zero_info(str(loader.report()))
-        self._end()
+        super().teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
         """End the workers, and note the samples that were waited for if one of them was killed."""
         for loader in self._loaders.values():
-            loader.explain(exception)
-        self._end()
+            loader._explain_if_own(exception)
+        super().on_exception(exception)
 
     def _end(self) -> None:
-        self._left, self._reports = self.state_dict(), self.report()
-        self._close()
-        self._saved = self._fit_loop = None
-
-    def _close(self) -> None:
-        for loader in self._loaders.values():
-            loader.close()
-            loader.fit_loop = None  # whoever still has the loader has it without the trainer
-        self._loaders.clear()
-
-    def _loader(self, split: Split) -> ResumableLoader:
-        self._need(split, f"{split.name}_dataloader()")
-        if split not in self._loaders:
-            loader = self._make_loader(split)
-            if split is Split.train:
-                self._options = self._described()
-                self._resume(loader)
-                if self._fit_loop is not None:
-                    loader.fit_loop, self._fit_loop.loader = self._fit_loop, loader
-            self._loaders[split] = loader
-        return self._loaders[split]
+        self._reports = self.report()
+        super()._end()
 
     def _resume(self, loader: ResumableLoader) -> None:
         if self._saved is None:
@@ -347,9 +314,9 @@ class ResumableDataModule(lightning.LightningDataModule):
         if changed and self._unnamed:
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")
         try:
-            loader.restore(train)
+            loader._restore(train)
         except ValueError as error:
-            same_data = train.get("fingerprint") == self._data.fingerprint(Split.train)
+            same_data = train.get("fingerprint") == self._fingerprint(Split.train)
             told = f"{changed}; {cure}" if changed and same_data else error
             raise ValueError(f"the checkpoint does not fit: {told}") from error
 
@@ -360,24 +327,22 @@ class ResumableDataModule(lightning.LightningDataModule):
         return options
 
     def _make_loader(self, split: Split) -> ResumableLoader:
-        data = self._data.opened(split)
-        sizes = None if self._batch_sampler[split] is None else self._data.sizes(split)
-        training = split is Split.train
-        ranks = self._ranks
-        if self.trainer is not None and ranks == (None, None, None):
-            ranks = (None, None, TrainerMesh(self.trainer))
-        batches = partial(self._make_batches, split, data, sizes)
+        data = self._dataset(split)
+        sizes = None if self._batch_sampler[split] is None else self._sizes_of(split)
+        training, ranks = split is Split.train, self._mesh_or_ranks()
+        if training:
+            self._options = self._described()
         if own := {name: value for name, value in keywords_of(self._batch_sampler[split]).items() if name in RANKS}:
             ranks = (own.get("num_replicas"), own.get("rank"), own.get("mesh"))
         loader = ResumableLoader(
             data,
-            batches,
+            partial(self._make_batches, split, data, sizes),
             collate_fn=self._collate_fn[split],
             num_workers=self._num_workers[split],
             on_error=self._on_error[split],
             sizes=sizes,
             seed=self._seed,
-            fingerprint=self._data.fingerprint(split),
+            fingerprint=self._fingerprint(split),
             num_replicas=ranks[0],
             rank=ranks[1],
             mesh=ranks[2],
@@ -391,30 +356,62 @@ class ResumableDataModule(lightning.LightningDataModule):
 
     def _make_batches(self, split: Split, data: Any, sizes: Sizes | None, num_replicas: int, rank: int) -> Any:
         """The batch sampler of a rank."""
-        training = split is Split.train
-        order, batches = make_batches(
-            data,
-            sizes,
-            self._batch_size[split],
-            self._batch_sampler[split],
-            self._sampler[split],
-            training=training,
-            shuffle=training and self._shuffle,
-            drop_last=training and self._drop_last,
-            num_replicas=num_replicas,
-            rank=rank,
-            seed=self._seed,
-        )
+        training, factory, sampler = split is Split.train, self._batch_sampler[split], self._sampler[split]
+        order: Any = None if training or factory is None else InOrder(range(len(data)))
+        if sampler is not None:
+            order = call_factory(sampler, data, num_replicas=1, rank=0, seed=self._seed)
+        subject: Any = sizes
+        if factory is None:
+            options: dict[str, Any] = {"shuffle": training and self._shuffle, "drop_last": training and self._drop_last}
+            subject = len(data)
+            factory = partial(DistributedBatchSampler, batch_size=self._batch_size[split], **options)
+        batches = make_batches(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=self._seed)
         if training:
-            unnamed = order is not None and getattr(order, "fingerprint", None) is None
+            unnamed = order is not None and own_fingerprint(order) is None
             self._unnamed = unnamed or not has_state(batches)
+        else:
+            refuse_uneven_evaluation(batches)
         return batches
 
     def _is_counted(self) -> bool:
         return self.trainer is None or not self.trainer.sanity_checking
 
-    def _needed_by(self, stage: str) -> Split:
-        return needed_by(stage, [split for split in Split if split in self._given])
 
-    def _need(self, split: Split, what: str) -> None:
-        need(split, what, self._given.name, [one for one in Split if one in self._given])
+def in_order(outputs: Sequence[Any], batches: Sequence[Sequence[int]]) -> list[tuple[int, Any]]:
+    """Split the outputs of batches into rows, and sort these by sample, of which each comes once.
+
+    >>> in_order([["c", "a"], ["b"]], [[2, 0], [1]])
+    [(0, 'a'), (1, 'b'), (2, 'c')]
+    """
+    if len(outputs) != len(batches):
+        raise ValueError(
+            f"outputs must be what Trainer.predict returned last, one for each of its {len(batches)} batches, "
+            f"got {len(outputs)}"
+        )
+    found: dict[int, Any] = {}
+    for output, indices in zip(outputs, batches, strict=True):
+        for index, row in zip(indices, rows(output, len(indices)), strict=True):
+            found.setdefault(int(index), row)
+    return sorted(found.items(), key=lambda pair: pair[0])
+
+
+def rows(output: Any, count: int) -> Iterator[Any]:
+    """One row for each of the `count` samples of a batch.
+
+    >>> list(rows({"score": [1, 2], "name": ["x", "y"]}, 2))
+    [{'score': 1, 'name': 'x'}, {'score': 2, 'name': 'y'}]
+    """
+    if isinstance(output, Mapping) and output:
+        columns = [list(rows(column, count)) for column in output.values()]
+        return (dict(zip(output, row, strict=True)) for row in zip(*columns, strict=True))
+    if isinstance(output, tuple) and output:
+        columns = [list(rows(column, count)) for column in output]
+        make = getattr(type(output), "_make", tuple)
+        return (make(row) for row in zip(*columns, strict=True))
+    try:
+        got = f"{len(output)} rows"
+    except TypeError:  # a tensor without dimensions has __len__, which raises
+        got = f"a single {type(output).__name__}"
+    if got != f"{count} rows" or isinstance(output, Mapping | tuple):
+        raise ValueError(f"outputs must have one row for each of the {count} samples of a batch, got {got}")
+    return iter(output)

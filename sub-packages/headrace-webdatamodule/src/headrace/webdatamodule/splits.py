@@ -3,8 +3,7 @@
 import reprlib
 from collections.abc import Collection, Container, Mapping
 from enum import Enum
-from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -18,6 +17,7 @@ class Split(Enum):
     predict = "predict"
 
 
+BySplit: TypeAlias = Mapping[Split, T] | Mapping[str, T] | Mapping[Split | str, T]
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.predict}
 # Names of splits that are meant as such, and are not.
 _MEANT = {
@@ -29,26 +29,15 @@ _MEANT = {
 
 
 def stage_name(stage: Any) -> str:
-    """Check the name of a stage.
-
-    Args:
-        stage: "fit", "validate", "test", "predict", or a trainer's own Enum of these.
-
-    Raises:
-        ValueError: Another one.
-    """
+    """The name of a stage, given as text or as a trainer's own Enum."""
     name = str(getattr(stage, "value", stage))
     if name not in _NEEDED:
         raise ValueError(f"stage must be one of {', '.join(map(repr, _NEEDED))}, got {name!r}")
     return name
 
 
-def needed_by(stage: str, given: Container[Split] = ()) -> Split:
-    """The split that a stage cannot do without; predict takes `Split.test` where there is no `Split.predict`.
-
-    >>> needed_by("predict"), needed_by("predict", {Split.test})
-    (<Split.predict: 'predict'>, <Split.test: 'test'>)
-    """
+def needed_by(stage: str, given: Container[Split]) -> Split:
+    """The split that a stage cannot do without; predict takes `Split.test` where there is no `Split.predict`."""
     instead = stage == "predict" and Split.test in given and Split.predict not in given
     return Split.test if instead else _NEEDED[stage]
 
@@ -62,11 +51,7 @@ def need(split: Split, what: str, name: str, given: Collection[Split]) -> None:
 
 
 def as_split(key: Any) -> Split | None:
-    """The split of that name, or None.
-
-    >>> as_split("train"), as_split(Split.val), as_split("books")
-    (<Split.train: 'train'>, <Split.val: 'val'>, None)
-    """
+    """The split of that name, or None."""
     if isinstance(key, Split):
         return key
     return Split.__members__.get(key) if isinstance(key, str) else None
@@ -83,22 +68,8 @@ def meant_split(key: Any) -> str | None:
 
 
 def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> dict[Split, T]:
-    """Check an argument that is a mapping from splits; their names will do.
+    """Copy an argument that is a mapping from splits or their names; `example` is that of a value, for errors.
 
-    Args:
-        name: The argument's name, for errors.
-        given: What was given; None stands for an empty mapping.
-        example: Of a value, for errors.
-
-    Returns:
-        A copy.
-
-    Raises:
-        TypeError: Not a mapping, or a key is no split.
-        ValueError: A split comes twice.
-
-    >>> by_split("n_samples", {Split.train: 10})
-    {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train": 10})
     {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train set": 10})
@@ -120,28 +91,3 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> 
             raise ValueError(f"{name} has {split} twice: as a member of Split and by its name")
         found[split] = value
     return found
-
-
-def positive_int(name: str, value: Any) -> int:
-    """Check a count.
-
-    Args:
-        name: The argument's name, for errors.
-        value: What was given; numpy's integers will do.
-
-    Returns:
-        The count as an int.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Below 1.
-    """
-    try:
-        count = index(value)
-    except TypeError:
-        count = None
-    if count is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a positive int, got {value!r}")
-    if count < 1:
-        raise ValueError(f"{name} must be a positive int, got {value!r}")
-    return count

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import as_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.position import check_state
@@ -107,7 +108,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             for low, high in spans:
                 if self._iteration is token:
                     self._samples_taken = high
-                own = rank_span(low, high, rank, world)
+                own = equal_share(low, high, rank, world)
                 if high - low < world:
                     own = self._repeated(low, high, rank, world, ids, begin)
                 yield ids[own[0] - begin : own[1] - begin]
@@ -173,7 +174,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def fingerprint(self) -> str:
         """Stands for the samples, the batch size, the order and the seed."""
-        return self._fingerprint_with(getattr(self.sampler, "fingerprint", None))
+        return self._fingerprint_with(own_fingerprint(self.sampler))
 
     def _epoch_fingerprint(self, epoch: int) -> str:
         """What states hold: a sampler's schedule may change behind their epoch."""
@@ -188,7 +189,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def order_digest(self) -> str:
         """Stands for an order that says nothing of itself; ranks compare it before an epoch."""
-        if self.sampler is None or getattr(self.sampler, "fingerprint", None) is not None:
+        if self.sampler is None or own_fingerprint(self.sampler) is not None:
             return ""
         return hashlib.blake2b(self._list().tobytes(), digest_size=8).hexdigest()
 
@@ -245,7 +246,7 @@ def step_span(
     return begin, min(begin + whole, end)
 
 
-def rank_span(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
-    """A rank's share of a step: neighbouring places, equal up to one; empty where places are fewer than ranks."""
-    count = high - low
-    return low + count * rank // world, low + count * (rank + 1) // world
+def equal_share(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
+    """The share of one of `count` readers in a range; equal up to one, and so empty in a range that is shorter."""
+    n = stop - start
+    return start + n * number // count, start + n * (number + 1) // count

@@ -6,7 +6,6 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -35,11 +34,6 @@ class ConcatShards(ConcatDataset[Any]):
             raise ValueError("shards has no source: name at least one, such as {'proteins': directory}")
         super().__init__(list(sources.values()))  # type: ignore[arg-type]  # datasets without torch
         self.names = tuple(sources)
-
-    @staticmethod
-    def cumsum(sequence: Any) -> list[int]:
-        """Where each source ends."""
-        return list(accumulate(map(len, sequence)))
 
     @property
     def parts(self) -> Sequence[IndexedShards]:
@@ -77,11 +71,6 @@ class ConcatShards(ConcatDataset[Any]):
         number, local = self.locate(index)
         return self.parts[number].key(local)
 
-    def describe(self, index: int) -> str:
-        """A sample's key, source and shard, for messages."""
-        number, local = self.locate(index)
-        return describe_sample(self.parts[number], local, self.names[number] if len(self.parts) > 1 else None)
-
     @property
     def fingerprint(self) -> str:
         """Changes with the names and with any byte of any shard; columns may come and go."""
@@ -95,14 +84,16 @@ class ConcatShards(ConcatDataset[Any]):
             part.close()
 
 
-def describe_sample(dataset: Any, index: int, source: str | None = None) -> str:
-    """A sample in words: by its key and shard where the dataset knows them, else by its index."""
+def describe_sample(dataset: Any, index: int) -> str:
+    """A sample in words: by its key, source and shard where the dataset knows them, else by its index."""
+    source = ""
     if isinstance(dataset, ConcatShards):
-        return dataset.describe(index)
+        number, index = dataset.locate(index)
+        source = f" of source {dataset.names[number]!r}" if len(dataset.parts) > 1 else ""
+        dataset = dataset.parts[number]
     if not isinstance(dataset, IndexedShards):
         return f"sample {index}"
-    named = f" of source {source!r}" if source else ""
-    return f"sample {dataset.key(index)!r}{named} in shard {dataset.shard_of(index)!r}"
+    return f"sample {dataset.key(index)!r}{source} in shard {dataset.shard_of(index)!r}"
 
 
 def warn_of_skipped(sample: Skipped, count: int) -> None:
@@ -110,15 +101,6 @@ def warn_of_skipped(sample: Skipped, count: int) -> None:
     if count <= _WARNED:
         more = "; further ones are counted in report()" if count == _WARNED else ""
         warnings.warn(f"skipped a sample: {sample[1]}{more}", DamagedSampleWarning, stacklevel=4)
-
-
-def explain_worker(error: Exception, waited_for: str, dataset: Any, indices: Sequence[int]) -> None:
-    """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
-    message = str(error) if isinstance(error, RuntimeError) else ""
-    if "DataLoader worker" in message or "DataLoader timed out" in message:
-        shown = ", ".join(describe_sample(dataset, int(index)) for index in indices[:3])
-        more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
-        error.add_note(f"{waited_for}: {shown}{more}")
 
 
 class Request(NamedTuple):
@@ -130,7 +112,7 @@ class Request(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A sample that was skipped: its index in the dataset, what is wrong with it, and where it lies."""
+    """A sample that was skipped: its index in the dataset, and what is wrong with it."""
 
     sample: int
     message: str
@@ -152,12 +134,6 @@ class BatchDataset(Dataset[Any]):
         self.dataset, self.on_error = dataset, on_error
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._checked = False
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
 
     def __getitems__(self, request: Request | Sequence[int]) -> RawBatch:
         indices: Sequence[int] = request  # type: ignore[assignment]

@@ -18,14 +18,10 @@ from headrace.webdatamodule.loading.position import LARGEST
 
 
 class EpochLoader(ABC):
-    """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position.
-
-    Attributes:
-        fit_loop: A `_lightning.FitLoop`, which knows the steps that were done; None without a trainer.
-    """
+    """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position."""
 
     batch_sampler: Any = None  # trainers look for one beside `sampler`
-    fit_loop: Any = None
+    _fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done; None without a trainer
     _name: str
     _fixed: bool  # every epoch is the same
 
@@ -48,19 +44,19 @@ class EpochLoader(ABC):
         """Whether a state was loaded, and nothing delivered since."""
 
     @abstractmethod
-    def rewind(self) -> None:
+    def _rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
 
     @abstractmethod
-    def choose_epoch(self, epoch: int) -> None:
+    def _choose_epoch(self, epoch: int) -> None:
         """As `set_epoch`, by whoever decides on the epoch; the present one keeps its position."""
 
     @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, by whoever decides on the position."""
 
     @abstractmethod
-    def end_iteration(self) -> None:
+    def _end_iteration(self) -> None:
         """The iteration that is under way, if any, has been abandoned."""
 
     @property
@@ -89,18 +85,18 @@ class EpochLoader(ABC):
         if self._fixed:
             return
         if self._trainer is not None:
-            self.fit_loop.begin(number)
+            self._fit_loop.begin(number)
         else:
-            self.choose_epoch(number)
+            self._choose_epoch(number)
 
     @property
     def _trainer(self) -> Any:
         """The trainer that fits with this loader at this moment, if one does."""
-        return None if self.fit_loop is None else self.fit_loop.trainer
+        return None if self._fit_loop is None else self._fit_loop.trainer
 
     def _is_beside_a_fit(self) -> bool:
         """Whether an iteration that begins is not the trainer's, and so counts for nothing."""
-        return self._trainer is not None and not self.fit_loop.iterates()
+        return self._trainer is not None and not self._fit_loop.iterates()
 
 
 class EpochSetter(SequentialSampler):
@@ -114,7 +110,7 @@ class EpochSetter(SequentialSampler):
         """Choose the epoch that the loader delivers next."""
         self._loader.set_epoch(epoch)
         if self._loader._trainer is not None:
-            self._loader.fit_loop.settle()
+            self._loader._fit_loop.settle()
 
 
 class EpochOffset:
@@ -153,14 +149,14 @@ class EpochOffset:
             self._ahead = epoch - loader.epoch
             if over and not has_rest:
                 self._ahead -= 0 if overfits else 1
-                loader.rewind()  # which forgets that it was resumed
+                loader._rewind()  # which forgets that it was resumed
         elif overfits and epoch != self._asked:
             self._ahead = epoch
-            loader.rewind()
+            loader._rewind()
         if epoch != self._asked:
             self._asked = epoch
-            loader.end_iteration()
-        loader.choose_epoch(epoch - self._ahead)
+            loader._end_iteration()
+        loader._choose_epoch(epoch - self._ahead)
 
 
 def _most(loader: EpochLoader, limit: float) -> float:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy.typing as npt
 from torch.utils.data import SequentialSampler
 
-from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.options import as_int
 from headrace.webdatamodule.splits import Split
 
@@ -71,7 +70,7 @@ class SamplerFactory(Protocol):
         ...
 
 
-class _InOrder(SequentialSampler):
+class InOrder(SequentialSampler):
     """The samples in the order of the data."""
 
     @property
@@ -135,42 +134,18 @@ def _check_call(sampler: Any, split: Split) -> None:
         ) from None
 
 
-def make_batches(
-    data: Any,
-    sizes: npt.NDArray[Any] | None,
-    batch_size: Any,
-    batch_sampler: BatchSamplerFactory | None,
-    sampler: SamplerFactory | None,
-    *,
-    training: bool,
-    shuffle: bool,
-    drop_last: bool,
-    num_replicas: int,
-    rank: int,
-    seed: int,
-) -> tuple[Any, Any]:
-    """The order of all ranks' samples, if a factory makes it, and the batch sampler of one rank."""
-    order: Any = None if training or batch_sampler is None else _InOrder(range(len(data)))
-    if sampler is not None:
-        order = call_factory(sampler, data, num_replicas=1, rank=0, seed=seed)
-    factory: Any = batch_sampler
-    subject: Any = sizes
-    if factory is None:
-        subject = len(data)
-        factory = partial(DistributedBatchSampler, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+def make_batches(factory: Any, subject: Any, **options: Any) -> Any:
+    """Call a factory of batches; where that fails, say how it was called."""
     try:
-        batches = call_factory(factory, subject, sampler=order, num_replicas=num_replicas, rank=rank, seed=seed)
+        return call_factory(factory, subject, **options)
     except TypeError as error:
         error.add_note(
             f"batch_sampler(sizes, sampler=..., num_replicas=..., rank=..., seed=...) was called: {BATCH_SAMPLER}"
         )
         raise
-    if not training:
-        _refuse_uneven_evaluation(batches)
-    return order, batches
 
 
-def _refuse_uneven_evaluation(batches: Any) -> None:
+def refuse_uneven_evaluation(batches: Any) -> None:
     """Refuse a batch sampler that leaves samples out, or gives some twice."""
     for name, values in {"tail": ("drop", "pad"), "drop_last": (True,)}.items():
         if (value := getattr(batches, name, None)) in values:

@@ -23,17 +23,19 @@ def fingerprint_of(dataset: Any) -> str:
     or a few more; of a `Subset` or `ConcatDataset` the indices and the datasets inside. Of any other dataset it is its
     class: to read samples could be slow, and a random transform would give others each time.
 
-    Args:
-        dataset: Anything with `len()` and integer indices.
-
     >>> fingerprint_of([1, 2, 3]) == fingerprint_of([1, 2, 3]) != fingerprint_of([1, 2, 4])
     True
     """
-    own = getattr(dataset, "fingerprint", None)
-    if own is not None:
-        return str(own)
+    if (own := own_fingerprint(dataset)) is not None:
+        return own
     text = f"{len(dataset)} {digest(_described(dataset))}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def own_fingerprint(thing: Any) -> str | None:
+    """The `fingerprint` of a dataset, sampler or batch sampler; None where it has none, or a method of that name."""
+    own = getattr(thing, "fingerprint", None)
+    return None if own is None or callable(own) else str(own)
 
 
 def _described(dataset: Any) -> Any:

@@ -21,11 +21,7 @@ _HALF = np.uint64(32)
 
 
 class Shuffle:
-    """The numbers 0 to `size - 1` in an order that depends on a key, the same on every platform.
-
-    Args:
-        size: How many, at most 2**62.
-        key: 64-bit words, such as a seed and an epoch, each 0 to 2**64 - 1.
+    """The numbers 0 to `size - 1`, at most 2**62, in an order that depends on a key: 64-bit words, such as a seed.
 
     >>> shuffle = Shuffle(10, 3, 0)
     >>> sorted(shuffle.take(0, 10).tolist())
@@ -38,18 +34,11 @@ class Shuffle:
         self._rows = math.isqrt(max(size, 1) - 1) + 1
         self._columns = -(-size // self._rows)
 
-    def __len__(self) -> int:
-        return self._size
-
     def take(self, start: int, stop: int) -> Indices:
-        """The numbers at the places `start` to `stop - 1`."""
-        return self.at(np.arange(start, stop, dtype=np.int64))
-
-    def at(self, places: Indices) -> Indices:
-        """The numbers at some places, each 0 to `size - 1`."""
+        """The numbers at the places `start` to `stop - 1`, of 0 to `size - 1`."""
         if self._order is not None:
-            return self._order[places]
-        moved = self._moved(places)
+            return self._order[start:stop]
+        moved = self._moved(np.arange(start, stop, dtype=np.int64))
         while (outside := np.flatnonzero(moved >= self._size)).size:
             moved[outside] = self._moved(moved[outside])
         return moved

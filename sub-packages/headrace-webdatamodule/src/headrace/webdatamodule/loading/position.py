@@ -22,27 +22,18 @@ _CURES = {
 
 
 class Position(NamedTuple):
-    """A place in an epoch.
+    """A place in an epoch."""
 
-    Attributes:
-        steps: Batches of the epoch before it.
-        state: Of the batch sampler there. Of one that has none, a hash of the batches before, if there are any.
-    """
-
-    steps: int
-    state: dict[str, Any] | None
+    steps: int  # batches of the epoch before it
+    state: dict[str, Any] | None  # of the batch sampler; of one that has none, a hash of the batches before, if any
 
 
 class Iteration:
-    """One iteration; alive as long as its generator is.
-
-    Attributes:
-        position: Behind the batch that was delivered last.
-        in_flight: Batches that were requested and not yet delivered: their indices, and the position behind each.
-    """
+    """One iteration; alive as long as its generator is."""
 
     def __init__(self, position: Position) -> None:
-        self.position = position
+        self.position = position  # behind the batch that was delivered last
+        # What was requested and not yet delivered: the indices of a batch, and the position behind it.
         self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
 
 
@@ -108,6 +99,8 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
         kind = type(batch_sampler).__name__
         raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
+    if not hasattr(type(batch_sampler), "fingerprint"):  # whose `sizes` and `n_samples` may mean something else
+        return batch_sampler
     sizes = getattr(batch_sampler, "sizes", None)
     count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
     if isinstance(count, int) and count not in (0, len(dataset)):
@@ -186,16 +179,15 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> No
 
 def length_of(batch_sampler: Any, before: int) -> int:
     """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at."""
-    if before and hasattr(batch_sampler, "remaining"):
+    if before and has_state(batch_sampler) and hasattr(batch_sampler, "remaining"):
         return before + int(batch_sampler.remaining)
-    return len(batch_sampler) + (before if has_state(batch_sampler) else 0)
+    return len(batch_sampler)
 
 
 def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
     """Resume a batch sampler from a loader's state that was checked; if that is refused, it is in the `present` epoch.
 
-    Returns:
-        The hash of the batches before, of a batch sampler without a state, if this rank saved it.
+    Returns the hash of the batches before, of a batch sampler without a state, if this rank saved it.
     """
     own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
     if has_state(batch_sampler):

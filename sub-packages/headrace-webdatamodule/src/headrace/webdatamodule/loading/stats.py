@@ -70,14 +70,23 @@ class Reports(dict[Any, LoaderReport]):
         return "\n".join(map(str, self.values()))
 
 
+def check_sizes(sizes: npt.NDArray[Any], dataset: Any, name: str = "sizes") -> npt.NDArray[Any]:
+    """Refuse an array that has no size, or no sizes, for each sample of a dataset."""
+    if sizes.ndim not in (1, 2) or len(sizes) != len(dataset):
+        got = f"shape {list(sizes.shape)}" if sizes.ndim != 1 else len(sizes)
+        raise ValueError(f"{name} must hold one size for each of the {len(dataset)} samples, got {got}")
+    return sizes
+
+
 class DeliveryStats:
     """Counts delivered batches: samples of each source that `dataset` names, and of `sizes` what padding they need."""
 
-    def __init__(self, name: str, dataset: Any, sizes: npt.NDArray[Any] | None, rank: tuple[int, int] = (1, 0)) -> None:
+    def __init__(self, name: str, dataset: Any, sizes: npt.ArrayLike | None, rank: tuple[int, int] = (1, 0)) -> None:
         self.rank = rank
         self._name, self._dataset = name, dataset
         self._names = source_names(dataset, name)
-        self._sizes = None if sizes is None else sizes.reshape(len(sizes), -1)[:, 0]
+        checked = None if sizes is None else check_sizes(np.asarray(sizes), dataset)
+        self._sizes = checked[:, 0] if checked is not None and checked.ndim == 2 else checked
         self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import multiprocessing
 import os
@@ -126,8 +127,8 @@ class WorkerTimeout:
     wrong moment. So it gets a short limit, `seconds`, and is asked again.
     """
 
-    def __init__(self, timeout: float) -> None:
-        if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:
+    def __init__(self, timeout: Any) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
             raise ValueError(f"timeout must be seconds >= 0, 0 for no limit, got {timeout!r}")
         self.timeout = timeout
         self.polls = max(1, math.ceil(timeout / _POLL))
@@ -143,11 +144,6 @@ class WorkerTimeout:
                     raise
         cure = "raise timeout, or look at the dataset and its transform, which are too slow or stuck"
         raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds: {cure}")
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 class _TrialPickler(ForkingPickler):
@@ -168,7 +164,7 @@ def check_picklable(batch: Any) -> None:
     loop would wait until its timeout.
     """
     try:
-        _TrialPickler(_Nowhere()).dump(batch)
+        _TrialPickler(io.BytesIO()).dump(batch)
     except Exception as error:  # pickling fails with many kinds of errors
         reason = f"{type(error).__name__}: {error}"
         cure = "return tensors, arrays and other objects that pickle takes, or use num_workers=0"

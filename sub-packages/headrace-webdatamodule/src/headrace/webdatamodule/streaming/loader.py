@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Any
@@ -33,24 +34,17 @@ _END = object()
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class _Run:
-    """One iteration of a loader.
+    """One iteration of a loader."""
 
-    Attributes:
-        epoch: What it delivers.
-        start: Batches of the epoch that were delivered before it.
-        steps: Batches of the epoch that were delivered up to now.
-        loader: torch's, which starts the workers.
-        persists: Whether the workers persist when it is over.
-        samples: torch's iterator over the samples of the present pass.
-        n_samples: Samples that left the workers in it.
-    """
-
-    def __init__(self, epoch: int, start: int, loader: DataLoader[Any], *, persists: bool) -> None:
-        self.epoch, self.start, self.steps = epoch, start, start
-        self.loader, self.persists = loader, persists
-        self.samples: Any = None
-        self.n_samples = 0
+    epoch: int
+    start: int  # batches of the epoch that were delivered before it,
+    steps: int  # and up to now
+    loader: DataLoader[Any]  # which starts the workers
+    persists: bool  # whether the workers persist when it is over
+    samples: Any = None  # the iterator of `loader` in the present pass
+    n_samples: int = 0  # that left the workers in it
 
 
 class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -59,11 +53,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
     `break`, iterating again begins that epoch anew. Validation, test and predict loaders deliver the same order every
     time, and ignore `set_epoch`. Iterations over one loader are independent; the state is that of the latest, or of the
-    trainer's.
-
-    Args:
-        dataset: What the workers iterate over.
-        ranks: Returns the number of data-parallel ranks and this rank, when an epoch begins.
+    trainer's. `ranks` is asked for the number of data-parallel ranks and this rank when an epoch begins.
     """
 
     def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
@@ -83,24 +73,21 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self._replicas = 0  # and its number of ranks; then that of the latest iteration
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._latest: _Run | None = None
-        self._runs: list[_Run] = []  # those that are not over
+        self._runs: set[_Run] = set()  # those that are not over
         self._warned: set[str] = set()
 
-    def choose_epoch(self, epoch: int) -> None:
-        """As `set_epoch`, by whoever decides on the epoch."""
+    def _choose_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self._latest = self._resumed = None
         self._epoch, self._chosen = epoch, True
 
-    def rewind(self) -> None:
-        """Forget the position: the epoch begins at its beginning."""
+    def _rewind(self) -> None:
         self._epoch = self.epoch
         self._latest = self._resumed = None
 
-    def end_iteration(self) -> None:
-        """The iteration that is under way, if any, has been abandoned."""
-        if self._latest in self._runs:
-            self._runs.remove(self._latest)
+    def _end_iteration(self) -> None:
+        if self._latest is not None:
+            self._runs.discard(self._latest)
 
     @property
     def fingerprint(self) -> str:
@@ -119,16 +106,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     @property
     def _at(self) -> tuple[int, int]:
+        """The present epoch, and its batches that were delivered; in a trainer, those that counted."""
         if (run := self._latest) is not None:
-            return run.epoch, self._counted(run)
+            done = None if self._fit_loop is None else self._fit_loop.steps_done()
+            return run.epoch, run.steps if done is None else max(run.start, min(done, run.steps))
         if self._resumed is not None and self._resumed[0] == self._epoch:
             return self._resumed
         return self._epoch, 0
-
-    def _counted(self, run: _Run) -> int:
-        """Batches of the epoch that were delivered; in a trainer, those that counted."""
-        done = None if self.fit_loop is None else self.fit_loop.steps_done()
-        return run.steps if done is None else max(run.start, min(done, run.steps))
 
     @property
     def resumed(self) -> bool:
@@ -169,13 +153,12 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
                 other stages, or of other numbers of ranks or workers.
         """
         if self._trainer is None:  # else the module's copy decides
-            self.restore(state)
+            self._restore(state)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """As `load_state_dict`, by whoever decides on the position."""
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self._check_state(state)
         epoch, steps = state["epoch"], state["position"]
-        if self._chosen and self._epoch > epoch and self.fit_loop is None:
+        if self._chosen and self._epoch > epoch and self._fit_loop is None:
             return  # an epoch that was chosen after the state was saved
         self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, steps), None, False
         self._replicas = state["num_replicas"]
@@ -230,10 +213,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
-        run = _Run(epoch, start, self._torch_loader(persists=persists), persists=persists)
+        run = _Run(epoch, start, start, self._torch_loader(persists=persists), persists)
         if not beside:
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
-        self._runs.append(run)
+        self._runs.add(run)
         num_replicas, rank = self.ranks()
         try:
             self.samples.check_ranks(num_replicas, rank)
@@ -267,15 +250,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     def _advance(self, run: _Run) -> None:
         """The epoch was delivered: the next iteration is the next epoch."""
-        if run in self._runs:
-            self._runs.remove(run)
+        self._runs.discard(run)
         if self._latest is run and not self._chosen and self.options.training:
             self._epoch = run.epoch + 1
 
     def _end(self, run: _Run) -> None:
         """End the workers of an iteration, unless they persist."""
-        if run in self._runs:
-            self._runs.remove(run)
+        self._runs.discard(run)
         if not run.persists:
             end_workers(run.samples)
         run.samples = None

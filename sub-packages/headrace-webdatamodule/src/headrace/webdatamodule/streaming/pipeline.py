@@ -8,7 +8,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -58,43 +58,24 @@ _STRICT = (wds.reraise_exception, wds.filters.reraise_exception)  # webdataset h
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What one split's stream is made of.
+    """The arguments of a `WebDataModule` for one split; `stages_wds` and `stages_wld` are its pipelines."""
 
-    Attributes:
-        name: Name of the split, for messages.
-        places: Directories of the shards, or `pipe:` URLs, by name; a single one has an empty name.
-        prefix: Beginning of the shards' names.
-        keys: Member keys to extract.
-        n_samples: Samples per epoch over all ranks.
-        global_batch_size: Samples per batch over all ranks.
-        training: Whether epochs differ in their order, and shards that run out before the end of one are read again.
-        stages_wds: Composables on the samples, in the workers.
-        stages_wld: Composables on the samples as they leave the workers.
-        kwargs_wds: For WebDataset.
-        kwargs_wld: For WebLoader.
-        invoke_wds: Method calls on the WebDataset, last.
-        invoke_wld: Method calls on the WebLoader, last.
-        allowed_classes: What pickles may use beyond the default.
-        mix: Makes one stream of several.
-        exact: Whether ranks get equal shares of samples, which needs indexes; None: if there are indexes.
-    """
-
-    name: str
-    places: Mapping[str, str]
+    name: str  # of the split
+    places: Mapping[str, str]  # directories or `pipe:` URLs by the names of sources; a single one has an empty name
     prefix: str
     keys: tuple[str, ...]
     n_samples: int
     global_batch_size: int
-    training: bool
-    stages_wds: Sequence[Any] = ()
-    stages_wld: Sequence[Any] = ()
-    kwargs_wds: Mapping[str, Any] = field(default_factory=dict)
-    kwargs_wld: Mapping[str, Any] = field(default_factory=dict)
-    invoke_wds: Calls = ()
-    invoke_wld: Calls = ()
-    allowed_classes: Collection[Any] = ()
-    mix: Mix | None = None
-    exact: bool | None = None
+    training: bool  # epochs differ in their order, and shards that run out before the end of one are read again
+    stages_wds: Sequence[Any]
+    stages_wld: Sequence[Any]
+    kwargs_wds: Mapping[str, Any]
+    kwargs_wld: Mapping[str, Any]
+    invoke_wds: Calls
+    invoke_wld: Calls
+    allowed_classes: Collection[Any]
+    mix: Mix | None
+    exact: bool | None
 
     @property
     def seed(self) -> Any:
@@ -229,11 +210,7 @@ class StreamDataset(IterableDataset[Any]):
         return apply_stages(stages, reader(now), now, str(self.options.seed))
 
     def check_ranks(self, num_replicas: int, rank: int) -> None:
-        """Refuse more ranks than shards, where ranks read whole shards: some would have nothing to read.
-
-        Each reader of a mixture needs a shard of each source. Otherwise workers without a shard idle, with a warning.
-        There is a warning as well when samples are shared, but not equally.
-        """
+        """Refuse more ranks than shards, where ranks read whole shards; warn where workers idle, or samples repeat."""
         given = self.options.kwargs_wds
         if num_replicas == self._checked or has_own_split(given) or "workersplitter" in given or is_resampled(given):
             return
@@ -353,7 +330,7 @@ def _counts(options: StreamOptions, name: str, tars: Sequence[str]) -> list[int]
     if options.exact is False:
         return None
     reason = _obstacle(options, name)
-    counts = [] if reason else count_samples(tars)
+    counts = [] if reason else [count_samples(tar) for tar in tars]
     missing = counts.count(None)
     if missing:
         reason = f"{missing} of {len(tars)} shards have no index beside them: call index_shards on their directory"

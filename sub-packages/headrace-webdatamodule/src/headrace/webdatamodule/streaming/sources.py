@@ -19,6 +19,7 @@ from urllib.request import url2pathname
 import webdataset as wds
 from torch.utils.data import get_worker_info
 
+from headrace.webdatamodule.loading.batch_sampler import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex, decode_member
 
 Mix = Callable[[dict[str, Any]], Iterable[Any]]
@@ -27,21 +28,13 @@ _EPOCH, _LAP, _REPETITION = 2**32, 2**24, 2**16
 
 
 class Pass(NamedTuple):
-    """One pass over the shards, as one rank sees it.
-
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        lap: How often the shards were begun again within the epoch.
-        rank: This data-parallel rank.
-        num_replicas: Number of data-parallel ranks.
-        repetition: How often the dataset was repeated within the lap, by a method in `invoke_wds`.
-    """
+    """One pass over the shards, as one rank sees it."""
 
     epoch: int = 0
-    lap: int = 0
+    lap: int = 0  # how often the shards were begun again within the epoch
     rank: int = 0
     num_replicas: int = 1
-    repetition: int = 0
+    repetition: int = 0  # how often the dataset was repeated within the lap, by a method in `invoke_wds`
 
     def key(self, *parts: object) -> str:
         """Text that is different for each pass over the shards, and the same on all ranks."""
@@ -124,12 +117,6 @@ def rank_share(n: int, num_replicas: int, rank: int) -> tuple[int, int]:
     return rank * each, (rank + 1) * each
 
 
-def worker_share(start: int, stop: int, worker: int, num_workers: int) -> tuple[int, int]:
-    """The range of one worker within that of its rank; empty when there are fewer samples than workers."""
-    n = stop - start
-    return start + n * worker // num_workers, start + n * (worker + 1) // num_workers
-
-
 def pieces(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Cut a range of samples at the ends of shards of `counts` samples; beyond the last comes the first again.
 
@@ -146,14 +133,10 @@ def pieces(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, 
 
 
 class IndexedSource:
-    """Samples of indexed shards: each rank and worker reads its share of the samples, through the indexes.
+    """Samples of shards of `counts` samples: each rank and worker reads its share of them, through the indexes.
 
-    Args:
-        tars: Paths of the shards.
-        counts: Number of samples in each.
-        keys: Member keys to read; all when one of them is in no shard.
-        seed: Of the order of the shards; None keeps the order.
-        even: Whether every worker of every rank gets equally many samples, as the sources of a mixture must.
+    The shards are shuffled by `seed`, if it is not None. With `even` every worker of every rank gets equally many
+    samples, as the sources of a mixture must.
     """
 
     def __init__(self, tars: Sequence[str], counts: Sequence[int], keys: Sequence[str], seed: Any, *, even: bool):
@@ -174,7 +157,7 @@ class IndexedSource:
             readers = now.num_replicas * num_workers
             start, stop = rank_share(len(self), readers, now.rank * num_workers + number)
         else:
-            start, stop = worker_share(*rank_share(len(self), now.num_replicas, now.rank), number, num_workers)
+            start, stop = equal_share(*rank_share(len(self), now.num_replicas, now.rank), number, num_workers)
         order: Sequence[int] = range(len(self.tars))
         if self.seed is not None:
             order = shuffled(len(self.tars), now.key(self.seed))
@@ -187,13 +170,9 @@ class IndexedSource:
 
 
 class ShardSource:
-    """Samples of shards without indexes: each rank and worker reads whole shards, as webdataset does.
+    """Samples of shards without indexes, or of `pipe:` commands: each rank and worker reads whole shards.
 
-    Args:
-        tars: Paths of the shards, or `pipe:` commands.
-        options: Of `webdataset.WebDataset`.
-        seed: Of the order of the shards, which are shuffled before they are split.
-        shuffle: Whether to shuffle them.
+    `options` are those of `webdataset.WebDataset`, which reads them. They are shuffled before they are split.
     """
 
     def __init__(self, tars: Sequence[str], options: Mapping[str, Any], seed: Any, *, shuffle: bool):
@@ -237,12 +216,8 @@ def is_resampled(options: Mapping[str, Any]) -> bool:
     return bool(options.get("resampled")) or options.get("mode") == "resampled"
 
 
-def count_samples(tars: Sequence[str]) -> list[int | None]:
-    """How many samples each shard holds, by its index; None where there is no index."""
-    return [_count(tar) for tar in tars]
-
-
-def _count(tar: str) -> int | None:
+def count_samples(tar: str) -> int | None:
+    """How many samples a shard holds, by its index; None where there is no index."""
     try:
         return int(ShardIndex.open(tar).n_samples)
     except FileNotFoundError:
