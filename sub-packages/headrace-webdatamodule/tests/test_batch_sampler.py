@@ -324,3 +324,11 @@ def test_equal_options_have_equal_fingerprints() -> None:
     assert int(one.fingerprint, 16) >= 0
     others = [{"seed": 2}, {"drop_last": True}, {"shuffle": False}, {"sampler": Stretched(40)}]
     assert len({DistributedBatchSampler(40, 4, **options).fingerprint for options in others} | {one.fingerprint}) == 5  # type: ignore[arg-type]
+
+
+def test_a_dataset_in_place_of_its_length_is_not_printed_whole() -> None:
+    with pytest.raises(
+        TypeError, match=r"n_samples must be an int >= 0, got \[0, 1, .*\]: give len\(dataset\)$"
+    ) as caught:
+        DistributedBatchSampler(list(range(100_000)), 8)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200

@@ -65,7 +65,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         mesh: Mesh | None = None,
         seed: int = 0,
     ) -> None:
-        self.n_samples, self.batch_size = as_int("n_samples", n_samples, 0), as_int("batch_size", batch_size, 1)
+        self.n_samples = as_int("n_samples", n_samples, 0, "give len(dataset)")
+        self.batch_size = as_int("batch_size", batch_size, 1)
         check_given_ranks(num_replicas, rank, mesh)
         self._ranks = (num_replicas, rank, mesh)
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):

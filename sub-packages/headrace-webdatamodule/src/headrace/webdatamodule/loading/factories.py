@@ -85,11 +85,8 @@ def check_callable(name: str, function: Any, split: Split, hint: str = "") -> No
         raise TypeError(f"{name} must be a function, got {function!r} for {split}{hint}")
 
 
-def check_factories(
-    split: Split, batch_size: Any, batch_sampler: Any, sizes: Any, sampler: Any, *, ranks_given: bool
-) -> None:
+def check_factories(split: Split, size: Any, factory: Any, sizes: Any, sampler: Any, *, ranks_given: bool) -> None:
     """Refuse options that leave open how a split is batched, or that say it twice."""
-    size, factory = batch_size, batch_sampler
     if size is None and factory is None:
         raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
     if size is not None and factory is not None:

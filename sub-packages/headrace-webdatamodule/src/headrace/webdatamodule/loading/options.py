@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +24,9 @@ def as_int(name: str, value: Any, low: int, cure: str = "") -> int:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    cure = f": {cure}" if cure else ""
-    if number is None:
-        raise TypeError(f"{name} must be an int >= {low}, got {value!r}{cure}")
-    if number < low:
-        raise ValueError(f"{name} must be an int >= {low}, got {value!r}{cure}")
+    if number is None or number < low:
+        kind = TypeError if number is None else ValueError
+        raise kind(f"{name} must be an int >= {low}, got {reprlib.repr(value)}{f': {cure}' if cure else ''}")
     return number
 
 

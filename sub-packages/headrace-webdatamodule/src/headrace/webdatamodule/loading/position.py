@@ -98,7 +98,10 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
         kind = type(batch_sampler).__name__
-        raise TypeError(f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}")
+        raise TypeError(
+            f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}: give one such as "
+            "DistributedBatchSampler(len(dataset), batch_size)"
+        )
     if not hasattr(type(batch_sampler), "fingerprint"):  # whose `sizes` and `n_samples` may mean something else
         return batch_sampler
     sizes = getattr(batch_sampler, "sizes", None)
