@@ -1,6 +1,6 @@
 """A trainer's epochs and a loader's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +18,9 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         return 10
+
+    def _deliver(self) -> Iterator[Any]:
+        raise AssertionError("nothing is delivered")
 
     def _rewind(self) -> None:
         self.steps, self.resumed = 0, False

@@ -182,11 +182,6 @@ class ResumableLoader(EpochLoader):
             self._length = length_of(batches, self._steps_before)
         return self._length
 
-    def __iter__(self) -> Iterator[Any]:
-        """Deliver the epoch, from the position that was loaded, else from its beginning."""
-        # All happens at the first `next`: trainers make an iterator before they set the epoch.
-        return self._deliver()
-
     @property
     def num_workers(self) -> int:
         """Processes that read ahead."""

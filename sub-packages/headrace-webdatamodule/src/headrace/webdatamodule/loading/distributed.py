@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from headrace.webdatamodule.loading.options import as_int
+
 _Result = TypeVar("_Result")
 
 
@@ -56,15 +58,14 @@ def data_parallel_ranks(
     check_given_ranks(num_replicas, rank, mesh)
     if mesh is not None:
         return int(mesh.size()), int(mesh.get_local_rank())
-    if num_replicas is not None and rank is not None:
-        return operator.index(num_replicas), operator.index(rank)
     found = _running()
-    if found is None and (num_replicas or 1, rank or 0) != (1, 0):
+    if found is None and None in (num_replicas, rank) and (num_replicas or 1, rank or 0) != (1, 0):
         missing, given = ("rank", "num_replicas") if rank is None else ("num_replicas", "rank")
         value = num_replicas if rank is None else rank
         raise ValueError(f"{given}={value} was given without {missing}, and there is no process group: give both")
     world, own = found or (1, 0)
-    world, own = world if num_replicas is None else num_replicas, own if rank is None else rank
+    world = world if num_replicas is None else operator.index(num_replicas)
+    own = own if rank is None else operator.index(rank)
     if own >= world:
         raise ValueError(f"rank must be an int from 0 to num_replicas - 1, got rank={own} with num_replicas={world}")
     return world, own
@@ -87,10 +88,8 @@ def check_given_ranks(num_replicas: Any, rank: Any, mesh: Any) -> None:
                 'such as mesh["dp"]'
             )
     for name, value, low in (("num_replicas", num_replicas, 1), ("rank", rank, 0)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
-            raise TypeError(f"{name} must be an int >= {low}, got {value!r}")
-        if value is not None and operator.index(value) < low:
-            raise ValueError(f"{name} must be an int >= {low}, got {value}")
+        if value is not None:
+            as_int(name, value, low)
     if num_replicas is not None and rank is not None and rank >= num_replicas:
         raise ValueError(f"rank must be an int from 0 to num_replicas - 1 = {num_replicas - 1}, got {rank}")
 

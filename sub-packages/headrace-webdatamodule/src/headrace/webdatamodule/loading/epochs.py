@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import SequentialSampler
@@ -42,6 +42,14 @@ class EpochLoader(ABC):
     @abstractmethod
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
+
+    @abstractmethod
+    def _deliver(self) -> Iterator[Any]:
+        """The batches of an epoch, chosen at the first `next`: trainers make an iterator before they set the epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Deliver the epoch, from the position that was loaded, else from its beginning."""
+        return self._deliver()
 
     @abstractmethod
     def _rewind(self) -> None:

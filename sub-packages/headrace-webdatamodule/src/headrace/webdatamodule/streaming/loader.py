@@ -200,11 +200,6 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        """One epoch, from its beginning or from where a loaded state stands."""
-        # All happens at the first `next`: trainers make an iterator before they set the epoch.
-        return self._deliver()
-
     def _deliver(self) -> Iterator[Any]:
         epoch, start = (self._epoch, 0) if self._latest is not None else self._at
         beside = self._is_beside_a_fit()
