@@ -17,6 +17,7 @@ from headrace.webdatamodule.shards.index.manifest import DERIVED
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
+_EMPTY = types.CellType()  # of a name that a function closes over before it is bound
 
 
 def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
@@ -64,21 +65,13 @@ def _parts(thing: Any) -> tuple[Any, ...] | None:
     if not isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):  # such as of lru_cache
         return (thing.__wrapped__,)
     if isinstance(thing, types.FunctionType):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY]
         return thing.__code__, thing.__defaults__, thing.__kwdefaults__, tuple(cells), _named(thing)
     if isinstance(thing, types.CodeType):
         return thing.co_code, thing.co_names, thing.co_consts
     if isinstance(thing, dict):
         return tuple(part for pair in thing.items() for part in pair)
     return tuple(thing) if type(thing) in (tuple, list) else None
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _named(function: types.FunctionType) -> tuple[Any, ...]:
