@@ -75,6 +75,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self.epoch = self._start_sample = self._samples_taken = 0
         self._chosen = False  # whether set_epoch was called since the last iteration began
         self._iteration: object = None
+        self._stamp = ""  # the fingerprint of the epoch that is iterated, which every batch's state holds
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         start, self._start_sample, self._chosen = self._start_sample, 0, False
         self._iteration = token = object()  # only the latest iteration moves the position
-        self._samples_taken = start
+        self._samples_taken, self._stamp = start, self._epoch_fingerprint(self.epoch)
         end, (world, rank) = self._end(), data_parallel_ranks(*self._ranks)
         steps = self._steps(start, world)
         if end and not steps and not start:
@@ -143,7 +144,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self._samples_taken,
-            "fingerprint": self._epoch_fingerprint(self.epoch),
+            "fingerprint": self._stamp if self._iteration else self._epoch_fingerprint(self.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
