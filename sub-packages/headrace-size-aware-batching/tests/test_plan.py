@@ -42,6 +42,17 @@ def test_a_report_prints_as_a_table() -> None:
     assert str(reports["one"]).splitlines()[1].split() == ["samples", "1,003"]
 
 
+def test_padding_is_printed_where_batches_are_padded() -> None:
+    reports = {
+        "sum": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed").report(),
+        "padded": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed", cost="padded").report(),
+    }
+    lines = {line[:7].strip(): line.split()[-2:] for line in table(reports).splitlines()[1:]}
+    assert lines["cost"] == ["sum", "padded"]
+    assert lines["padding"] == ["-", f"{reports['padded'].padding:.2%}"]
+    assert lines["padded"] == ["-", f"{reports['padded'].padded:,.0f}"]
+
+
 def test_reports_count_every_budget() -> None:
     graphs = np.array([[1, 10]] * 12)
     report = DistributedSizeAwareBatchSampler(graphs, (100, 30), strategy="sequential").plan().report()

@@ -96,7 +96,9 @@ class PlanReport:
         items_max: Samples in the largest batch.
         size: Sum of all sizes.
         padded: Sum over the batches of count times largest size.
-        padding: Share of ``padded`` that is padding.
+        padding: Share of ``padded`` that is padding. Both are printed as ``-`` where the cost is a sum: samples that
+            are concatenated have no padding.
+        cost: ``"sum"``, ``"padded"`` or ``"function"``.
         budget: Budget of a batch, in the unit of the cost.
         largest: Largest cost of a batch.
         fill: Mean cost of a batch as a share of the budget.
@@ -122,6 +124,7 @@ class PlanReport:
     size: float
     padded: float
     padding: float
+    cost: str
     budget: float
     largest: float
     fill: float
@@ -155,6 +158,7 @@ class PlanReport:
             size=size,
             padded=padded,
             padding=1 - size / padded if padded else 0.0,
+            cost="function" if callable(plan.cost) else plan.cost,
             budget=float(plan.budget[column]),
             largest=float(costs[:, column].max(initial=0)),
             fill=float(fills[column]),
@@ -173,7 +177,8 @@ class PlanReport:
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
-        return {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == "sum" else {})
 
 
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
@@ -294,6 +299,8 @@ def _shown(name: str, value: Any) -> str:
     """Return a figure as text."""
     if isinstance(value, tuple):
         return " ".join(_shown(name.removesuffix("s"), each) for each in value)
+    if isinstance(value, str):
+        return value
     if name in ("fill", "padding"):
         return f"{value:.2%}"
     if name in ("imbalance", "repeated_mates"):
