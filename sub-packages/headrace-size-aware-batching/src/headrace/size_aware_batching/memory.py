@@ -1,7 +1,7 @@
 """Peak memory of steps on a CUDA device, and what running out of it looks like."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -369,7 +369,7 @@ def measure_peaks(
     warm_up = checked_int("warm_up", warm_up)
     rows: list[tuple[Any, int, int, bool]] = []
     too_large: list[NDArray[np.float64]] = []
-    for batch in _with_progress(batches):
+    for batch in tqdm(batches, desc="peak memory", delay=1, leave=False):
         sizes = batch if sizes_of is None else sizes_of(batch)
         count, largest, total = batch_features(sizes)
         features = np.concatenate([[count], largest, total])
@@ -413,7 +413,3 @@ def attempt(
     if failed is not None:
         free_memory()
     return failed, allocated, reserved
-
-
-def _with_progress(batches: Iterable[Data]) -> Iterator[Data]:
-    return iter(tqdm(batches, desc="peak memory", delay=1, leave=False))

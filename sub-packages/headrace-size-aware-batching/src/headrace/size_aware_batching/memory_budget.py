@@ -251,13 +251,7 @@ def raise_if_out_of_memory(
 class _Probes:
     """Measures batches on all ranks; what does not fit on one is a bound for all.
 
-    Args:
-        work: The step, of the indices of a batch.
-        sizes: Size of every sample.
-        device: The device or its memory.
-        ranks: The data-parallel ranks.
-        before: What to go back to after a step that failed half-way.
-        target: Share of the memory that batches may take.
+    ``before`` is what to go back to after a step that failed half-way.
     """
 
     def __init__(
