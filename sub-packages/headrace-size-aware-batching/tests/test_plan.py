@@ -1,6 +1,7 @@
 """Plans and the figures about them."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,12 @@ def test_padding_is_printed_where_batches_are_padded() -> None:
     assert lines["cost"] == ["sum", "padded"]
     assert lines["padding"] == ["-", f"{reports['padded'].padding:.2%}"]
     assert lines["padded"] == ["-", f"{reports['padded'].padded:,.0f}"]
+
+
+@pytest.mark.parametrize(("world", "error"), [(0, ValueError), (2.5, TypeError)])
+def test_a_report_for_no_whole_number_of_ranks_is_refused(world: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"num_replicas must be an int >= 1, got {world}"):
+        DistributedSizeAwareBatchSampler(SIZES, 500).plan().report(world)
 
 
 def test_reports_count_every_budget() -> None:

@@ -354,6 +354,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             return
         if self._order is not None and state["position"]:
             self._order.refuse_resume()
+        if self._order is None:
+            self._checked_position(state["position"])  # before anything changes
         self._go_to(epoch)
         self._start = self._position = self._checked_position(state["position"])
         self._iteration = self._pending = None

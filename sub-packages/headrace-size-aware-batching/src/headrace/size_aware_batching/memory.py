@@ -237,6 +237,11 @@ class Peaks:
     reserved: NDArray[np.int64]
     fits: NDArray[np.bool_]
 
+    def __post_init__(self) -> None:
+        if len(lengths := {getattr(self, field.name).shape[:1] for field in fields(self)}) > 1:
+            found = ", ".join(str(*length) for length in sorted(lengths))
+            raise ValueError(f"peaks must have as many rows in every field, got {found}")
+
     @classmethod
     def of(
         cls, batches: Iterable[Any], allocated: Sequence[int], reserved: Sequence[int] | None = None, fits: Any = None
@@ -260,16 +265,10 @@ class Peaks:
 
     @classmethod
     def of_lists(cls, found: dict[str, Any], columns: int) -> "Peaks":
-        """Return the peaks whose fields were turned into lists, for sizes of so many columns.
-
-        Raises:
-            ValueError: If the lists do not belong together.
-        """
+        """Return the peaks whose fields were turned into lists, for sizes of so many columns."""
         kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
         arrays = {field.name: np.array(found[field.name], kinds.get(field.name, np.int64)) for field in fields(cls)}
         arrays |= {name: arrays[name].reshape(-1, columns) for name in ("largest", "sums")}
-        if len(lengths := {array.shape[0] if array.ndim else -1 for array in arrays.values()}) > 1:
-            raise ValueError(f"peaks must have as many rows in every field, got {sorted(lengths)}")
         return cls(**arrays)
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from headrace.size_aware_batching._training_state import (
     unchanged,
     unsynchronized,
 )
-from headrace.size_aware_batching._validation import log_info, whole_number
+from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import (
     DeviceMemory,
@@ -157,7 +157,7 @@ def fit_budget(
     >>> found.budget(), len(sampler)
     (3800000.0, 5)
     """
-    if not 0 < target <= 1:
+    if not 0 < real_number(target, "target") <= 1:
         raise ValueError(f"target must be greater than 0 and at most 1, got {target}")
     array = read_sizes(sizes)
     if not len(array):

@@ -243,7 +243,8 @@ class BatchMemoryModel:
     ) -> None:
         if isinstance(features, PolynomialRegression):
             features = [f"n^{power}*L^{power}" for power in range(1, features.degree + 1)]
-        if features is not None and (isinstance(features, str) or not 0 < len(features) <= MOST_TERMS):
+        several = isinstance(features, Sequence) and all(isinstance(each, str) for each in features)
+        if features is not None and (isinstance(features, str) or not several or not 0 < len(features) <= MOST_TERMS):
             raise ValueError(f"features must be 1 to {MOST_TERMS} products such as 'n*L', got {features!r}")
         if not 0 < real_number(coverage, "coverage") < 1:
             raise ValueError(f"coverage must be a number between 0 and 1, such as 0.95, got {coverage!r}")
@@ -472,7 +473,7 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
 
 def checked_reserve(reserve: Any) -> float:
     """Return the share of a memory that is left free."""
-    if not 0 <= reserve < 1:
+    if not 0 <= real_number(reserve, "reserve") < 1:
         raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
     return float(reserve)
 

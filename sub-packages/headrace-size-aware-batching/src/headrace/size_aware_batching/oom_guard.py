@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching._split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState, gradient_copies, unsynchronized
-from headrace.size_aware_batching._validation import one_of
+from headrace.size_aware_batching._validation import one_of, real_number
 from headrace.size_aware_batching.memory import describe, free_memory, out_of_memory
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
@@ -117,7 +117,7 @@ class OOMGuard:
         copy_weights: bool = False,
     ) -> None:
         one_of("reduction", reduction, ("mean", "sum", "scaled"))
-        if not 0 < shrink < 1:
+        if not 0 < real_number(shrink, "shrink") < 1:
             raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
         if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
             raise TypeError("model must be a plain one or a DistributedDataParallel, got one whose weights are sharded")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._budget import prepare, round_up, work_function
 from headrace.size_aware_batching._options import CostFunction, Options
 from headrace.size_aware_batching._sharding import n_steps
-from headrace.size_aware_batching._validation import UNLIMITED
+from headrace.size_aware_batching._validation import UNLIMITED, whole_number
 
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
@@ -79,7 +79,7 @@ class BatchPlan:
             num_replicas: World size; that of the sampler by default.
             other: Plan of another epoch of the same samples, for ``repeated_mates``.
         """
-        return PlanReport.of(self, self.num_replicas if num_replicas is None else num_replicas, other)
+        return PlanReport.of(self, whole_number("num_replicas", num_replicas) or self.num_replicas, other)
 
 
 @dataclass(frozen=True)
