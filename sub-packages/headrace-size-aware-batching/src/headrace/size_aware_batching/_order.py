@@ -189,7 +189,8 @@ class ShuffledOrder:
             if begin < end and depth:
                 places = strata.places(begin, end, shifts)[:, :depth]
                 keys = derive(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
-                parts.append(np.take_along_axis(places, shuffle_rows(keys, depth), axis=1).ravel())
+                rows = np.arange(len(keys), dtype=np.int64)[:, None] * depth
+                parts.append(places.ravel()[(shuffle_rows(keys, depth) + rows).ravel()])
         offset = strata.start(first)
         taken = np.concatenate(parts)[start - offset : stop - offset]
         return taken if self.kept is None else self.kept[taken]
