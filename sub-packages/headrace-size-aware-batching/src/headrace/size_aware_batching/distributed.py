@@ -333,9 +333,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 the loop.
         """
         position = self._position if position is None else self._checked_position(position)
-        return dict(
-            zip(STATE, (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch)), strict=True)
-        )
+        values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
+        return dict(zip(STATE, values, strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -352,10 +351,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self._pending is not None and epoch < self._pending:
             self._start = self._position = 0
             return
-        if self._order is not None and state["position"]:
-            self._order.refuse_resume()
         if self._order is None:
             self._checked_position(state["position"])  # before anything changes
+        elif state["position"]:
+            self._order.refuse_resume()
         self._go_to(epoch)
         self._start = self._position = self._checked_position(state["position"])
         self._iteration = self._pending = None
@@ -400,12 +399,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     def _fingerprint_parts(self, order: str | None) -> dict[str, Any]:
         """Return all that decides the batches, by the names of the arguments."""
-        cost = cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity)
         return {
             "sizes": self.sizes,
             "max_total_size": self.max_total_size,
             **vars(self.options),
-            "cost": cost,
+            "cost": cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity),
             "sampler": order,
             "seed": self.seed,
             "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
