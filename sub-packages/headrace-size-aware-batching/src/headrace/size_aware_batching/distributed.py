@@ -93,7 +93,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes
-            batches itself, such as accelerate's ``prepare``.
+            batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of the last ones.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this (the samples are cut when they are loaded). For sizes of shape
@@ -214,7 +214,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
         replicas, rank = self._ranks.current()
-        of_all = self._ranks.of_all
+        of_all = self._ranks.of_all  # then a position may lie inside a step, so that its samples keep their order
         if not of_all:
             refuse_sharding_again()
         if self._order is not None:
@@ -230,7 +230,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._position = position
         self._iteration = this = object()
         hashes = []
-        deal = None if self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
+        deal = None if of_all or self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
         for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail, deal):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
