@@ -295,6 +295,8 @@ def test_the_budget_of_a_device() -> None:
     [
         ({"features": ()}, "features must be 1 to 6 products"),
         ({"features": "n*L"}, "features must be 1 to 6 products"),
+        ({"features": [1]}, "features must be 1 to 6 products"),
+        ({"features": 1}, "features must be 1 to 6 products"),
         ({"coverage": 1.0}, "coverage must be a number between 0 and 1"),
         ({"memory": "virtual"}, "memory must be one of reserved, allocated"),
     ],

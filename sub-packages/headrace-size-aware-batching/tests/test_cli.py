@@ -125,6 +125,33 @@ def test_sizes_come_from_text_and_fasta(
     assert row(out, "batches") == ["6"]
 
 
+def test_sizes_come_from_columns_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, folder = tmp_path / "train.parquet", tmp_path / "parts"
+    folder.mkdir()
+    for path, lengths in ((file, [3, 4, 5]), (folder / "0.parquet", [5, 1]), (folder / "1.parquet", [6])):
+        parquet.write_table(arrow.table({"length": lengths, "text": ["a"] * len(lengths)}), path)
+    out = printed(capsys, file, folder, "--column", "length", "--budget", "6")
+    assert (row(out, "samples"), row(out, "size")) == (["6"], ["24"])
+    assert "train.parquet: has no column 'tokens', only 'length', 'text'" in refused(
+        capsys, file, "--column", "tokens", "--budget", "6"
+    )
+    assert "train.parquet: sizes must be numbers" in refused(capsys, file, "--column", "text", "--budget", "6")
+    for path in (file, folder):
+        assert f"{path.name}: --column NAME must be given for Parquet" in refused(capsys, path, "--budget", "6")
+
+
+def test_parquet_needs_pyarrow_and_other_files_no_column(
+    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "only for them" in refused(capsys, lengths, "--column", "length", "--budget", "6")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not installed
+    (tmp_path / "train.parquet").touch()
+    assert "train.parquet: pip install pyarrow" in refused(
+        capsys, tmp_path / "train.parquet", "--column", "length", "--budget", "6"
+    )
+
+
 def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "graphs.npy", np.array([[2, 1], [2, 9], [2, 1], [2, 9]]))
     plan = json.loads(printed(capsys, tmp_path / "graphs.npy", "--budget", "4,10", "--json"))["plans"]["stratified"]

@@ -164,6 +164,8 @@ def test_arguments_of_padding() -> None:
         ({"length_multiple": 1.5}, TypeError),
         ({"length_multiple": None}, TypeError),
         ({"fixed": "x"}, TypeError),
+        ({"return_lengths": "no"}, TypeError),
+        ({"return_mask": 1}, TypeError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
             PaddedCollate(**wrong)

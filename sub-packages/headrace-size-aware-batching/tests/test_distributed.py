@@ -494,7 +494,8 @@ def test_a_state_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"state must be .* got a dict with the keys seed, version$"):
         sampler.load_state_dict({"seed": 0, "version": 1})
     with pytest.raises(ValueError, match=r"position must be .* got 5000"):
-        sampler.load_state_dict(sampler.state_dict() | {"position": 5000})
+        sampler.load_state_dict(sampler.state_dict() | {"position": 5000, "epoch": 3})
+    assert sampler.state_dict()["epoch"] == 0  # what is refused changes nothing
     with pytest.raises(ValueError, match=r"position must be .* got 5000"):
         sampler.state_dict(position=5000)
 

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,14 @@ def test_the_last_step_costs_the_same_on_all_ranks(ranks: int, options: dict[str
     options = dict(options)
     two = options.pop("columns", 1) == 2
     given, budget = (np.stack([sizes, sizes[::-1]], axis=1), [16384, 16384]) if two else (sizes, 16384)
-    sampler = DistributedSizeAwareBatchSampler(given, budget, num_replicas=ranks, rank="all", **options)
-    last = list(sampler)[-ranks:]
+    mesh = SimpleNamespace(size=lambda: ranks, get_local_rank=lambda: mesh.rank, rank=0)
+    sampler = DistributedSizeAwareBatchSampler(given, budget, mesh=mesh, **options)
+
+    def last_of(rank: int) -> list[int]:
+        mesh.rank = rank
+        return list(sampler)[-1]
+
+    last = [last_of(rank) for rank in range(ranks)]
     assert len(sampler.plan()) % ranks, "nothing was split"
     offsets = np.cumsum([0, *map(len, last)])
     budgets, cost = tuple(np.atleast_1d(budget)), options.get("cost", "sum")

@@ -44,7 +44,15 @@ def test_the_batches_of_all_ranks_come_step_by_step(strategy: Strategy, tail: Ta
     own = [list(of_rank(rank, world, strategy=strategy, tail=tail)) for rank in range(world)]
     sampler = of_rank("all", world, strategy=strategy, tail=tail)
     assert sampler.rank == "all"
-    assert list(sampler) == list(chain.from_iterable(zip(*own, strict=True)))
+    both = list(sampler), list(chain.from_iterable(zip(*own, strict=True)))
+    if tail == "split" and strategy != "sequential":  # the ranks share out the samples of the last steps by work
+        steps = [
+            [sorted(chain.from_iterable(batches[n : n + world])) for n in range(0, len(batches), world)]
+            for batches in both
+        ]
+        assert steps[0] == steps[1]
+        both = both[0][: -2 * world], both[1][: -2 * world]
+    assert both[0] == both[1]
     assert len(sampler) == world * len(own[0])
     assert sampler.remaining == 0
 

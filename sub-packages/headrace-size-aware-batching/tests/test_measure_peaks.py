@@ -38,6 +38,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[Any, torch.device]]:
         yield memory, torch.device("cpu")
 
 
+def test_peaks_of_other_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="peaks must have as many rows in every field, got 1, 2"):
+        Peaks.of([[3, 5], [4]], [100])
+
+
 def test_peaks_and_features(place: tuple[Any, torch.device]) -> None:
     device, where = place
     batches = [[2**18], [2**19, 2**18], [2**20, 2**20, 2**20]]

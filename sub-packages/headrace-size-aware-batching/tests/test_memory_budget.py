@@ -72,6 +72,18 @@ def test_an_epoch_at_95_percent_of_the_memory_never_runs_out(seed: int) -> None:
     assert np.median(peaks.allocated) > 0.85 * 38_000_000
 
 
+def test_lengths_rounded_up_beyond_what_was_measured_are_named() -> None:
+    lengths, step = lengths_of(0, 600), Step()
+    with SimulatedMemory(limit=40_000_000) as device:
+        model = fit_budget(step, shapes_of(lengths), lengths, device, memory="allocated")
+    options: dict[str, Any] = {"strategy": "bucketed", "length_multiple": 700}
+    rounded = -(-int(lengths.max()) // 700) * 700
+    message = rf"cost\(1, {rounded}\) is infinite.* these sizes, rounded up to length_multiple=700, or the sampler"
+    with pytest.raises(ValueError, match=message):
+        DistributedSizeAwareBatchSampler(lengths, model.budget(), cost=model.cost(), **options)
+    assert len(DistributedSizeAwareBatchSampler(lengths, 1e12, cost=model.cost(extrapolate=True), **options))
+
+
 def as_sizes(shape: tuple[int, int]) -> list[int]:
     return [shape[1]] * shape[0]
 

@@ -70,6 +70,17 @@ def assert_equal(model: torch.nn.Module, expected: list[torch.Tensor]) -> None:
         assert error < 1e-12
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_without_a_target_changes_nothing(reduction: Any) -> None:
+    model, _ = make()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with OOMGuard(model, optimizer, reduction=reduction, count=lambda _: 0, budget=10 * WIDTH) as guard:
+        loss = guard.step(batches(1)[0], lambda part: 0 * model(part).sum())
+    assert loss.item() == 0
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 class Fails:
     """Raises out of memory where a function is called for the given time."""
 

@@ -1,6 +1,7 @@
 """Plans and the figures about them."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,23 @@ def test_a_report_prints_as_a_table() -> None:
     assert lines[0].split() == ["one", "other"]
     assert len(lines) == 1 + len(PlanReport.__dataclass_fields__)
     assert str(reports["one"]).splitlines()[1].split() == ["samples", "1,003"]
+
+
+def test_padding_is_printed_where_batches_are_padded() -> None:
+    reports = {
+        "sum": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed").report(),
+        "padded": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed", cost="padded").report(),
+    }
+    lines = {line[:7].strip(): line.split()[-2:] for line in table(reports).splitlines()[1:]}
+    assert lines["cost"] == ["sum", "padded"]
+    assert lines["padding"] == ["-", f"{reports['padded'].padding:.2%}"]
+    assert lines["padded"] == ["-", f"{reports['padded'].padded:,.0f}"]
+
+
+@pytest.mark.parametrize(("world", "error"), [(0, ValueError), (2.5, TypeError)])
+def test_a_report_for_no_whole_number_of_ranks_is_refused(world: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"num_replicas must be an int >= 1, got {world}"):
+        DistributedSizeAwareBatchSampler(SIZES, 500).plan().report(world)
 
 
 def test_reports_count_every_budget() -> None:

@@ -358,6 +358,8 @@ def test_objects_are_refused_with_what_came_and_the_cure(values: list[Any], mess
 
 
 def test_lists_of_other_things_are_refused_with_what_came() -> None:
+    with pytest.raises(TypeError, match=r"must be an array or a sequence, got generator: give list\(sizes\)"):
+        read_sizes(len(one) for one in ["ab", "c"])
     with pytest.raises(TypeError, match=r"got list of <U2, 'ab' of type str at index 0: give"):
         read_sizes(["ab", "c"])
     with pytest.raises(ValueError, match=r"got rows that differ in length: give a number for each, such as \[len"):

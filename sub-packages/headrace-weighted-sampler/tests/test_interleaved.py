@@ -307,6 +307,7 @@ ONE_TWO = {"a": [1], "b": [2]}
             ValueError,
             r"weights names 'c', which sources does not hold; it holds 'a', 'b'",
         ),
+        ({}, {"c": 1}, ValueError, "weights names 'c', which sources does not hold; it holds none"),
         (ONE_TWO, {"a": 0, "b": 0}, ValueError, "weights must hold at least one weight above 0"),
         (ONE_TWO, {"a": 1, "b": -1}, ValueError, r"weights\['b'\] must not be negative"),
         (ONE_TWO, {"a": 1, "b": float("nan")}, ValueError, r"weights\['b'\] must be finite"),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
@@ -118,6 +119,17 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "weights rounded by at most 0.0" in str(rounded)
 
 
+def test_thousands_of_sources_are_reported_in_seconds() -> None:
+    count = 2**13
+    data = NamedConcatDataset({str(place): range(1) for place in range(count)})
+    weights: dict[str, Any] = {"all": (1, {str(place): 1 + place % 7 for place in range(count)})}
+    started = time.monotonic()
+    sampler = WeightedDistributedSampler(data, weights, per="token", sizes=np.ones(count, int))
+    assert sum(line.token_share or 0 for line in sampler.report().sources) == pytest.approx(1)
+    InterleavedDataset({str(place): [place] for place in range(count)}, weights).state_dict()
+    assert time.monotonic() - started < 20  # each sum over all for each of them takes a minute
+
+
 NESTED: dict[str, Any] = {"web": (0.7, {"en": 3, "rest": (1, {"de": 1, "fi": 1})}), "code": 0.3}
 LANGUAGES = NamedConcatDataset({"de": range(100), "code": range(300), "en": range(900), "fi": range(50)})
 
@@ -218,6 +230,14 @@ def test_many_sources_are_cut_and_the_title_says_so() -> None:
     axes: list[Any] = figure.axes
     assert [label.get_text() for label in axes[0].get_yticklabels()][::39] == ["60-61", "99-100"]
     assert "40 most drawn of 100 sources" in figure.get_suptitle()
+
+
+def test_the_picture_shows_the_most_drawn_source_behind_many_equal_ones() -> None:
+    pytest.importorskip("matplotlib")
+    weights = {(place, place + 1): 1 for place in range(50)} | {(50, 60): 9}
+    axes: list[Any] = plot_mixture(WeightedDistributedSampler(range(60), weights).report()).axes
+    shown = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert shown == [f"{place}-{place + 1}" for place in range(39)] + ["50-60"]
 
 
 def test_something_else_is_refused_by_name() -> None:

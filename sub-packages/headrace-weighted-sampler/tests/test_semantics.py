@@ -118,6 +118,7 @@ def drawn(weights: Any = None, epochs: int = 1, **options: Any) -> list[int]:
         ([1, 1, 0], {"semantics": "proportion", "per": "token", "sizes": SIZES}, [40, 360, 0]),
         ([900, 100, 0], {"semantics": "count", "per": "token", "sizes": torch.tensor(SIZES)}, [10, 10, 0]),
         ([1, 1, 0], {"semantics": "proportion", "per": "token", "sizes": SIZES / 7}, [40, 360, 0]),
+        ([1, 1, 0], {"per": "token", "sizes": torch.tensor(SIZES, dtype=torch.bfloat16)}, [40, 360, 0]),
         ({(0, 100): 1, (200, 300): 3}, {"semantics": "proportion"}, [50, 150, 0]),
     ],
 )

@@ -97,6 +97,9 @@ def padded_columns(
     return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
 
 
+REMEMBERED = 2**16  # distinct sizes whose count is kept: a stream may bring any number of them
+
+
 @dataclass(frozen=True)
 class FunctionCapacity:
     """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size."""
@@ -109,6 +112,8 @@ class FunctionCapacity:
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the count for each size as the largest; shape ``[n]`` for sizes ``[n]`` or ``[n, k]``."""
+        if len(self._known) > REMEMBERED:
+            self._known.clear()
         several = sizes.ndim > 1
         rounded = round_up(sizes, self.length_multiple)
         distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
@@ -301,13 +306,23 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
 
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
     """Raise an error that names samples that are too large, if that is what was asked for."""
-    if len(over) and options.oversize == "raise":
-        some = ", ".join(f"{index}: {shown(sizes[index].tolist())}" for index in over[:5])
-        raise ValueError(
-            f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
-            f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): raise the budget, cut them with "
-            "max_length, or choose oversize='skip' or 'own_batch'"
-        )
+    if not len(over) or options.oversize != "raise":
+        return
+    some = ", ".join(f"{index}: {shown(sizes[index].tolist())}" for index in over[:5])
+    cure = "raise the budget"
+    if callable(options.cost):
+        largest = round_up(sizes[over].max(axis=0), options.length_multiple)
+        if math.isinf(checked_cost(options.cost, 1, largest if sizes.ndim > 1 else largest.item())):
+            rounded = f", rounded up to length_multiple={options.length_multiple}" * (options.length_multiple > 1)
+            cure = (
+                f"cost(1, {largest}) is infinite, as that of a memory model is beyond what it measured: give "
+                f"fit_budget these sizes{rounded}, or the sampler model.cost(extrapolate=True)"
+            )
+    raise ValueError(
+        f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
+        f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): {cure}, cut them with max_length, or "
+        "choose oversize='skip' or 'own_batch'"
+    )
 
 
 def warn_of_skipped(over: NDArray[np.int64], budget: Any) -> None:

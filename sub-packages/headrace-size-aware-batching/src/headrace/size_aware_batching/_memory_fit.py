@@ -19,26 +19,16 @@ _FACTOR = re.compile(r"(n|[LS]\d*)(?:\^(\d))?")
 
 @dataclass(frozen=True)
 class Term:
-    """A product of powers of a batch's features.
+    """A product of powers of a batch's features."""
 
-    Args:
-        name: As it was written, such as ``"n*L^2"``.
-        count: Power of the number of samples.
-        largest: Power of the largest size in each column.
-        total: Power of the sum of the sizes in each column.
-    """
-
-    name: str
-    count: int
-    largest: tuple[int, ...]
-    total: tuple[int, ...]
+    name: str  # as it was written, such as "n*L^2"
+    count: int  # power of the number of samples
+    largest: tuple[int, ...]  # of the largest size in each column
+    total: tuple[int, ...]  # of the sum of the sizes in each column
 
     @classmethod
     def parse(cls, text: str, columns: int) -> "Term":
         """Read a term: factors n, L (largest) and S (sum), joined by ``*``, each with a power such as ``^2``.
-
-        Raises:
-            ValueError: If it is no such product, or names a column that the sizes do not have.
 
         >>> Term.parse("n*L1^2", columns=2)
         Term(name='n*L1^2', count=1, largest=(0, 2), total=(0, 0))
@@ -77,8 +67,8 @@ class MemoryCost:
         intercept: Bytes at zero.
         floor: Bytes that every batch needs, at the least.
         factor: One plus the margin.
-        most: The largest count, and the largest value of each column and each term, that were measured; a batch
-            beyond them costs infinity. None to extrapolate.
+        most: The largest count, size in each column and value of each feature that were measured, in this order; a
+            batch beyond one of them costs infinity. None to extrapolate.
     """
 
     terms: tuple[Term, ...]
@@ -86,27 +76,20 @@ class MemoryCost:
     intercept: float
     floor: float
     factor: float
-    most: tuple[float, tuple[float, ...], tuple[float, ...]] | None
+    most: tuple[float, ...] | None
 
     @classmethod
     def of_dict(cls, found: dict[str, Any]) -> "MemoryCost":
-        """Return what ``dataclasses.asdict`` made into a dict, through JSON as well.
-
-        Raises:
-            ValueError: If a value is not allowed. Of KeyError, TypeError, IndexError, one where the dict is another.
-        """
+        """Return what ``dataclasses.asdict`` made into a dict, read from a file that may hold anything."""
         terms = tuple(Term.parse(term["name"], len(term["largest"])) for term in found["terms"])
         slopes = tuple(map(float, found["slopes"]))
         intercept, floor, factor = (float(found[name]) for name in ("intercept", "floor", "factor"))
-        most = None
-        if found["most"] is not None:
-            count, columns, values = found["most"]
-            most = float(count), tuple(map(float, columns)), tuple(map(float, values))
-        numbers = [*slopes, intercept, floor, factor, *([most[0], *most[1], *most[2]] if most else [])]
+        most = None if found["most"] is None else tuple(map(float, found["most"]))
+        numbers = (*slopes, intercept, floor, factor, *(most or ()))
         if not all(map(math.isfinite, numbers)) or min((*slopes, floor, factor - 1)) < 0:
             raise ValueError("the numbers of cost must be finite, slopes and floor >= 0, and factor >= 1")
-        lengths = [len(slopes)] + ([len(most[2])] if most else [])
-        if not terms or set(lengths) != {len(terms)} or (most and len(most[1]) != len(terms[0].largest)):
+        measured = 1 + len(terms[0].largest) + len(terms)
+        if len(slopes) != len(terms) or (most is not None and len(most) != measured):
             raise ValueError("cost must have a slope and a largest value for each feature")
         return cls(terms, slopes, intercept, floor, factor, most)
 
@@ -114,15 +97,23 @@ class MemoryCost:
         """Return the bytes that a batch of ``count`` samples needs, the largest of which has this size."""
         sizes = largest.tolist() if isinstance(largest, np.ndarray | np.generic | torch.Tensor) else largest
         columns = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
-        values = [float(term(count, columns, [count * size for size in columns])) for term in self.terms]
-        if self.most is not None:
-            count_most, column_most, term_most = self.most
-            if count > count_most or any(map(float.__gt__, map(float, columns), column_most)):
-                return math.inf
-            if any(value > (1 + ROUNDING) * most for value, most in zip(values, term_most, strict=True)):
-                return math.inf
-        linear = self.intercept + sum(map(float.__mul__, self.slopes, values))
-        return self.factor * max(self.floor, linear)
+        values = self.values(count, columns, [count * size for size in columns])
+        return math.inf if self.beyond((count, *columns, *values)) is not None else self.factor * self.linear(values)
+
+    def values(self, count: int, largest: Sequence[float], total: Sequence[float]) -> list[float]:
+        """Return the features of a batch."""
+        return [float(term(count, largest, total)) for term in self.terms]
+
+    def linear(self, values: list[float]) -> float:
+        """Return the bytes without the margin of a batch with these features."""
+        return max(self.floor, self.intercept + sum(map(float.__mul__, self.slopes, values)))
+
+    def beyond(self, found: Sequence[float]) -> int | None:
+        """Return the first place at which count, sizes or features lie beyond ``most``."""
+        if self.most is None:
+            return None
+        pairs = enumerate(zip(found, self.most, strict=True))
+        return next((place for place, (value, most) in pairs if value > (1 + ROUNDING) * most), None)
 
 
 @dataclass(frozen=True)
@@ -179,14 +170,8 @@ def default_terms(columns: int) -> tuple[str, ...]:
 def fit_floor(x: Floats, y: Floats) -> tuple[float, float, Floats]:
     """Fit ``max(floor, a + x @ b)`` with ``b >= 0`` by relative least squares.
 
-    Every split of the points, in the order of ``y``, into those on the floor and those above it is tried.
-
-    Args:
-        x: Shape ``[m, t]``, not negative.
-        y: Shape ``[m]``, positive.
-
-    Returns:
-        The floor (0 where there is none), a, and b of shape ``[t]``.
+    Every split of the points, in the order of ``y``, into those on the floor and those above it is tried. ``x`` has
+    shape ``[m, t]``, ``y`` ``[m]``. Returns the floor (0 where there is none), a, and b of shape ``[t]``.
 
     >>> x = np.array([[1.0], [2.0], [3.0], [4.0]])
     >>> floor, a, b = fit_floor(x, np.maximum(9.0, 1 + 4 * x[:, 0]))
@@ -195,16 +180,14 @@ def fit_floor(x: Floats, y: Floats) -> tuple[float, float, Floats]:
     """
     order = np.argsort(y, kind="stable")
     x, y = x[order], y[order]
-    best: tuple[float, float, float, Floats] | None = None
+    best, found = math.inf, (0.0, 0.0, np.zeros(x.shape[1]))
     for low in range(max(1, len(y) - x.shape[1])):
         floor = float((1 / y[:low]).sum() / (1 / y[:low] ** 2).sum()) if low else 0.0
         intercept, slopes = nonnegative_slopes(x[low:], y[low:])
         error = float(((np.maximum(floor, intercept + x @ slopes) / y - 1) ** 2).sum())
-        if best is None or error < best[0] - 1e-9 * len(y):  # bytes are rounded: a floor has to earn its place
-            best = error, floor, intercept, slopes
-    if best is None:
-        raise ValueError("there must be at least one point to fit")
-    return best[1:]
+        if error < best - 1e-9 * len(y):  # bytes are rounded: a floor has to earn its place
+            best, found = error, (floor, intercept, slopes)
+    return found
 
 
 def nonnegative_slopes(x: Floats, y: Floats) -> tuple[float, Floats]:
@@ -223,23 +206,15 @@ def nonnegative_slopes(x: Floats, y: Floats) -> tuple[float, Floats]:
     return intercept, slopes / scale
 
 
-def least_points(coverage: float) -> int:
-    """Return how many calibration points a coverage needs: 19 for 0.95, 99 for 0.99."""
-    return math.ceil(coverage / (1 - coverage) - 1e-9)
-
-
 def conformal_margin(scores: Floats | Sequence[float], coverage: float) -> float:
     """Return the margin that split-conformal prediction adds (Vovk et al., 2005; Lei et al., 2018).
 
     A new score from the same distribution is at most this with a probability of at least ``coverage``.
 
-    Raises:
-        ValueError: If there are too few scores for this coverage.
-
     >>> conformal_margin(range(19), 0.95), conformal_margin(range(39), 0.95)
     (18.0, 37.0)
     """
-    if len(scores) < (needed := least_points(coverage)):
+    if len(scores) < (needed := math.ceil(coverage / (1 - coverage) - 1e-9)):  # 19 for 0.95, 99 for 0.99
         raise ValueError(
             f"coverage={coverage:g} needs at least {needed} calibration points, got {len(scores)}: measure more "
             "batches or ask for less coverage"

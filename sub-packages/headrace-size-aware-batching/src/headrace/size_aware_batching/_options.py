@@ -22,10 +22,7 @@ OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `DistributedSizeAwareBatchSampler` that decide which batches there are.
-
-    Each attribute is the argument of the same name.
-    """
+    """The arguments of `DistributedSizeAwareBatchSampler` that decide which batches there are."""
 
     strategy: Strategy = "stratified"
     cost: Literal["sum", "padded"] | CostFunction = "sum"
@@ -84,9 +81,6 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
     """Return 32 hex digits that stand for all parts together, and then 4 for each, so that a difference has a name.
 
     Equal parts give equal fingerprints, whatever integer or real type they come in.
-
-    Args:
-        parts: All that decides the batches, by name: numbers, strings, None, arrays or sequences of these.
     """
     digests = [hashlib.blake2b(repr(canonical(value)).encode(), digest_size=16).digest() for value in parts.values()]
     whole = hashlib.blake2b(b"".join(digests), digest_size=WHOLE // 2).hexdigest()

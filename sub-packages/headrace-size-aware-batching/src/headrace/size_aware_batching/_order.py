@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from operator import index
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
-from headrace.size_aware_batching._random import derive, shuffle_blocks, splitmix64
+from headrace.size_aware_batching._random import LONGEST_ROW, derive, shuffle_rows, splitmix64
 from headrace.size_aware_batching._ranks import Ranks
 
 SORTED_AT_ONCE = 2**18  # samples
@@ -166,20 +166,6 @@ def kd_order(
     return order, largest[np.append(rank, len(rank))]
 
 
-WINDOW = 2**11  # samples that are shuffled together: few, so that sorting them stays in the cache
-
-
-class Order(Protocol):
-    """The samples of an epoch, in order."""
-
-    @property
-    def n_samples(self) -> int:
-        """Positions of an epoch."""
-
-    def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
-        """Return the samples at these positions of the epoch."""
-
-
 @dataclass(frozen=True)
 class ShuffledOrder:
     """A keyed shuffle readable from any position: neighbours go to different windows, each of which is shuffled."""
@@ -188,11 +174,11 @@ class ShuffledOrder:
     kept: NDArray[Any] | None = None
 
     def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:
-        """Return the samples at these positions."""
+        """Return the samples at these positions of the epoch."""
         stop = min(stop, self.n_samples)
         if start >= stop:
             return np.zeros(0, np.int64)
-        strata = Strata(self.n_samples, -(-self.n_samples // WINDOW))
+        strata = Strata(self.n_samples, -(-self.n_samples // LONGEST_ROW))
         shifts = strata.shifts(int(derive(epoch_key, 3)[0]))
         first, last = strata.window_of(start), strata.window_of(stop - 1)
         parts = []
@@ -203,9 +189,8 @@ class ShuffledOrder:
             if begin < end and depth:
                 places = strata.places(begin, end, shifts)[:, :depth]
                 keys = derive(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
-                mixed = shuffle_blocks(keys, depth, WINDOW)
                 rows = np.arange(len(keys), dtype=np.int64)[:, None] * depth
-                parts.append(places.ravel()[(mixed + rows).ravel()])
+                parts.append(places.ravel()[(shuffle_rows(keys, depth) + rows).ravel()])
         offset = strata.start(first)
         taken = np.concatenate(parts)[start - offset : stop - offset]
         return taken if self.kept is None else self.kept[taken]
@@ -222,6 +207,9 @@ class SliceOrder:
     def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
+
+
+Order: TypeAlias = ShuffledOrder | SliceOrder  # the samples of an epoch, in order
 
 
 def natural_order(n_samples: int, kept: NDArray[Any] | None) -> SliceOrder:

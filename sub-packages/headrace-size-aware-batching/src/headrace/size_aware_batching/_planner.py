@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,23 +35,6 @@ PACKED_WASTE = 9e-5  # wasted share that is small enough
 BRIM = 1.2e-5  # share that packing leaves empty
 
 
-class Planner(Protocol):
-    """The batches of every epoch, none of which need be planned beforehand."""
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of an epoch."""
-
-    def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
-        """Yield the batches behind the first ``position`` samples of the epoch's list."""
-
-    def count(self, epoch_key: int, position: int) -> int:
-        """Return how many batches these are."""
-
-    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
-        """Return the samples of one batch of the epoch, by its number."""
-
-
 class NextFitPlanner:
     """Batches in the order's own order. From any batch's first position on, they come out the same."""
 
@@ -61,7 +44,7 @@ class NextFitPlanner:
         self._offsets: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
 
     def chunks(self, epoch_key: int, position: int) -> Iterator[Chunk]:
-        """Yield the batches from a position on."""
+        """Yield the batches behind the first ``position`` samples of the epoch's list."""
         length, reach = self.n_samples, FIRST_CUT
         while position < length:
             stop = min(length, position + reach)
@@ -96,8 +79,7 @@ class NextFitPlanner:
 class GroupPlanner(ABC):
     """Batches formed inside groups of neighbouring positions, each group by itself; the latest one is kept.
 
-    Args:
-        starts: First position of each group and, last, the number of samples, shape ``[groups + 1]``.
+    ``starts`` is the first position of each group and, last, the number of samples.
     """
 
     def __init__(self, starts: NDArray[np.int64]) -> None:
@@ -235,6 +217,9 @@ class StrataPlanner(GroupPlanner):
         return self.order[places.ravel()[taken]], offsets
 
 
+Planner: TypeAlias = NextFitPlanner | GroupPlanner  # the batches of every epoch, none of them planned beforehand
+
+
 def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
     """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own."""
     n_samples = sized.n_samples if order is None else order.n_samples
@@ -294,7 +279,7 @@ def in_strata(
     return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
 
 
-def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> RandomPacking | Cuts:
+def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> WindowPlans:
     """Choose how a window is planned: packed at random, or cut in descending order."""
     if options.strategy != "bucketed":
         columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)

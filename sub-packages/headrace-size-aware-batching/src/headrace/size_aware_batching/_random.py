@@ -8,6 +8,8 @@ Words = NDArray[np.uint64]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
+LONGEST_ROW = 2**11  # numbers that are shuffled together: few, so that sorting them stays in the cache
+PLACE = np.int32(LONGEST_ROW - 1)  # bits of a number's place
 
 
 def splitmix64(words: Words) -> Words:
@@ -48,33 +50,23 @@ def random_words(key: int, count: int) -> Words:
     return splitmix64(np.arange(count, dtype=np.uint64) ^ derive(key))
 
 
-def shuffle_blocks(keys: Words, length: int, block: int) -> NDArray[np.int32]:
-    """Shuffle ``0 .. length - 1`` inside blocks of neighbours, once for each key; shape ``[keys, length]``.
+def shuffle_rows(keys: Words, length: int) -> NDArray[np.int32]:
+    """Shuffle ``0 .. length - 1``, at most 2**11 numbers, once for each key; shape ``[keys, length]``.
 
-    ``block`` is a power of two up to 2**16; the last block may be shorter.
-
-    >>> shuffle_blocks(derive(3), 10, 4)[0].reshape(-1).tolist()[8:] in ([8, 9], [9, 8])
-    True
+    >>> sorted(shuffle_rows(derive(3), 5)[0].tolist())
+    [0, 1, 2, 3, 4]
     """
-    if block == 1:
-        return np.broadcast_to(np.arange(length, dtype=np.int32), (len(keys), length)).copy()
     # One word gives two numbers of 31 bits; their low bits make way for the place, so that no two are equal.
     half = -(-length // 2)
     words = splitmix64(keys[:, None] ^ splitmix64(np.arange(half, dtype=np.uint64)))
     marks = np.empty((len(keys), 2 * half), np.int32)
     marks[:, :half] = (words >> np.uint64(33)).astype(np.int32)
     marks[:, half:] = (words & np.uint64(0x7FFFFFFF)).astype(np.int32)
-    places = np.arange(length, dtype=np.int32)
     marks = marks[:, :length]
-    marks &= np.int32(~(block - 1))
-    marks |= places & np.int32(block - 1)
-    whole = length // block * block
-    blocks = marks[:, :whole].reshape(len(keys), -1, block)  # a copy, unless nothing is left over
-    blocks.sort(axis=2)
-    marks[:, :whole] = blocks.reshape(len(keys), whole)
-    marks[:, whole:].sort(axis=1)
-    marks &= np.int32(block - 1)
-    marks += places & np.int32(~(block - 1))
+    marks &= ~PLACE
+    marks |= np.arange(length, dtype=np.int32)
+    marks.sort(axis=1)
+    marks &= PLACE
     return marks
 
 

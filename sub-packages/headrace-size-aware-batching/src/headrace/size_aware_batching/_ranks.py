@@ -14,15 +14,6 @@ from headrace.size_aware_batching._validation import shown
 class Ranks:
     """World size and rank: given, of a mesh, or of the process group at the time of asking.
 
-    Args:
-        num_replicas: Number of data-parallel ranks.
-        rank: Rank of this process among them, or "all" for the batches of all of them.
-        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and ``get_local_rank()``.
-
-    Raises:
-        TypeError: If ``mesh`` has not these methods.
-        ValueError: If the mesh comes with one of the others or has several dimensions, or a number is not allowed.
-
     >>> Ranks(4, 1).current(), Ranks().current()
     ((4, 1), (1, 0))
     """

@@ -27,23 +27,14 @@ Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor
 
 _FASTA = (".fasta", ".fa", ".faa", ".fna")
-_ENDINGS = (".npy", ".txt", *_FASTA, *(ending + ".gz" for ending in _FASTA))
+_ENDINGS = (".npy", ".txt", *_FASTA, *(ending + ".gz" for ending in _FASTA), ".parquet")
 
 
 # All sizes of a dataset.
 
 
 def read_sizes(sizes: Any) -> NDArray[Any]:
-    """Return the sizes of a dataset as an array of integers or float64; arrays are not copied.
-
-    Args:
-        sizes: An array, tensor or sequence of shape ``[n]`` or ``[n, k]``, a column as `array_of_column` takes it, a
-            mapping from each index to its size, or a dataset with an attribute ``sizes`` or a method
-            ``num_tokens(index)``, which is called once a sample.
-
-    Raises:
-        TypeError: If the sizes are not numbers.
-        ValueError: If a size is NaN, negative or 2**62 and more, an index has no size, or the shape is another one.
+    """Return the sizes of a dataset, in any form that samplers take, as an array of integers or float64, uncopied.
 
     >>> read_sizes([[3, 4], [5, 6]]).shape, read_sizes({0: 7, 1: 8}).tolist()
     ((2, 2), [7, 8])
@@ -94,6 +85,8 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         raise TypeError(
             f"sizes must be numbers, got {shown(str(sizes))}: give the file with its column, (path, 'length')"
         )
+    if array.ndim == 0 and isinstance(sizes, Iterable):
+        raise TypeError(f"sizes must be an array or a sequence, got {type(sizes).__name__}: give list(sizes)")
     if array.dtype.kind not in "iuf":
         kind = "an array" if isinstance(sizes, np.ndarray) else type(sizes).__name__
         raise TypeError(
@@ -159,14 +152,6 @@ def any_column(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     """Return the largest size that counts in each column; None where there is no limit.
 
-    Args:
-        max_length: None, a number for sizes of one column, or a sequence with a number or None for each column.
-        columns: Number of columns of the sizes.
-
-    Raises:
-        TypeError: If a limit is not a real number.
-        ValueError: If a limit is not positive, or does not say which of several columns it is for.
-
     >>> column_limits(None, 2), column_limits(9, 1), column_limits((9, None), 2)
     ((None, None), (9,), (9, None))
     """
@@ -210,11 +195,7 @@ def capped_sizes(sizes: NDArray[Any], limits: tuple[Number | None, ...]) -> NDAr
 
 
 def size_vector(values: object, name: str) -> Vector:
-    """Turn a 1-D array, tensor or sequence of sizes into an array; see `number_vector`.
-
-    Raises:
-        ValueError: Also if a size is negative.
-    """
+    """Return numbers as by `number_vector`; refuse negative ones."""
     vector = number_vector(values, name)
     if (wrong := np.flatnonzero(vector < 0)).size:
         raise ValueError(
@@ -224,11 +205,7 @@ def size_vector(values: object, name: str) -> Vector:
 
 
 def number_vector(values: object, name: str) -> Vector:
-    """Turn a 1-D array, tensor or sequence of real numbers into an int64 or float64 array.
-
-    Raises:
-        TypeError: If it is none of these, or its elements are not real numbers.
-        ValueError: If it is not 1-D, holds a NaN or an integer beyond int64.
+    """Turn a 1-D array, tensor or sequence of real numbers, none of them NaN, into an int64 or float64 array.
 
     >>> number_vector(torch.tensor([1, 2], dtype=torch.uint8), "sizes").dtype
     dtype('int64')
@@ -278,10 +255,6 @@ def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
 
     Arrays and tensors are checked here as a whole; the sizes of all other forms go through `checked_size`.
 
-    Raises:
-        TypeError: If ``sizeof`` is none of the forms allowed.
-        ValueError: If it is an array or tensor that is not 1-D, or that holds NaN or negative sizes.
-
     >>> size_lookup({"a": 3})("a"), size_lookup([5, 7])(1), size_lookup(len)("four")
     (3, 7, 4)
     """
@@ -301,17 +274,7 @@ def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
 
 
 def checked_size(value: object, noun: str, key: object) -> Number:
-    """Check the size of one element; infinity is a size that fits no budget.
-
-    Args:
-        value: The size.
-        noun: Kind of ``key``, for the error: ``"index"``, ``"the element at position"``.
-        key: Names the element.
-
-    Raises:
-        TypeError: If it is not a real number.
-        ValueError: If it is NaN or negative.
-    """
+    """Return the size of one element, named by ``noun`` and ``key`` in errors; infinity fits no budget."""
     if (type(value) is int or type(value) is float) and value >= 0:  # the common case needs no name
         return value
     number = real_number(value, name := f"the size of {noun} {key}")
@@ -355,45 +318,28 @@ def _by_key(values: Mapping[Any, Any], key: Any) -> Any:
 # Sizes in files.
 
 
-def sizes_of_files(paths: list[Path]) -> NDArray[Any]:
-    """Read the sizes of several files, concatenated.
-
-    Args:
-        paths: Files as `sizes_of_file` takes them.
-
-    Returns:
-        Shape ``[n]``, or ``[n, k]`` where the files hold k sizes a sample.
-
-    Raises:
-        OSError: If a file cannot be read.
-        ValueError: If a file is damaged, holds no size, or files differ in their number of columns.
-    """
-    arrays = [sizes_of_file(path) for path in paths]
+def sizes_of_files(paths: list[Path], column: str | None = None) -> NDArray[Any]:
+    """Read the sizes of several files, concatenated, shape ``[n]`` or ``[n, k]``."""
+    arrays = [sizes_of_file(path, column) for path in paths]
     if len({array.shape[1:] for array in arrays}) > 1:
         found = ", ".join(f"{path}: {array.shape}" for path, array in zip(paths, arrays, strict=True))
         raise ValueError(f"the files must have the same columns, got {found}")
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def sizes_of_file(path: Path) -> NDArray[Any]:
-    """Read the sizes of one file; its ending says how.
-
-    Args:
-        path: ``.npy`` of shape ``[n]`` or ``[n, k]``; ``.txt`` with a number a line; or FASTA (``.fasta``, ``.fa``,
-            ``.faa``, ``.fna``, each also with ``.gz``), where a size is the number of letters of a sequence.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is of another kind, damaged, or holds no size or a wrong one.
-    """
+def sizes_of_file(path: Path, column: str | None = None) -> NDArray[Any]:
+    """Read the sizes of one file; its ending says how, and a folder is one of Parquet files."""
     name = path.name.lower()
-    if not name.endswith(_ENDINGS):
+    parquet = name.endswith(".parquet") or path.is_dir()
+    if not parquet and not name.endswith(_ENDINGS):
         raise ValueError(f"{path}: the ending must be one of {', '.join(_ENDINGS)}")
+    if parquet != (column is not None):
+        raise ValueError(f"{path}: --column NAME must be given for Parquet files, and only for them")
     read = _from_npy if name.endswith(".npy") else _from_text if name.endswith(".txt") else _from_fasta
     try:
-        sizes = read_sizes(read(path))
+        sizes = read_sizes((path, column) if parquet else read(path))
     except (EOFError, TypeError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from error
     if not len(sizes):
         raise ValueError(f"{path}: the file holds no size")
     return sizes

@@ -9,14 +9,8 @@ import torch
 def split_batch(batch: Any) -> list[Any]:
     """Cut a batch of tensors into two halves along dimension 0; a batch of `PackedCollate` at its ``cu_seqlens``.
 
-    Dicts, tuples, named tuples and lists are cut field by field; numbers and 0-d tensors go to both halves.
-
-    Returns:
-        Two batches, or the batch alone where it holds one sample.
-
-    Raises:
-        ValueError: If the fields have different lengths, or those of a packed batch neither a token nor a sample in
-            each row.
+    Dicts, tuples, named tuples and lists are cut field by field; numbers and 0-d tensors go to both halves. A batch of
+    one sample is returned alone.
 
     >>> [half["x"].tolist() for half in split_batch({"x": torch.arange(3), "scale": 2.0})]
     [[0], [1, 2]]

@@ -62,11 +62,7 @@ class DictCopy:
 
 
 class OptimizerCopy:
-    """The parameters that an optimizer changes, its state and its options.
-
-    Args:
-        optimizer: The optimizer; an entry of its state that is made later is dropped by ``restore``.
-    """
+    """The parameters that an optimizer changes, its state and its options; ``restore`` drops new entries."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -88,12 +84,7 @@ class OptimizerCopy:
 
 
 class TrainingState:
-    """Weights, buffers and gradients of a model, its optimizers' state and all random states.
-
-    Args:
-        model: The model; None for none.
-        optimizer: One optimizer, several, or None.
-    """
+    """Weights, buffers and gradients of a model, its optimizers' state and all random states."""
 
     def __init__(self, model: torch.nn.Module | None, optimizer: Optimizers = None) -> None:
         self.optimizers = [OptimizerCopy(each) for each in as_optimizers(optimizer)]

@@ -8,7 +8,7 @@ of an epoch, and the number of its batches is known without a look at any window
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +37,6 @@ class WindowPlan:
         """Return the plan of a window without a sample of the last stratum, which shares its batch."""
         place = int(np.flatnonzero(self.sequence == len(self.sequence) - 1)[0])
         return WindowPlan(np.delete(self.sequence, place), self.offsets - (self.offsets > place))
-
-
-class WindowPlans(Protocol):
-    """A plan of one window for every epoch, always of as many batches."""
-
-    n_batches: int
-
-    def plan(self, epoch_key: int) -> WindowPlan:
-        """Return the plan of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +162,9 @@ class Cuts:
         """Return plans for windows without a sample of the last stratum."""
         length = len(self._groups) - 1
         return Cuts(np.unique(np.minimum(self._offsets, length)), self._groups[:-1])
+
+
+WindowPlans: TypeAlias = RandomPacking | Cuts  # a plan of one window for every epoch, always of as many batches
 
 
 def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:

@@ -67,7 +67,7 @@ class WorstBatchesFirst(Callback):
             for metric in new_metrics(pl_module):  # called in reverse: a collection last
                 stack.callback(metric.reset)
             for name in ("log", "log_dict"):  # these batches are no part of the training's figures
-                pl_module.__dict__[name] = nothing
+                pl_module.__dict__[name] = lambda *_, **__: None
                 stack.callback(pl_module.__dict__.pop, name)
             for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
                 failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
@@ -250,7 +250,3 @@ def refuse_accumulation(trainer: Trainer) -> None:
             f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "
             f"{trainer.accumulate_grad_batches}"
         )
-
-
-def nothing(*arguments: Any, **options: Any) -> None:
-    """Log nothing."""

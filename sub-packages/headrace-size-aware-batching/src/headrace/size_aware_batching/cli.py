@@ -18,6 +18,7 @@ from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSa
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, table
 
 USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
+SIZES = ".npy (1-D or 2-D), .txt (a number a line), FASTA [.gz], or .parquet or a folder of them, with --column"
 PASSED_ON = (
     "cost",
     "max_items",
@@ -47,7 +48,8 @@ def parser() -> Parser:
         description="Plan the batches of an epoch from the sizes of the samples and print figures about them.",
     )
     add = made.add_argument
-    add("sizes", nargs="+", type=Path, metavar="SIZES", help=".npy (1-D or 2-D), .txt (a number a line) or FASTA [.gz]")
+    add("sizes", nargs="+", type=Path, metavar="SIZES", help=SIZES)
+    add("--column", metavar="NAME", help="column of sizes in Parquet files")
     add("--budget", type=budgets, required=True, metavar="N", help="of a batch; N,N,.. for sizes of several columns")
     add("--strategy", nargs="+", choices=STRATEGIES, metavar="NAME", help=f"one or more of {', '.join(STRATEGIES)}")
     add("--cost", choices=tuple(USUAL), default="sum", help="of a batch: sum of sizes (default), or count x largest")
@@ -89,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> str:
     """Plan, draw where that is asked for, and return what to print."""
-    sizes = sizes_of_files(options.sizes)
+    sizes = sizes_of_files(options.sizes, options.column)
     strategies = options.strategy or [USUAL[options.cost]]
     plans, reports = {}, {}
     for name in strategies:

@@ -99,6 +99,8 @@ class PaddedCollate:
     def __post_init__(self) -> None:
         _check_numbers("pad_value", self.pad_value)
         _check_multiple("length_multiple", self.length_multiple)
+        checked_flag("return_lengths", self.return_lengths)
+        checked_flag("return_mask", self.return_mask)
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:

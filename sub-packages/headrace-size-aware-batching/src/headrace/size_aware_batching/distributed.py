@@ -93,7 +93,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes
-            batches itself, such as accelerate's ``prepare``.
+            batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of the last ones.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this (the samples are cut when they are loaded). For sizes of shape
@@ -214,7 +214,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
         replicas, rank = self._ranks.current()
-        of_all = self._ranks.of_all
+        of_all = self._ranks.of_all  # then a position may lie inside a step, so that its samples keep their order
         if not of_all:
             refuse_sharding_again()
         if self._order is not None:
@@ -230,7 +230,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._position = position
         self._iteration = this = object()
         hashes = []
-        deal = None if self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
+        deal = None if of_all or self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
         for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail, deal):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
@@ -333,9 +333,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 the loop.
         """
         position = self._position if position is None else self._checked_position(position)
-        return dict(
-            zip(STATE, (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch)), strict=True)
-        )
+        values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
+        return dict(zip(STATE, values, strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -352,7 +351,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self._pending is not None and epoch < self._pending:
             self._start = self._position = 0
             return
-        if self._order is not None and state["position"]:
+        if self._order is None:
+            self._checked_position(state["position"])  # before anything changes
+        elif state["position"]:
             self._order.refuse_resume()
         self._go_to(epoch)
         self._start = self._position = self._checked_position(state["position"])
@@ -398,12 +399,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     def _fingerprint_parts(self, order: str | None) -> dict[str, Any]:
         """Return all that decides the batches, by the names of the arguments."""
-        cost = cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity)
         return {
             "sizes": self.sizes,
             "max_total_size": self.max_total_size,
             **vars(self.options),
-            "cost": cost,
+            "cost": cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity),
             "sampler": order,
             "seed": self.seed,
             "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,

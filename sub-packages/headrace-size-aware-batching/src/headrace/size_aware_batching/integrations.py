@@ -112,7 +112,7 @@ class TrainerGuard:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
-            return _nothing
+            return lambda *_, **__: None  # leaves an event of the trainer alone
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def _begin(self, epoch: int) -> None:
@@ -159,7 +159,3 @@ _CHANGED = {
     "Trainer counts steps of the optimizer and would lose or repeat samples; resume with {saved}, or start a new run "
     "from its weights",
 }
-
-
-def _nothing(*arguments: Any, **others: Any) -> None:
-    """Leave an event of the trainer alone."""

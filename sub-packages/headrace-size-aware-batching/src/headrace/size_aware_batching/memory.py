@@ -1,7 +1,7 @@
 """Peak memory of steps on a CUDA device, and what running out of it looks like."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -237,6 +237,11 @@ class Peaks:
     reserved: NDArray[np.int64]
     fits: NDArray[np.bool_]
 
+    def __post_init__(self) -> None:
+        if len(lengths := {getattr(self, field.name).shape[:1] for field in fields(self)}) > 1:
+            found = ", ".join(str(*length) for length in sorted(lengths))
+            raise ValueError(f"peaks must have as many rows in every field, got {found}")
+
     @classmethod
     def of(
         cls, batches: Iterable[Any], allocated: Sequence[int], reserved: Sequence[int] | None = None, fits: Any = None
@@ -260,16 +265,10 @@ class Peaks:
 
     @classmethod
     def of_lists(cls, found: dict[str, Any], columns: int) -> "Peaks":
-        """Return the peaks whose fields were turned into lists, for sizes of so many columns.
-
-        Raises:
-            ValueError: If the lists do not belong together.
-        """
+        """Return the peaks whose fields were turned into lists, for sizes of so many columns."""
         kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
         arrays = {field.name: np.array(found[field.name], kinds.get(field.name, np.int64)) for field in fields(cls)}
         arrays |= {name: arrays[name].reshape(-1, columns) for name in ("largest", "sums")}
-        if len(lengths := {array.shape[0] if array.ndim else -1 for array in arrays.values()}) > 1:
-            raise ValueError(f"peaks must have as many rows in every field, got {sorted(lengths)}")
         return cls(**arrays)
 
     def __len__(self) -> int:
@@ -369,7 +368,7 @@ def measure_peaks(
     warm_up = checked_int("warm_up", warm_up)
     rows: list[tuple[Any, int, int, bool]] = []
     too_large: list[NDArray[np.float64]] = []
-    for batch in _with_progress(batches):
+    for batch in tqdm(batches, desc="peak memory", delay=1, leave=False):
         sizes = batch if sizes_of is None else sizes_of(batch)
         count, largest, total = batch_features(sizes)
         features = np.concatenate([[count], largest, total])
@@ -413,7 +412,3 @@ def attempt(
     if failed is not None:
         free_memory()
     return failed, allocated, reserved
-
-
-def _with_progress(batches: Iterable[Data]) -> Iterator[Data]:
-    return iter(tqdm(batches, desc="peak memory", delay=1, leave=False))

@@ -18,7 +18,7 @@ from headrace.size_aware_batching._training_state import (
     unchanged,
     unsynchronized,
 )
-from headrace.size_aware_batching._validation import log_info, whole_number
+from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory import (
     DeviceMemory,
@@ -157,7 +157,7 @@ def fit_budget(
     >>> found.budget(), len(sampler)
     (3800000.0, 5)
     """
-    if not 0 < target <= 1:
+    if not 0 < real_number(target, "target") <= 1:
         raise ValueError(f"target must be greater than 0 and at most 1, got {target}")
     array = read_sizes(sizes)
     if not len(array):
@@ -251,13 +251,7 @@ def raise_if_out_of_memory(
 class _Probes:
     """Measures batches on all ranks; what does not fit on one is a bound for all.
 
-    Args:
-        work: The step, of the indices of a batch.
-        sizes: Size of every sample.
-        device: The device or its memory.
-        ranks: The data-parallel ranks.
-        before: What to go back to after a step that failed half-way.
-        target: Share of the memory that batches may take.
+    ``before`` is what to go back to after a step that failed half-way.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._budget import largest_count
 from headrace.size_aware_batching._memory_fit import (
     MOST_TERMS,
-    ROUNDING,
     MemoryCost,
     MemoryReport,
     Term,
@@ -244,7 +243,8 @@ class BatchMemoryModel:
     ) -> None:
         if isinstance(features, PolynomialRegression):
             features = [f"n^{power}*L^{power}" for power in range(1, features.degree + 1)]
-        if features is not None and (isinstance(features, str) or not 0 < len(features) <= MOST_TERMS):
+        several = isinstance(features, Sequence) and all(isinstance(each, str) for each in features)
+        if features is not None and (isinstance(features, str) or not several or not 0 < len(features) <= MOST_TERMS):
             raise ValueError(f"features must be 1 to {MOST_TERMS} products such as 'n*L', got {features!r}")
         if not 0 < real_number(coverage, "coverage") < 1:
             raise ValueError(f"coverage must be a number between 0 and 1, such as 0.95, got {coverage!r}")
@@ -289,11 +289,8 @@ class BatchMemoryModel:
             )
         floor, intercept, slopes = fit_floor(_values(terms, points), self._bytes(points))
         seen = everything[everything.fits]
-        most = (
-            float(seen.counts.max()),
-            tuple(seen.largest.max(axis=0).tolist()),
-            tuple(_values(terms, seen).max(axis=0).tolist()),
-        )
+        measured = np.concatenate([seen.counts[:, None], seen.largest, _values(terms, seen)], axis=1)
+        most = tuple(measured.max(axis=0).tolist())
         bare = MemoryCost(terms, tuple(slopes.tolist()), intercept, floor, 1.0, most)
         margin = max(0.0, conformal_margin(self._errors(bare, tested), self.coverage))
         margin *= 1 + 1 / len(tested)  # the largest of m errors lies a little below the largest there is
@@ -319,20 +316,18 @@ class BatchMemoryModel:
             ValueError: If the batch lies beyond what was measured.
             RuntimeError: If nothing has been fitted.
         """
-        cost = self.cost()
+        cost = self.cost(extrapolate=extrapolate)
         columns = np.asarray(largest, np.float64).reshape(-1)
         totals = count * columns if total is None else np.asarray(total, np.float64).reshape(-1)
-        values = [float(term(count, columns.tolist(), totals.tolist())) for term in cost.terms]
-        if cost.most is not None and not extrapolate:
+        values = cost.values(count, columns.tolist(), totals.tolist())
+        found = [float(count), *columns.tolist(), *values]
+        if cost.most is not None and (place := cost.beyond(found)) is not None:
             names = ["n", *(f"L{column}" for column in range(len(columns))), *(term.name for term in cost.terms)]
-            found = [float(count), *columns.tolist(), *values]
-            for name, value, most in zip(names, found, [cost.most[0], *cost.most[1], *cost.most[2]], strict=True):
-                if value > (1 + ROUNDING) * most:
-                    raise ValueError(
-                        f"the batch must lie within what was measured, got {name} = {value:g}, the largest measured is "
-                        f"{most:g}: measure larger batches, or give extrapolate=True"
-                    )
-        return max(cost.floor, cost.intercept + sum(map(float.__mul__, cost.slopes, values)))
+            raise ValueError(
+                f"the batch must lie within what was measured, got {names[place]} = {found[place]:g}, the largest "
+                f"measured is {cost.most[place]:g}: measure larger batches, or give extrapolate=True"
+            )
+        return cost.linear(values)
 
     def upper(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
         """Predict bytes that a share ``coverage`` of batches do not exceed; arguments as for ``predict``."""
@@ -367,7 +362,7 @@ class BatchMemoryModel:
                 f"max_total needs a model with features=('S',), got {[term.name for term in cost.terms]}: give cost() "
                 "to the sampler"
             )
-        limit = math.inf if cost.most is None else cost.most[2][0]
+        limit = math.inf if cost.most is None else cost.most[-1]
         if budget_bytes < cost.factor * max(cost.floor, cost.intercept):
             return 0.0
         slope = cost.factor * cost.slopes[0]
@@ -444,10 +439,8 @@ class BatchMemoryModel:
             if found["format"] != _FORMAT:
                 raise ValueError(f"format {found['format']}")
             model = cls(found["features"], coverage=found["coverage"], memory=found["memory"])
-            model.capacity, model.reserve = (
-                whole_number("capacity", found["capacity"]),
-                checked_reserve(found["reserve"]),
-            )
+            model.capacity = whole_number("capacity", found["capacity"])
+            model.reserve = checked_reserve(found["reserve"])
             model._cost = MemoryCost.of_dict(found["cost"])
             for name in ("points", "calibration"):
                 setattr(model, name, Peaks.of_lists(found[name], len(model._cost.terms[0].largest)))
@@ -480,7 +473,7 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
 
 def checked_reserve(reserve: Any) -> float:
     """Return the share of a memory that is left free."""
-    if not 0 <= reserve < 1:
+    if not 0 <= real_number(reserve, "reserve") < 1:
         raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
     return float(reserve)
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching._split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching._training_state import OptimizerCopy, TrainingState, gradient_copies, unsynchronized
-from headrace.size_aware_batching._validation import one_of
+from headrace.size_aware_batching._validation import one_of, real_number
 from headrace.size_aware_batching.memory import describe, free_memory, out_of_memory
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
@@ -75,7 +75,7 @@ class OOMGuard:
         split: Splits a batch into smaller ones, in order; returns fewer than two where it holds one sample. By default
             tensors are cut along dimension 0, dicts and tuples of them likewise, and batches of `PackedCollate` at
             their ``cu_seqlens``.
-        length: Number of samples in a batch of a kind of your own.
+        length: Returns the number of samples in a batch; needed where ``split`` is.
         indices: Returns the dataset's index of each sample in a batch, for the error of a sample that does not fit.
         sizes_of: Returns the sizes of a batch's samples, ``[n]`` or ``[n, k]``, for the log.
         cost: What a batch costs; by default the number of elements of its tensors.
@@ -117,7 +117,7 @@ class OOMGuard:
         copy_weights: bool = False,
     ) -> None:
         one_of("reduction", reduction, ("mean", "sum", "scaled"))
-        if not 0 < shrink < 1:
+        if not 0 < real_number(shrink, "shrink") < 1:
             raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
         if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
             raise TypeError("model must be a plain one or a DistributedDataParallel, got one whose weights are sharded")
@@ -183,7 +183,7 @@ class OOMGuard:
         self.update(self.optimizer.step)
         if loss is None:
             raise ValueError("loss_of must return a tensor, got None")
-        return loss / self.count(batch) if self.reduction == "sum" else loss
+        return loss / (self.count(batch) or 1) if self.reduction == "sum" else loss
 
     def accumulate(self, batch: Any, run: Run, whole: Callable[[], Any] | None = None) -> torch.Tensor | None:
         """Make the gradients of a batch, in parts if need be, and reduce them over the ranks.
@@ -286,7 +286,7 @@ class OOMGuard:
         total: torch.Tensor | None = None
         counts = [float(self.count(part)) for part in parts]
         for place, part in enumerate(parts):
-            weight = counts[place] / sum(counts) if self.reduction == "mean" and len(parts) > 1 else 1.0
+            weight = counts[place] / (sum(counts) or 1) if self.reduction == "mean" and len(parts) > 1 else 1.0
             found: list[torch.Tensor | None] = [None]
 
             def work(part: Any = part, weight: float = weight, found: list[torch.Tensor | None] = found) -> None:
@@ -319,7 +319,7 @@ class OOMGuard:
             else:
                 flat.clear()
                 _reduce_each(parameters, self._group)
-        if total != 1.0:
+        if total not in (0.0, 1.0):  # without a target there is no gradient
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)

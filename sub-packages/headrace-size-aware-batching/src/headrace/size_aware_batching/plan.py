@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._budget import prepare, round_up, work_function
 from headrace.size_aware_batching._options import CostFunction, Options
 from headrace.size_aware_batching._sharding import n_steps
-from headrace.size_aware_batching._validation import UNLIMITED
+from headrace.size_aware_batching._validation import UNLIMITED, whole_number
 
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 
@@ -79,7 +79,7 @@ class BatchPlan:
             num_replicas: World size; that of the sampler by default.
             other: Plan of another epoch of the same samples, for ``repeated_mates``.
         """
-        return PlanReport.of(self, self.num_replicas if num_replicas is None else num_replicas, other)
+        return PlanReport.of(self, whole_number("num_replicas", num_replicas) or self.num_replicas, other)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class PlanReport:
         items_max: Samples in the largest batch.
         size: Sum of all sizes.
         padded: Sum over the batches of count times largest size.
-        padding: Share of ``padded`` that is padding.
+        padding: Share of ``padded`` that is padding. Both are printed as ``-`` where the cost is a sum: samples that
+            are concatenated have no padding.
+        cost: ``"sum"``, ``"padded"`` or ``"function"``.
         budget: Budget of a batch, in the unit of the cost.
         largest: Largest cost of a batch.
         fill: Mean cost of a batch as a share of the budget.
@@ -122,6 +124,7 @@ class PlanReport:
     size: float
     padded: float
     padding: float
+    cost: str
     budget: float
     largest: float
     fill: float
@@ -155,6 +158,7 @@ class PlanReport:
             size=size,
             padded=padded,
             padding=1 - size / padded if padded else 0.0,
+            cost="function" if callable(plan.cost) else plan.cost,
             budget=float(plan.budget[column]),
             largest=float(costs[:, column].max(initial=0)),
             fill=float(fills[column]),
@@ -173,7 +177,8 @@ class PlanReport:
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
-        return {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == "sum" else {})
 
 
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
@@ -294,6 +299,8 @@ def _shown(name: str, value: Any) -> str:
     """Return a figure as text."""
     if isinstance(value, tuple):
         return " ".join(_shown(name.removesuffix("s"), each) for each in value)
+    if isinstance(value, str):
+        return value
     if name in ("fill", "padding"):
         return f"{value:.2%}"
     if name in ("imbalance", "repeated_mates"):

@@ -24,13 +24,7 @@ Y_LABELS = ("share of the batches", "size of the samples", "work, mean rank = 1"
 
 
 def draw(plans: dict[str, BatchPlan], path: str | Path, num_replicas: int = 8) -> None:
-    """Draw plans side by side into a PNG, PDF or SVG file: fill, sizes against batches, cost by rank.
-
-    Args:
-        plans: By the names to show.
-        path: File to write; its ending says which kind.
-        num_replicas: World size for the last row.
-    """
+    """Draw plans, by name, side by side into a PNG, PDF or SVG file: fill, sizes against batches, cost by rank."""
     if not plans:
         raise ValueError("plans: got none, expected at least one to draw")
     with mpl.rc_context(
@@ -101,15 +95,9 @@ def draw_memory(
     factor: float,
     budget: float | None = None,
 ) -> None:
-    """Draw measured against predicted peaks into a PNG, PDF or SVG file.
+    """Draw measured against predicted bytes, of the fitted batches and of those for calibration, into a file.
 
-    Args:
-        path: File to write.
-        predicted: Bytes without the margin: of the fitted batches and of those for calibration.
-        measured: Bytes, likewise.
-        fits: Which of the fitted batches did not run out of memory.
-        factor: One plus the margin.
-        budget: Bytes that a batch may need; None for no line.
+    ``predicted`` is without the margin, ``factor`` one plus it; ``fits``: which fitted batches had enough memory.
     """
     gib = 2.0**30 if max(float(each.max(initial=0)) for each in measured) > 2**30 else 2.0**20
     unit = "GiB" if gib > 2**20 else "MiB"

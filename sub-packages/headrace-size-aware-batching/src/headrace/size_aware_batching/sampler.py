@@ -79,7 +79,7 @@ def size_aware_batching(
     tally = Tally(checked_budget(max_total_size), nouns, oversize, warn_of)
     info = logger_or(log_info, info_logger, "info_logger")
     batches = _batches(enumerate(_elements(dataset)), size_lookup(sizeof), tally, info)
-    return _collated(batches, collate_fn)
+    return collated(batches, collate_fn)
 
 
 class SizeAwareBatchSampler(Sampler[list[int]]):
@@ -186,9 +186,10 @@ def _batches(
     tally.finish(info)
 
 
-def _collated(
+def collated(
     batches: Iterator[list[Data]], collate_fn: Callable[[list[Data]], Any] | None
 ) -> Generator[Any, None, None]:
+    """Yield the batches, or what ``collate_fn`` makes of them."""
     yield from batches if collate_fn is None else map(collate_fn, batches)
 
 

@@ -24,10 +24,10 @@ class SimulatedMemory(TorchDispatchMode):
 
     It counts the storages that torch's operators read and write, rounded to 512 bytes as CUDA's allocator does:
     weights, gradients, optimizer state and whatever the backward pass keeps. An operator whose result does not fit
-    raises ``torch.OutOfMemoryError``, in forward, backward and optimizer alike, so that everything that is done about
-    memory can be tried on a machine without a GPU. Workspaces inside an operator are not seen, and tensors of a dataset
-    count like all others once they are used, so keep it in numpy arrays. It takes the place of a device in
-    `measure_peaks`, `fit_budget` and ``BatchMemoryModel.budget``.
+    raises ``torch.OutOfMemoryError``, in forward, backward and optimizer alike, so that memory models and rescues can
+    be tried without a GPU. Workspaces inside an operator are not seen, and tensors of a dataset count like all others
+    once they are used, so keep it in numpy arrays. It takes the place of a device in `measure_peaks`, `fit_budget` and
+    ``BatchMemoryModel.budget``.
 
     Args:
         limit: Size of the memory in bytes; None for one that never runs out.

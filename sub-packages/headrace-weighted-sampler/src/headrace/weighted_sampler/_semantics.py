@@ -8,13 +8,12 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, drop_stages, integer_weights
 from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int, shown
-from headrace.weighted_sampler.weights import Sources, Weights, parse_sources
+from headrace.weighted_sampler.weights import Sources, Weights, parse_sources, tensor_as_array
 
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 
@@ -298,7 +297,7 @@ def _amounts(sources: Sources, per: str, sizes: ArrayLike | None, semantics: str
 
 
 def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
-    given = sizes.numpy(force=True) if isinstance(sizes, torch.Tensor) else np.asarray(sizes)
+    given = np.asarray(tensor_as_array("sizes", sizes))
     if given.shape != (length,) or given.dtype.kind not in "iuf":
         raise ValueError(
             f"sizes must be one number for each of the {length} samples, got dtype {given.dtype}, shape {given.shape}"

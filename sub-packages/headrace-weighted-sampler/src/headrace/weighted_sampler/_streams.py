@@ -70,7 +70,8 @@ class StreamMixture(Generic[T]):
     def fingerprint(self, stages: int | None = None) -> str:
         """Stand for the data that the first stages draw from (16 hex digits), and their options and seed (16)."""
         names = self.reached(len(self.stages) if stages is None else stages)
-        places = [self.names.index(name) for name in names]
+        place_of = {name: place for place, name in enumerate(self.names)}
+        places = [place_of[name] for name in names]
         data = [self.sources[place] for place in places]
         lengths = [len(source) if isinstance(source, Sequence) else None for source in data]
         weights = [(stage.start, [stage.weights[place] for place in places]) for stage in self.stages[:stages]]

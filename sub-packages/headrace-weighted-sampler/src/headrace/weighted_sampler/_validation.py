@@ -32,7 +32,7 @@ def shown(value: object) -> str:
 
 def listed(names: Sequence[Any]) -> str:
     """Write names into a message, the first ten of them."""
-    text = ", ".join(map(_short.repr, names[:_MAX_NAMES]))
+    text = ", ".join(map(_short.repr, names[:_MAX_NAMES])) or "none"
     return text if len(names) <= _MAX_NAMES else f"{text} and {len(names) - _MAX_NAMES} more"
 
 

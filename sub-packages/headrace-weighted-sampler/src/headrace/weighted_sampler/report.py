@@ -162,6 +162,7 @@ def mixture_report(
     delivered = [
         new - old + added - left_out for old, new, added, left_out in zip(before, after, extra, less, strict=True)
     ]
+    total = sum(delivered)
     asked = asked_shares(spec.stages, spec.requested, begin, end)
     asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
     weights = spec.weights[mixture.stage_at(begin)]
@@ -173,7 +174,7 @@ def mixture_report(
             asked=float(asked[place]),
             draws=after[place] - before[place],
             delivered=delivered[place],
-            share=delivered[place] / sum(delivered),
+            share=delivered[place] / total,
             seen=min(part.size, after[place]),
             repeats=max(0, after[place] - part.size),
             asked_token_share=asked_token_shares[place],
@@ -208,7 +209,8 @@ def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[flo
     if spec.means is None:
         return [None] * len(samples)
     tokens = [count * mean for count, mean in zip(samples, spec.means, strict=True)]
-    return [float(part / sum(tokens)) for part in tokens]
+    total = sum(tokens)
+    return [float(part / total) for part in tokens]
 
 
 def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:
@@ -259,8 +261,8 @@ def plot_mixture(report: MixtureReport) -> "Figure":
 
 
 def _most_drawn(sources: Sequence[SourceReport]) -> Sequence[SourceReport]:
-    least = sorted(line.delivered for line in sources)[-MAX_SHOWN:][0]
-    return [line for line in sources if line.delivered >= least][:MAX_SHOWN]
+    most = sorted(range(len(sources)), key=lambda place: -sources[place].delivered)[:MAX_SHOWN]
+    return [sources[place] for place in sorted(most)]
 
 
 def _percent(share: float) -> str:

@@ -118,7 +118,7 @@ class Sources:
     def identity(self) -> object:
         """Plain values that stand for which sample is in which source."""
         places = [(part.begin, part.end) for part in self.parts]
-        return places, None if self.members is None else hashlib.sha256(self.members.tobytes()).hexdigest()
+        return places, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
 
 
 def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
@@ -191,9 +191,9 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
             share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
             members, inner = flatten(where, value[1])
             exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}
-            if not any(exact.values()):
+            if not (total := sum(exact.values())):
                 raise nothing_to_draw(where, value[1])
-            own = {member: share * weight / sum(exact.values()) for member, weight in exact.items()}
+            own = {member: share * weight / total for member, weight in exact.items()}
             groups |= {member: (name, *inner.get(member, ())) for member in own}
         if twice := sorted(set(own) & set(flat)):
             raise ValueError(f"{argument} names {twice[0]!r} twice; every source may be in one group only")
