@@ -348,6 +348,18 @@ def test_packing_again_changes_nothing_and_changed_files_are_refused(tmp_path: P
     assert IndexedShards(out)[2]["txt"] == "9"
 
 
+def test_what_is_written_anew_is_not_called_kept(tmp_path: Path) -> None:
+    source, out = tmp_path / "files", tmp_path / "out"
+    source.mkdir()
+    for i in range(8):
+        (source / f"{i}.txt").write_text(str(i))
+    assert pack(source, out, "--n-shards", 4).startswith("packed 4 shards")
+    assert pack(source, out, "--n-shards", 2) == "packed 2 shards, 8 samples, 20,480 bytes, members: txt\n"
+    for _ in range(3):
+        assert "kept" not in pack(source, out, "--n-shards", 2, "--overwrite")
+    assert pack(source, out, "--n-shards", 2).endswith("kept 2, wrote 0 shards\n")
+
+
 def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
     source, out = files(tmp_path / "in", **{f"s{i}_txt": b"x" for i in range(12)}), tmp_path / "out"
     words = (source, out, "--n-shards", "12")

@@ -376,6 +376,9 @@ def test_what_is_given_in_the_place_of_shards_is_told(folder: Path, tmp_path: Pa
         ([tmp_path / "x.fasta"], ValueError, "is not a tar: headrace-shards pack"),
         (folder / "none-{000000..000001}.tar", FileNotFoundError, "none-000000.tar.*or a pattern"),
         ([folder / "none*.tar"], FileNotFoundError, r"none\*.tar.*or a pattern"),
+        (None, ValueError, "source must be .*a directory.* got None"),
+        (3, ValueError, "source must be .* got 3"),
+        ([3], ValueError, "source must be .* got 3"),
         (["s3://bucket/*.tar"], ValueError, "without '\\*'.*give the directory's URL"),
     ]
     for source, kind, message in wrong:

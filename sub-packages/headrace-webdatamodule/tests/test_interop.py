@@ -259,3 +259,24 @@ def test_energons_rule_takes_no_time(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(data)
     energon_path(tmp_path / "a.tar").write_bytes(np.array([len(data) - 1024], "<u8").tobytes())
     assert len(import_energon(tmp_path / "a.tar")) == 0
+
+
+def test_a_damaged_index_is_not_exported(tmp_path: Path) -> None:
+    path = made(tmp_path, UNLIKE)
+    index = ShardIndex.open(path)
+    data = bytearray(index.data)
+    data[data.index(index.sizes.tobytes())] += 1
+    index_path(path).write_bytes(data)
+    with pytest.raises(DamagedIndexError, match="the arrays of the index are damaged"):
+        export_dali(path)
+    assert not dali_path(path).exists()
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path.parent))
+    path, there = made(tmp_path, UNLIKE), f"~/{tmp_path.name}"
+    assert export_dali(f"{there}/{path.name}", f"{there}/x.idx") == tmp_path / "x.idx"
+    assert import_dali(f"{there}/{path.name}", f"{there}/x.idx").n_samples == len(UNLIKE)
+    energon_path(path).write_bytes(as_energon_writes(path))
+    assert import_energon(f"{there}/{path.name}").n_samples == len(UNLIKE)

@@ -225,7 +225,7 @@ def test_columns_of_another_form_are_refused(folder: Path, values: Any) -> None:
         add_column(folder, "n", values)
 
 
-@pytest.mark.parametrize("name", ["", "../n", "/n", ".n", "a/b"])
+@pytest.mark.parametrize("name", ["", "../n", "/n", ".n", "a/b", "n" * 250])
 def test_column_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name must be a part of a file name"):
         add_column(folder, name, np.zeros(10))
@@ -323,7 +323,8 @@ def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.setenv("USERPROFILE", str(folder.parent))
     manifest = add_column(f"~/{folder.name}", "n", np.zeros(10))
-    assert manifest == Manifest.load(folder)
+    assert manifest == Manifest.load(folder) == Manifest.load(f"~/{folder.name}")
+    assert open_column(f"~/{folder.name}", manifest, "n").shape == (10,)
 
 
 def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:

@@ -235,6 +235,12 @@ def test_http_reads_what_is_read_from_the_disk(site: Site, cache: Path | None) -
         far.column("lengths")
 
 
+def test_a_column_of_wide_rows_is_read(own_site: Site) -> None:
+    rows = np.arange(COUNT * 8192, dtype=np.float32).reshape(COUNT, 8192)
+    add_column(own_site.folder, "embeddings", rows)
+    assert np.array_equal(own_site.dataset().column("embeddings"), rows)
+
+
 @pytest.mark.parametrize("check", ["open", "none"])
 def test_s3_reads_what_is_read_from_the_disk(
     s3: dict[str, Any], bucket: str, folder: Path, cache: Path | None, check: Any

@@ -32,6 +32,12 @@ def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("n_shards", [2.0, "2", True, None])
+def test_a_number_of_shards_that_is_none(tmp_path: Path, n_shards: Any) -> None:
+    with pytest.raises(ValueError, match=f"n_shards must be an int from 1 to .* samples, 3, got {n_shards!r}"):
+        write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
+
+
 def test_samples_keep_their_order_over_the_shards(tmp_path: Path) -> None:
     paths = write_tars(samples(10), tmp_path / "deep" / "er", n_shards=3, prefix="mine")
     assert [path.name for path in paths] == [f"mine-00000{i}.tar" for i in range(3)]

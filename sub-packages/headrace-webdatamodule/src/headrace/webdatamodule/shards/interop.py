@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
+from headrace.webdatamodule.shards.format.files import atomic_write, expanded, read_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, padded, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -58,8 +58,10 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
             tell from its separators, a member key is empty, or there are no samples.
         OSError: The text cannot be written.
     """
-    path = dali_path(shard) if listing is None else Path(listing)
-    samples = list(indexed_components(open_index(str(shard))))
+    path = expanded(dali_path(shard) if listing is None else listing)
+    index = open_index(str(expanded(shard)))
+    index.check_self()
+    samples = list(indexed_components(index))
     if not samples:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
@@ -88,15 +90,18 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
         ShardError: The shard is damaged, or cannot be indexed.
         FileNotFoundError: There is no such shard, or no such text.
     """
-    path = dali_path(shard) if listing is None else Path(listing)
+    shard, path = expanded(shard), expanded(dali_path(shard) if listing is None else listing)
     try:
         listed = parse_dali(read_plain(path, DamagedIndexError, most=_MOST_DALI).decode("utf-8", "surrogateescape"))
     except ShardError as error:
         error.message, error.shard = f"{path}: {error.message}", str(shard)
         raise
-    index_shard(Path(shard))
+    index_shard(shard)
     index = ShardIndex.open(shard)
-    members = [[component for component in sample if _is_member(component)] for sample in listed]
+    members = [
+        [part for part in sample if not skip_reason(Member(part.name, part.offset, part.size, 0, "file"))]
+        for sample in listed
+    ]
     for ours, theirs in zip_longest(indexed_components(index), filter(None, members)):
         if ours != theirs:
             where = (ours or theirs)[0]
@@ -151,10 +156,6 @@ def _components(line: str, number: int) -> Iterator[Component]:
     raise DamagedIndexError(f"line {number} of the index is not four words for each member: {line[:60]!r}")
 
 
-def _is_member(part: Component) -> bool:
-    return not skip_reason(Member(part.name, part.offset, part.size, 0, "file"))
-
-
 _MOST_ENERGON = 1 << 30
 
 
@@ -180,16 +181,16 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
         StaleIndexError: It belongs to another shard; the first difference is named.
         ShardError: The shard is damaged, or cannot be indexed.
     """
-    path = energon_path(shard) if listing is None else Path(listing)
+    shard, path = expanded(shard), expanded(energon_path(shard) if listing is None else listing)
     listed = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_ENERGON), name=str(path))
-    members = list(walk(open_shard_bytes(Path(shard)), shard=str(shard)))
+    members = list(walk(open_shard_bytes(shard), shard=str(shard)))
     real = np.array(sample_offsets(members), np.int64)
     if not np.array_equal(listed, real):
         common = min(listed.size, real.size)
         first = int(np.argmin(np.append(listed[:common] == real[:common], False)))
         message = f"{path} belongs to another shard: entry {first} of {listed.size} is wrong; the shard has {real.size}"
         raise StaleIndexError(message, shard=str(shard), offset=int(real[min(first, real.size - 1)]))
-    index_shard(Path(shard))
+    index_shard(shard)
     return ShardIndex.open(shard)
 
 

@@ -86,10 +86,6 @@ class ShardSet:
         except (OSError, ShardError):  # the shards have indexes of their own
             return None
 
-    def open_shared(self) -> None:
-        """Open what all shards share, before threads would do so, each for itself."""
-        self.set_index  # noqa: B018
-
     def open_set_index(self) -> SetIndex | None:
         """Map the index of the whole set; None when there is none."""
         return SetIndex.open(self.folder, self.manifest)
@@ -117,8 +113,7 @@ class ShardSet:
             raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: open it again (a new IndexedShards)")
         return manifest
 
-    @staticmethod
-    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
         """Call a function for some items, one after another."""
         return map(function, items)
 
@@ -165,6 +160,11 @@ def of_manifest(folder: str, manifest: Manifest) -> ShardSet:
         tuple(column.name for column in manifest.columns),
         manifest.fingerprint,
     )
+
+
+def head(index: ShardIndex) -> Head:
+    """What a reader has to know of one shard without a manifest."""
+    return index.n_samples, index.checksum, index.member_keys
 
 
 def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:

@@ -179,7 +179,6 @@ class IndexedShards:
             reader = self._reader(shard)[0]
             return reader, numbers, reader.read_many(numbers)
 
-        self._shards.open_shared()
         samples: list[Any] = [None] * len(wanted)
         for places, (reader, numbers, some) in zip(groups, self._shards.each(read, groups), strict=True):
             for place, number, sample in zip(places, numbers, some, strict=True):
@@ -335,7 +334,6 @@ class IndexedShards:
         return opened
 
     def _every_index(self) -> Iterator[ShardIndex]:
-        self._shards.open_shared()
         return self._shards.each(self._index, range(len(self._starts)))
 
     def _index(self, shard: int) -> ShardIndex:

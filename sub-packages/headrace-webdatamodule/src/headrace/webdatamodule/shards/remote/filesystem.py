@@ -226,7 +226,7 @@ class KnownParts:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may be gone a moment later.
+    """Whether asking again may help.
 
     >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
     (True, False)

@@ -29,7 +29,7 @@ from headrace.webdatamodule.shards.index.manifest import (
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
-from headrace.webdatamodule.shards.local.shard_set import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.local.shard_set import ShardSet, expand_braces, head, is_url, of_heads, of_manifest
 from headrace.webdatamodule.shards.remote.cache import (
     Cache,
     beside,
@@ -43,7 +43,7 @@ from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFi
 _THREADS = 16
 _WINDOW = 16 << 20
 # A column may have more bytes than these, and those for each sample, only where somebody means harm.
-_COLUMN, _WIDEST = 1 << 20, 1 << 12
+_COLUMN, _WIDEST = 1 << 20, 1 << 17
 # An index has some numbers for each member, which takes a block of the shard at the least, and its key, which is in
 # the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
 # the size of the shard is unknown, its index may have the most.
@@ -169,9 +169,9 @@ class RemoteSet(ShardSet):
         data = self.remote.files.read(_inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples))
         return checked_column(manifest, entry, lambda: read_column(data, entry.checksum))
 
-    @staticmethod
-    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
         """As of `ShardSet`, in threads, because most of the time is spent waiting."""
+        self.set_index  # noqa: B018 - opened here, before each thread would do so for itself
         return concurrently(function, list(items))
 
 
@@ -186,7 +186,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         made = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
         vars(made)["manifest"] = manifest  # workers fetch it again if they need it
         return made
-    heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
+    heads = list(concurrently(lambda url: head(_fetch_index(remote.files, url, _INDEX_MOST)), remote.url))
     return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
 
 
@@ -303,11 +303,6 @@ def _fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
         failed = copy(error)  # its traceback would keep the data
     del data
     raise failed
-
-
-def _head(files: RemoteFiles, url: str) -> Head:
-    index = _fetch_index(files, url, _INDEX_MOST)
-    return index.n_samples, index.checksum, index.member_keys
 
 
 def _inside(folder: str, name: str) -> str:

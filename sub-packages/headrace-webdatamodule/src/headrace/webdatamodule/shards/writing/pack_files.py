@@ -80,8 +80,12 @@ def pack_files(
         if convert is None:
             _refuse_others(directory, prefix, plan)
         remove_parts(directory, prefix)
-        old = {path: part for path, part in plan.items() if convert or not _is_current(path, part)}
-        _write(old, prefix, convert)
+        token, begins = secrets.token_hex(4), dict(zip(paths, bounds, strict=False))
+        old = [path for path, part in plan.items() if convert or not _is_current(path, part)]
+        tasks = [
+            ShardTask(path, FileSamples(plan[path], convert), 0, len(plan[path]), begins[path], token) for path in old
+        ]
+        _write(tasks, prefix)
         with _unless_read_only() if not old else nullcontext():
             save_only_manifest(directory, [index_shard(path) for path in paths])
     return paths
@@ -137,14 +141,10 @@ def _is_current(path: Path, samples: Sequence[tuple[str, Files]]) -> bool:
     return all(file.stat().st_mtime_ns <= begun for _, file in _planned(samples))
 
 
-def _write(plan: Plan, prefix: str, convert: Convert | None) -> None:
+def _write(tasks: Sequence[ShardTask], prefix: str) -> None:
     """Write shards and their indexes, in threads where the files have to be waited for."""
-    if plan:
+    if tasks:
         time.sleep(_TICK)  # so that files that were saved until now are older than what is written
-    token, first, tasks = secrets.token_hex(4), 0, []
-    for path, samples in plan.items():
-        tasks.append(ShardTask(path, FileSamples(samples, convert), 0, len(samples), first, token))
-        first += len(samples)
     begin, worked = time.monotonic(), time.thread_time()
     run(tasks[:1], None, 1, prefix)
     waited = time.thread_time() - worked < (time.monotonic() - begin) / 2

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     Written,
     load,
     member_bytes,
+    no_sample,
     result,
 )
 
@@ -176,16 +178,17 @@ def samples_bytes(most: int) -> int:
     return most // RECORD * RECORD - 2 * BLOCK
 
 
-def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
+def shard_bounds(n_samples: int, n_shards: object) -> list[int]:
     """Where each shard begins, and the end: shards of equal size, give or take one sample.
 
     >>> shard_bounds(10, 4)
     [0, 2, 5, 7, 10]
     """
-    if not 1 <= n_shards <= n_samples:
-        message = f"n_shards must be 1 to the number of samples, {n_samples}, got {n_shards}:"
+    count = operator.index(n_shards) if isinstance(n_shards, SupportsIndex) and not isinstance(n_shards, bool) else 0
+    if not 1 <= count <= n_samples:
+        message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {n_shards!r}:"
         raise ValueError(f"{message} no shard may be empty")
-    return [n_samples * shard // n_shards for shard in range(n_shards + 1)]
+    return [n_samples * shard // count for shard in range(count + 1)]
 
 
 # Names
@@ -194,7 +197,7 @@ def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
 def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
     """The paths of a set's shards; a ValueError when the prefix is empty, hidden, or leads elsewhere."""
     if not is_plain_name(prefix) or prefix.startswith("."):
-        raise ValueError(f"prefix must be the begin of a plain file name, got {prefix!r}")
+        raise ValueError(f"prefix must be the first part of a plain file name, got {prefix!r}")
     return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
 
 
@@ -224,6 +227,8 @@ def stored_bytes(nbytes: int) -> int:
 
 def sample_bytes(key: str, sample: Any) -> int:
     """Bytes that a sample takes in a tar file."""
+    if not isinstance(sample, Mapping):
+        raise no_sample(key, sample)
     # The length of a memory view, or of an array, counts numbers of several bytes each.
     total = 0
     for member, data in sample.items():

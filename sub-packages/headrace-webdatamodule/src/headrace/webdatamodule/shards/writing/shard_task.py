@@ -106,12 +106,11 @@ class ShardFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Remove what was not published."""
         self._staged.__exit__()
+
+    __exit__ = close
 
     def __len__(self) -> int:
         return len(self.builder.samples.keys)
@@ -189,8 +188,7 @@ class ShardBuilder:
     def add(self, key: Any, sample: Any) -> None:
         """Take one sample; a ShardError when no reader could find it again, or a tar file cannot hold it."""
         if not isinstance(key, str) or not isinstance(sample, Mapping):
-            message = f"a sample must be a pair of a text and {{member key: bytes}}, got {key!r:.80} and {sample!r:.80}"
-            raise ShardError(message, shard=self.shard)
+            raise no_sample(key, sample, shard=self.shard)
         begin = check_key(key, shard=self.shard)
         members = tuple(sample)
         endings = self._endings.get(members) or self._new_layout(key, members)
@@ -309,6 +307,12 @@ def _named(path: Path) -> Iterator[None]:
 
 
 # What a sample may consist of, so that readers of tar shards give it back as it is
+
+
+def no_sample(key: object, sample: object, *, shard: str | None = None) -> ShardError:
+    """The error of something else than a key and its members."""
+    message = f"a sample must be a pair of a text and {{member key: bytes}}, got {key!r:.80} and {sample!r:.80}"
+    return ShardError(message, shard=shard)
 
 
 def check_key(key: str, *, shard: str | None = None) -> bytes:
