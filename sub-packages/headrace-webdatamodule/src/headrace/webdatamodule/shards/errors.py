@@ -28,7 +28,7 @@ class ShardError(Exception):
         member: str | None = None,
         offset: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message)  # and nothing else: what pickles errors calls this again, and sets the attributes
         self.message = message
         self.shard = shard
         self.sample = sample
@@ -39,10 +39,6 @@ class ShardError(Exception):
         places = {"shard": self.shard, "sample": self.sample, "member": self.member, "offset": self.offset}
         named = ", ".join(f"{name} {value!r}" for name, value in places.items() if value is not None)
         return f"{self.message} ({named})" if named else self.message
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Errors travel from worker processes to the trainer: keep the keyword arguments on the way.
-        return _rebuild, (type(self), self.message, self.shard, self.sample, self.member, self.offset)
 
 
 class DecodeError(ShardError):
@@ -79,17 +75,6 @@ class StaleIndexError(ShardError):
 
 class ManifestError(ShardError):
     """A directory's manifest is missing or damaged, or says what is impossible."""
-
-
-def _rebuild(
-    kind: type[ShardError],
-    message: str,
-    shard: str | None,
-    sample: str | None,
-    member: str | None,
-    offset: int | None,
-) -> ShardError:
-    return kind(message, shard=shard, sample=sample, member=member, offset=offset)
 
 
 def as_int(name: str, value: object, least: int, cure: str = "") -> int:

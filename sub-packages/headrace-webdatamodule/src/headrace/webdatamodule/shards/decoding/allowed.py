@@ -207,14 +207,6 @@ def _set(items: list[Any] | tuple[Any, ...] = ()) -> set[Any]:
     return set(items)
 
 
-def _frozenset(items: list[Any] | tuple[Any, ...] = ()) -> frozenset[Any]:
-    return frozenset(_set(items))
-
-
-def _bytes() -> bytes:
-    return b""
-
-
 def _bytearray(data: bytes | str = b"", encoding: str = "latin-1") -> bytearray:
     # An integer here would be a size, and a short pickle would fill the memory.
     return bytearray(data if type(data) is bytes else encode(data, encoding))
@@ -241,15 +233,11 @@ def _slice(*args: Any) -> slice[Any, Any, Any]:
     return slice(*args)
 
 
-def _pairs(pairs: list[Any] | tuple[Any, ...]) -> list[tuple[Any, Any]]:
+def _ordered(pairs: list[Any] | tuple[Any, ...] = ()) -> collections.OrderedDict[Any, Any]:
     require(type(pairs) in (list, tuple), "OrderedDict() is only called on a list of pairs")
     require(all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs), "OrderedDict() takes pairs")
     check_keys(pair[0] for pair in pairs)
-    return [(key, value) for key, value in pairs]
-
-
-def _ordered(pairs: list[Any] | tuple[Any, ...] = ()) -> collections.OrderedDict[Any, Any]:
-    return collections.OrderedDict(_pairs(pairs))
+    return collections.OrderedDict(pairs)
 
 
 def _deque(items: list[Any] | tuple[Any, ...] = (), maxlen: int | None = None) -> collections.deque[Any]:
@@ -266,8 +254,8 @@ def _counter(counts: dict[Any, int] | None = None) -> collections.Counter[Any]:
 # Classes load as themselves; calling one goes through the function beside it.
 CALLS: dict[type, Callable[..., Any]] = {
     set: _set,
-    frozenset: _frozenset,
-    bytes: _bytes,
+    frozenset: lambda *items: frozenset(_set(*items)),
+    bytes: lambda: b"",
     bytearray: _bytearray,
     complex: _complex,
     range: _range,

@@ -230,7 +230,7 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
         key, suffix = split_name(member.name)
         if key != current:
             if key in seen:
-                message = "the sample was closed already: put its members next to one another"
+                message = "members of other samples lie between those of this one: put them next to one another"
                 raise GroupingError(message, shard=shard, sample=key, member=member.name, offset=member.offset - BLOCK)
             _close(samples, suffixes, shard)
             seen.add(key)
@@ -280,15 +280,12 @@ def _close(samples: Samples, suffixes: list[str], shard: str) -> None:
 def _check_layout(samples: Samples, layout: tuple[str, ...], shard: str) -> None:
     folded: set[str] = set()
     for suffix, offset in zip(layout, samples.offsets[-len(layout) :], strict=True):
-        message = ""
-        if suffix.lower() in folded:
+        key, lower = samples.keys[-1], suffix.lower()
+        if lower in folded or lower in RESERVED:
             message = "the sample has two members of this key, case aside: rename or remove one"
-        elif suffix.lower() in RESERVED:
-            message = "the member has a key that readers use for themselves: rename it"
-        if message:
-            key = samples.keys[-1]
+            message = message if lower in folded else "the member has a key that readers use for themselves: rename it"
             raise GroupingError(message, shard=shard, sample=key, member=f"{key}.{suffix}", offset=offset - BLOCK)
-        folded.add(suffix.lower())
+        folded.add(lower)
 
 
 # USTAR headers: twenty times as fast as tarfile's, and the same bytes on every version of Python
