@@ -17,7 +17,7 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files
+from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files, safe_key, split_file_name
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
@@ -423,3 +423,10 @@ def test_shards_are_not_packed_by_mistake(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, str(out), str(tmp_path / "again")], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "1 tar files are packed as members" in done.stderr
+
+
+def test_names_become_keys() -> None:
+    assert split_file_name("a/b.c.txt", "first") == ("a/b", "c.txt")
+    assert split_file_name("a/b.c.txt", "last") == ("a/b-c", "txt")
+    assert split_file_name("a/.b", "first") == ("", "")
+    assert (safe_key("sp|P1.2|A/B"), safe_key("__x")) == ("sp|P1-2|A-B", "--x")

@@ -22,6 +22,7 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError, Stal
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.local.shard_set import expand_braces, is_url
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards, Verify
 from headrace.webdatamodule.shards.writing.write import write_tars
 
@@ -396,3 +397,9 @@ def test_patterns_and_braces_are_expanded(folder: Path, tmp_path: Path) -> None:
     write_tars([("s", {"txt": b"1"})], odd, n_shards=1)
     index_shards(odd)
     assert len(IndexedShards(odd)) == len(IndexedShards([odd / "wdshards-000000.tar"])) == 1
+
+
+def test_urls_and_braces_are_told_apart() -> None:
+    places = ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")
+    assert [place for place in places if is_url(place)] == ["s3://bucket/a"]
+    assert expand_braces("a-{000..002}.tar") == ["a-000.tar", "a-001.tar", "a-002.tar"]

@@ -19,6 +19,7 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
+from headrace.webdatamodule.shards.format.tar import Member
 from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import (
@@ -29,6 +30,7 @@ from headrace.webdatamodule.shards.interop import (
     import_energon,
     parse_dali,
     parse_energon,
+    sample_key,
     sample_offsets,
 )
 
@@ -280,3 +282,11 @@ def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert import_dali(f"{there}/{path.name}", f"{there}/x.idx").n_samples == len(UNLIKE)
     energon_path(path).write_bytes(as_energon_writes(path))
     assert import_energon(f"{there}/{path.name}").n_samples == len(UNLIKE)
+
+
+def test_what_the_formats_say() -> None:
+    assert parse_dali("v1.2 1\ntxt 512 3 a.txt cls 1536 1 a.cls\n")[0][1] == ("cls", 1536, 1, "a.cls")
+    assert parse_energon(np.array([0, 1024, 2048], "<u8").tobytes()).tolist() == [0, 1024, 2048]
+    members = [Member("a.x", 512, 1, 0, "file"), Member("b.x", 1536, 0, 1024, "file")]
+    assert sample_offsets(members) == [0, 1024, 1536]
+    assert [sample_key(name) for name in ("a.d/b.x.y", "a/.x", "a.d/.x", "a/b")] == ["a.d/b", "a/", None, None]

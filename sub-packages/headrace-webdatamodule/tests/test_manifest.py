@@ -507,3 +507,8 @@ def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:
 def test_a_directory_without_tar_files_says_so(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"there are no \.tar files in"):
         IndexedShards(tmp_path)
+
+
+def test_plain_names_lie_in_the_directory_itself() -> None:
+    names: list[Any] = ["a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3]
+    assert [name for name in names if is_plain_name(name)] == ["a.tar"]

@@ -33,8 +33,9 @@ from headrace.webdatamodule.shards import (
     index_shards,
     write_tars,
 )
+from headrace.webdatamodule.shards.remote.cache import beside
 from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
-from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes, windows
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
@@ -703,3 +704,10 @@ sys.exit(3)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_urls_beside_others_and_windows_of_samples() -> None:
+    assert beside("https://h/a.tar?sig=x", ".hri") == "https://h/a.tar.hri?sig=x"
+    assert beside("s3://bucket/a?.tar", ".hri") == "s3://bucket/a?.tar.hri"
+    assert windows(np.array([4, 4, 4, 100, 0, 1]), 8) == [(0, 2), (2, 4), (4, 6)]
+    assert (most_index_bytes(10_240), most_index_bytes(1 << 40)) == (1079296, 268435456)

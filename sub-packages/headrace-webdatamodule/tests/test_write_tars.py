@@ -2,13 +2,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.plan import find_shards, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.plan import (
+    bounds_by_bytes,
+    bounds_of,
+    find_shards,
+    shard_bounds,
+    shard_paths,
+)
 
 
 def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:
@@ -116,3 +123,9 @@ def test_what_gives_no_pairs_is_told_with_its_number(tmp_path: Path, samples: An
     with pytest.raises(ShardError, match=r"failed to read sample [01]: \w+Error: .*shard .*000000.tar"):
         write_tars(samples, tmp_path, n_shards=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bounds_of_known_sets() -> None:
+    assert bounds_of(5, None, ("samples_per_shard", 2)) == [0, 1, 3, 5]
+    assert bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240) == [0, 2, 3, 4, 5]
+    assert shard_bounds(10, 4) == [0, 2, 5, 7, 10]

@@ -227,11 +227,7 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
 
 
 def split_file_name(name: str, split_at: str) -> tuple[str, str]:
-    """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension.
-
-    >>> split_file_name("a/b.c.txt", "first"), split_file_name("a/b.c.txt", "last"), split_file_name("a/.b", "first")
-    (('a/b', 'c.txt'), ('a/b-c', 'txt'), ('', ''))
-    """
+    """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension."""
     begin = name.rfind("/") + 1
     dot = name.find(".", begin) if split_at == "first" else name.rfind(".", begin)
     if dot <= begin or name[begin] == "." or dot == len(name) - 1:
@@ -314,11 +310,7 @@ class Fasta(Source):
 
 
 def safe_key(word: str) -> str:
-    r"""A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin.
-
-    >>> safe_key("sp|P1.2|A/B"), safe_key("__x")
-    ('sp|P1-2|A-B', '--x')
-    """
+    """A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin."""
     return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
 
 

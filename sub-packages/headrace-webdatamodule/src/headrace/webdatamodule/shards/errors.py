@@ -78,11 +78,7 @@ class ManifestError(ShardError):
 
 
 def as_int(name: str, value: object, least: int, cure: str = "") -> int:
-    """An argument as an int; numpy's integers are allowed, bools are not.
-
-    >>> as_int("max_open", 3, 1)
-    3
-    """
+    """An argument as an int; numpy's integers are allowed, bools are not."""
     try:
         number = None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
     except TypeError:

@@ -117,11 +117,7 @@ def as_tuple(items: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def is_ints(value: object, least: int = 0) -> bool:
-    """Whether the value is a tuple of plain integers, none below ``least``.
-
-    >>> is_ints((2, 0)), is_ints((2, -1)), is_ints([2])
-    (True, False, False)
-    """
+    """Whether the value is a tuple of plain integers, none below ``least``."""
     return isinstance(value, tuple) and all(type(item) is int and item >= least for item in value)
 
 
@@ -182,8 +178,6 @@ def check_keys(keys: Iterable[object]) -> None:
 
     ``tuple.__hash__`` recurses in C without a guard, so a tuple a million levels deep crashes the process
     when it becomes a key, and ``(t, t)`` repeated takes time 2 to the depth.
-
-    >>> check_keys(["a", (1, ("b", 2))])
     """
     for key in keys:
         if type(key) not in _LEAVES:

@@ -41,12 +41,7 @@ class LazyTexts(Sequence[str]):
 
 
 class SampleKeys(LazyTexts):
-    """Texts that are made by a function of their position.
-
-    >>> keys = SampleKeys(3, "key{}".format)
-    >>> keys[-1], keys[:2], "key1" in keys
-    ('key2', ['key0', 'key1'], True)
-    """
+    """Texts that are made by a function of their position."""
 
     def __init__(self, count: int, key: Callable[[int], str]) -> None:
         super().__init__(count)
@@ -154,11 +149,7 @@ def read_keys(count: int, described: Mapping[str, Any], arrays: Mapping[str, npt
 
 
 def is_utf8(value: object) -> TypeGuard[str]:
-    r"""Whether a value is a text that stands for bytes, as of a file's name: UTF-8, or surrogates for other bytes.
-
-    >>> is_utf8("a\udc80"), is_utf8("a\ud800"), is_utf8(3)
-    (True, False, False)
-    """
+    """Whether a value is a text that stands for bytes, as of a file's name: UTF-8, or surrogates for other bytes."""
     try:
         return isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None
     except UnicodeEncodeError:

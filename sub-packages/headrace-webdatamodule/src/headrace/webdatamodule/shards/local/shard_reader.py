@@ -264,11 +264,6 @@ class LruCache(Generic[_Thing]):
     """Opens things by their numbers, and evicts the least recently used ones.
 
     Safe in threads: what is evicted is closed when its last user has finished.
-
-    >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
-    >>> cache.get(3), cache.get(3)
-    open 3
-    (-3, -3)
     """
 
     def __init__(self, open_one: Callable[[int], _Thing], limit: int) -> None:

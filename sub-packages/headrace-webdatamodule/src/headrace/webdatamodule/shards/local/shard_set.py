@@ -128,20 +128,12 @@ def open_index(path: str) -> ShardIndex:
 
 
 def is_url(place: object) -> bool:
-    """Whether shards at a place are read through fsspec.
-
-    >>> [is_url(place) for place in ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")]
-    [True, False, False, False, False]
-    """
+    """Whether shards at a place are read through fsspec."""
     return isinstance(place, str) and bool(_URL.match(place))
 
 
 def expand_braces(place: str) -> list[str]:
-    """Expand what is in braces, as shells and webdataset do.
-
-    >>> expand_braces("a-{000..002}.tar")
-    ['a-000.tar', 'a-001.tar', 'a-002.tar']
-    """
+    """Expand what is in braces, as shells and webdataset do."""
     if not _BRACES.search(place):
         return [place]
     from braceexpand import braceexpand

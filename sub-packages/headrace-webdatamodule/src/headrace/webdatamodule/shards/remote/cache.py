@@ -217,11 +217,7 @@ def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manif
 
 
 def beside(url: str, suffix: str) -> str:
-    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end.
-
-    >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
-    ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
-    """
+    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end."""
     path, mark, query = split_query(url)
     return f"{path}{suffix}{mark}{query}"
 

@@ -226,11 +226,7 @@ class KnownParts:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether asking again may help.
-
-    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
-    (True, False)
-    """
+    """Whether asking again may help."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in _TRANSIENT_STATUS

@@ -265,11 +265,7 @@ class _Ranges(ShardBytes):
 
 
 def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Cut a row of samples into parts of about as many bytes.
-
-    >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
-    [(0, 2), (2, 4), (4, 6)]
-    """
+    """Cut a row of samples into parts of about as many bytes."""
     if not sizes.size:
         return []
     numbers = (np.cumsum(sizes) - sizes) // most
@@ -287,11 +283,7 @@ def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> It
 
 
 def most_index_bytes(shard_bytes: int) -> int:
-    """How many bytes the index of a shard may have.
-
-    >>> most_index_bytes(10_240), most_index_bytes(1 << 40)
-    (1079296, 268435456)
-    """
+    """How many bytes the index of a shard may have."""
     return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
 
 

@@ -133,11 +133,7 @@ def refuse_finished(directory: Path) -> None:
 
 
 def bounds_of(n_samples: int, sizes: npt.NDArray[np.int64] | None, size: ShardSize) -> list[int]:
-    """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`.
-
-    >>> bounds_of(5, None, ("samples_per_shard", 2))
-    [0, 1, 3, 5]
-    """
+    """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`."""
     name, number = size
     if not n_samples:
         raise ValueError(EMPTY)
@@ -158,11 +154,7 @@ def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: obj
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
-    """Where each shard begins, and the end, when each one holds as many samples as fit.
-
-    >>> bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240)
-    [0, 2, 3, 4, 5]
-    """
+    """Where each shard begins, and the end, when each one holds as many samples as fit."""
     room = samples_bytes(most)
     ends = np.cumsum(sizes)
     bounds = [0]
@@ -179,11 +171,7 @@ def samples_bytes(most: int) -> int:
 
 
 def shard_bounds(n_samples: int, n_shards: object) -> list[int]:
-    """Where each shard begins, and the end: shards of equal size, give or take one sample.
-
-    >>> shard_bounds(10, 4)
-    [0, 2, 5, 7, 10]
-    """
+    """Where each shard begins, and the end: shards of equal size, give or take one sample."""
     count = operator.index(n_shards) if isinstance(n_shards, SupportsIndex) and not isinstance(n_shards, bool) else 0
     if not 1 <= count <= n_samples:
         message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {n_shards!r}:"
