@@ -222,5 +222,5 @@ def test_writers_that_are_killed_leave_nothing_that_looks_whole(tmp_path: Path, 
 
 
 def test_no_room_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be an int >= 1"):
+    with pytest.raises(ValueError, match="cache_bytes must be an int >= 1"):
         Cache(tmp_path, 0)

@@ -202,6 +202,10 @@ def test_sizes_of_a_member_that_some_lack(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"'b'.*missing=0.*sample 's0'"):
         dataset.sizes("b")
     assert dataset.sizes("b", missing=-1).tolist() == [-1, 2, -1]
+    wrong: Any
+    for wrong in ("0", 1.5, True):
+        with pytest.raises(ValueError, match=f"missing must be an int .*got {wrong!r}"):
+            dataset.sizes("b", missing=wrong)
 
 
 def test_keys_of_samples_are_found(folder: Path) -> None:

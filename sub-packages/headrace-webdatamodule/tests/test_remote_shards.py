@@ -676,13 +676,31 @@ def test_secrets_are_not_shown(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"url": "/data"}, {"url": []}, {"url": "s3://a", "max_gap": -1}, {"url": "s3://a", "timeout": 0}]
+    ("name", "value"),
+    [
+        ("url", "/data"),
+        ("url", []),
+        ("url", None),
+        ("max_gap", -1),
+        ("timeout", 0),
+        ("timeout", "5"),
+        ("timeout", float("nan")),
+        ("retry", 3),
+    ],
 )
-def test_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Remote(**arguments)
-    with pytest.raises(ValueError, match="max_bytes must be"):
+def test_arguments_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*got "):
+        Remote(**{"url": "s3://a", name: value})
+    with pytest.raises(ValueError, match="cache_bytes must be"):
         Remote("s3://a", cache_dir="c", cache_bytes=0)
+
+
+def test_an_index_that_is_missing_and_a_list_of_directories_are_told(site: Site, cache: Path | None) -> None:
+    for name in ("wdshards-000009.tar", ""):
+        message = r"there is no index .*\.hri' beside it: call index_shards.* a list is one of tar files, .*directory"
+        with pytest.raises(ShardError, match=message) as caught:
+            IndexedShards(Remote([f"{site.url}/{name}"] * 2, cache_dir=cache, retry=QUICK))
+        assert caught.value.shard == f"{site.url}/{name}"
 
 
 def test_a_protocol_that_nobody_knows() -> None:

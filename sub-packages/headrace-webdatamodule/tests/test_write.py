@@ -280,6 +280,9 @@ def test_columns(tmp_path: Path) -> None:
     for name, wrong, message in columns:
         with pytest.raises(ValueError, match=message):
             write_shards(some(6), tmp_path / "new", n_shards=2, columns={name: wrong})
+    unnamed: Any = [range(6)]
+    with pytest.raises(ValueError, match=r"columns must be \{name: array\}, got list"):
+        write_shards(some(6), tmp_path / "new", n_shards=2, columns=unnamed)
     assert not (tmp_path / "new").exists()
 
 

@@ -2,7 +2,7 @@
 
 import operator
 import pickle
-from typing import SupportsIndex, cast
+from typing import SupportsFloat, SupportsIndex, cast
 
 
 class ShardError(Exception):
@@ -86,3 +86,10 @@ def as_int(name: str, value: object, least: int, cure: str = "") -> int:
     if number is None or number < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}{f': {cure}' if cure else ''}")
     return number
+
+
+def check_seconds(name: str, value: object, *, above: bool = False) -> None:
+    """Refuse what is no number of seconds, 0 or more, or `above` 0."""
+    seconds = float(value) if isinstance(value, SupportsFloat) else -1.0
+    if not (seconds > 0 if above else seconds >= 0):
+        raise ValueError(f"{name} must be seconds {'>' if above else '>='} 0, got {value!r}")

@@ -234,6 +234,8 @@ class IndexedShards:
             ValueError: No sample has it.
         """
         (member,) = _chosen([key], self._shards.members)
+        if missing is not None:
+            missing = as_int("missing", missing, -(1 << 63))
         return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
 
     @property

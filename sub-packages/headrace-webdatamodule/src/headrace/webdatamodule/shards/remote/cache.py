@@ -51,7 +51,7 @@ class Cache:
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         self.directory = expanded(directory).absolute()
-        self.max_bytes = as_int("max_bytes", max_bytes, 1, "say how large the cache may grow")
+        self.max_bytes = as_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
 
     def find(self, name: str) -> BinaryIO | None:
         """Open a file, and note that it was used; None when it is not here."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError, as_int
+from headrace.webdatamodule.shards.errors import ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Span = tuple[int, int]
@@ -65,8 +65,8 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         as_int("max_attempts", self.max_attempts, 1, "1 asks once")
-        if self.backoff < 0 or self.max_backoff < 0:
-            raise ValueError(f"backoff and max_backoff must be seconds >= 0, got {self}")
+        check_seconds("backoff", self.backoff)
+        check_seconds("max_backoff", self.max_backoff)
 
     def seconds(self, attempts: int) -> float:
         """How long to wait after some attempts."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES
 from headrace.webdatamodule.shards.index.manifest import (
@@ -29,7 +29,15 @@ from headrace.webdatamodule.shards.index.manifest import (
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
-from headrace.webdatamodule.shards.local.shard_set import ShardSet, expand_braces, head, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.local.shard_set import (
+    Head,
+    ShardSet,
+    expand_braces,
+    head,
+    is_url,
+    of_heads,
+    of_manifest,
+)
 from headrace.webdatamodule.shards.remote.cache import (
     Cache,
     beside,
@@ -87,7 +95,8 @@ class Remote:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        given = (self.url,) if isinstance(self.url, str) else tuple(self.url)
+        several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
+        given: tuple[str, ...] = tuple(self.url) if several else (str(self.url),)
         wrong = [url for url in given if not is_url(url)]
         if not given or wrong:
             raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {wrong or self.url!r}")
@@ -97,8 +106,9 @@ class Remote:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
         as_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout must be seconds > 0, got {self.timeout!r}")
+        check_seconds("timeout", self.timeout, above=True)
+        if not isinstance(self.retry, RetryPolicy):
+            raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
         object.__setattr__(self, "url", urls)
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
@@ -186,7 +196,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         made = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
         vars(made)["manifest"] = manifest  # workers fetch it again if they need it
         return made
-    heads = list(concurrently(lambda url: head(_fetch_index(remote.files, url, _INDEX_MOST)), remote.url))
+    heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
     return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
 
 
@@ -295,6 +305,17 @@ def _fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
         failed = copy(error)  # its traceback would keep the data
     del data
     raise failed
+
+
+def _head(files: RemoteFiles, url: str) -> Head:
+    try:
+        return head(_fetch_index(files, url, _INDEX_MOST))
+    except ShardError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        message = f"there is no index {beside(url, SUFFIX)!r} beside it: call index_shards where the shards are written"
+        cure = "and copy all; a list is one of tar files, and a directory is given by its URL alone"
+        raise ShardError(f"{message}, {cure}", shard=url) from error
 
 
 def _inside(folder: str, name: str) -> str:

@@ -285,7 +285,9 @@ def _loaded(samples: Any) -> Any:
     return made if indexed else iter(made)
 
 
-def _check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arrays:
+def _check_columns(columns: object, n_samples: int) -> Arrays:
+    if not isinstance(columns, Mapping):
+        raise ValueError(f"columns must be {{name: array}}, got {type(columns).__name__}")
     return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
 
 
