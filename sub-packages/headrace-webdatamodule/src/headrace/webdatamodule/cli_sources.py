@@ -310,7 +310,7 @@ class Fasta(Source):
 
 
 def safe_key(word: str) -> str:
-    """A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin."""
+    """A record's id as a key: dots, slashes and backslashes become dashes, and so do two leading underscores."""
     return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
 
 

@@ -71,7 +71,7 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
 
 
 def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIndex:
-    """Index a shard that comes with an index of DALI's, and see that both say the same.
+    """Index a shard that comes with an index of DALI's, and check that both say the same.
 
     DALI's index has no checksums, so the shard is read once. Members that are no part of a sample here, such as
     those named `__x__`, may be in DALI's index. The offsets that `wds2idx` gives are too large for shards with PAX
@@ -161,7 +161,7 @@ def energon_path(shard: str | Path) -> Path:
 
 
 def import_energon(shard: str | Path, listing: str | Path | None = None) -> ShardIndex:
-    """Index a shard that comes with an index of Energon's, and see that both say the same.
+    """Index a shard that comes with an index of Energon's, and check that both say the same.
 
     Energon's index has neither names nor checksums, so the shard is read once.
 

@@ -116,7 +116,7 @@ def read_or_map(path: str | Path, error: type[ShardError], *, most_read: int) ->
 
 
 def expanded(place: str | os.PathLike[str]) -> Path:
-    """A path whose begin "~" stands for the home of a user; it stays where there is no such user."""
+    """A path with a leading "~" replaced by the home of the user; unchanged where there is no such user."""
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
 
 

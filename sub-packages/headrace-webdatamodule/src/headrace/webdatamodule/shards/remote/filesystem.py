@@ -144,7 +144,7 @@ class RemoteFiles:
         return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
 
     def check_shard(self, index: ShardIndex) -> None:
-        """See by its size and three short pieces whether a shard is the one that was indexed."""
+        """Check by its size and three short pieces whether a shard is the one that was indexed."""
         size = self.size(index.shard)
         parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
         index.check_shard(size, lambda begin, end: parts[begin:end])
