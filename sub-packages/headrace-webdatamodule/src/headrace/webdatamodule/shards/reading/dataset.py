@@ -406,13 +406,11 @@ class SampleDecoder:
                 except Exception as error:
                     message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
                     raise DecodeError(message, **reader.place(number, member)) from error
-        return sample if self._transform is None else self._transformed(self._transform, sample, reader.index.shard)
-
-    @staticmethod
-    def _transformed(transform: Transform, sample: Sample, shard: str) -> Any:
-        key = sample["__key__"]
+        if self._transform is None:
+            return sample
+        key, shard = sample["__key__"], reader.index.shard
         try:
-            return transform(sample)
+            return self._transform(sample)
         except Exception as error:
             error.add_note(f"in transform, with sample {key!r} of shard {shard!r}")
             if isinstance(error, ShardError) and error.sample is None:

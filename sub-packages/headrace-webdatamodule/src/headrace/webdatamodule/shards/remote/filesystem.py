@@ -151,8 +151,7 @@ class RemoteFiles:
 
     def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
         try:
-            system = self._system()
-            path = str(system._strip_protocol(url))
+            system, path = self._reach(url)
             if _is_http(system):
                 got = _get_all(system, path, spans, 0, self._timeout)
             else:
@@ -180,8 +179,8 @@ class RemoteFiles:
     def _one(self, url: str, read: Callable[[Any, str, dict[str, float]], _Got]) -> _Got:
         def ask(_: Sequence[None]) -> list[_Got | BaseException]:
             try:
-                system = self._system()
-                return [read(system, str(system._strip_protocol(url)), self._limit(system))]
+                system, path = self._reach(url)
+                return [read(system, path, self._limit(system))]
             except Exception as error:  # each file system raises its own
                 return [error]
 
@@ -208,10 +207,11 @@ class RemoteFiles:
     def _limit(self, system: Any) -> dict[str, float]:
         return {"timeout": self._timeout} if system.async_impl else {}
 
-    def _system(self) -> Any:
+    def _reach(self, url: str) -> tuple[Any, str]:
+        """The file system, and the path of a URL in it."""
         if self._process != os.getpid():  # connections do not survive a fork
             self._made, self._process = _file_system(self.url, self._options), os.getpid()
-        return self._made
+        return self._made, str(self._made._strip_protocol(url))
 
 
 class KnownParts:
