@@ -331,6 +331,11 @@ def test_a_shard_without_samples_is_passed_over(tmp_path: Path) -> None:
 
 def test_what_is_open_is_not_opened_again() -> None:
     asked: list[int] = []
-    cache = LruCache(lambda number: asked.append(number) or -number, 1)
+
+    def opened(number: int) -> int:
+        asked.append(number)
+        return -number
+
+    cache = LruCache(opened, 1)
     assert [cache.get(number) for number in (3, 3, 4, 3)] == [-3, -3, -4, -3]
     assert asked == [3, 4, 3]

@@ -149,4 +149,4 @@ def test_keys_that_are_no_utf8_are_refused(tmp_path: Path, key: str) -> None:
 def test_names_and_bytes_of_members() -> None:
     assert check_key("ü/1") == b"\xc3\xbc/1"
     assert member_endings(["txt", "seg.png"], sample="a", shard="a-000000.tar") == [b".txt", b".seg.png"]
-    assert member_bytes(memoryview(np.arange(2, dtype="<i2")), sample="a", member="a.bin") == b"\0\0\1\0"
+    assert member_bytes(np.arange(2, dtype="<i2").data, sample="a", member="a.bin") == b"\0\0\1\0"

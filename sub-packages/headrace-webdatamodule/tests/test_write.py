@@ -700,7 +700,7 @@ def test_a_generator_of_the_same_fingerprint_is_read_where_a_shard_is_missing(tm
 
 @pytest.mark.parametrize("size", [{"samples_per_shard": 5}, {"bytes_per_shard": 10**6}])
 @pytest.mark.parametrize("sample", [("b", 7), ("b", None), (7, {"txt": b"1"})])
-def test_a_generator_of_something_else_is_named(tmp_path: Path, size: dict[str, int], sample: Any) -> None:
+def test_a_generator_of_something_else_is_named(tmp_path: Path, size: dict[str, Any], sample: Any) -> None:
     with pytest.raises(ShardError, match=r"a sample must be a pair of a text and \{member key: bytes\}, got"):
         write_shards(iter([*some(1), sample]), tmp_path, **size)
 
