@@ -161,7 +161,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         fits = self._made[kind] <= _MOST[kind]
         require(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
 
-    def _check_target(self, what: str, target: Any, *kinds: type) -> None:
+    def _check_target(self, what: str, target: Any, kinds: tuple[type, ...] = ()) -> None:
         if type(target) not in kinds and not self._allowed.holds(type(target)):
             raise UnsafePickleError(f"the pickle {what} a {type(target).__qualname__}")
 
@@ -231,7 +231,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._extend(self.stack[-1], items)
 
     def _extend(self, target: Any, items: list[Any]) -> None:
-        self._check_target("appends to", target, *_LISTS)
+        self._check_target("appends to", target, _LISTS)
         check_values(items)
         target.extend(items)
 
@@ -249,7 +249,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._put(self.stack[-1], items)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        self._check_target("sets items of", target, *_DICTS)
+        self._check_target("sets items of", target, _DICTS)
         check_values(items)
         check_keys(items[::2])
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -257,7 +257,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def load_additems(self) -> None:
         items, target = self.pop_mark(), self.stack[-1]
-        self._check_target("adds to", target, set)
+        self._check_target("adds to", target, (set,))
         check_values(items)
         check_keys(items)
         for item in items:

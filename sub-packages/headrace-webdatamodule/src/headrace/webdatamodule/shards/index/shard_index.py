@@ -323,14 +323,15 @@ def _check_samples(
     widths = np.array([len(layout) for layout in layouts], np.int64)
     if layout_of is None:
         _require(len(layouts) <= 1, "several layouts, but not which sample has which")
-        layout_of = np.zeros(n_samples, np.uint16)
-    _require(layout_of.size == n_samples, "layout_of of another length")
-    _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
+    else:
+        _require(layout_of.size == n_samples, "layout_of of another length")
+        _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
     if starts is None:
         _require((widths == widths[:1]).all(), "samples of different lengths, but not where they begin")
         _require(n_samples * int(widths[:1].sum()) == n_members, "members that are no multiple of samples")
         return
-    begins = np.concatenate([[0], np.cumsum(widths[layout_of])])
+    of_each = np.zeros(n_samples, np.uint16) if layout_of is None else layout_of
+    begins = np.concatenate([[0], np.cumsum(widths[of_each])])
     _require(np.array_equal(starts, begins[:-1]) and begins[-1] == n_members, "starts that do not fit")
 
 
