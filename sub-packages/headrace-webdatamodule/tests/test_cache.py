@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import hashlib
 import os
 import signal
@@ -71,6 +72,23 @@ def workers(directory: Path, count: int, *arguments: object) -> list[int]:
     ended = [(process.communicate(timeout=120), process.returncode) for process in started]
     assert [code for _, code in ended] == [0] * count, ended
     return [int(out) for (out, _), _ in ended]
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
+def test_a_cache_that_cannot_be_written_to_is_read(
+    tmp_path: Path, reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path, 100)
+    filled(cache, 1, b"abc")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(reason, "not here")
+
+    monkeypatch.setattr(os, "utime", refuse)  # as on a disk that is mounted read-only
+    file = cache.find(name(1))
+    assert file is not None
+    with file:
+        assert file.read() == b"abc"
 
 
 def test_a_file_is_found_again(tmp_path: Path) -> None:
@@ -204,5 +222,5 @@ def test_writers_that_are_killed_leave_nothing_that_looks_whole(tmp_path: Path, 
 
 
 def test_no_room_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be an int >= 1"):
+    with pytest.raises(ValueError, match="cache_bytes must be an int >= 1"):
         Cache(tmp_path, 0)

@@ -18,6 +18,7 @@ import pytest
 from command_line import run
 
 from headrace.webdatamodule import write_tars
+from headrace.webdatamodule.cli_io import byte_count, escaped, table
 from headrace.webdatamodule.shards.index.build import index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.interop import parse_dali
@@ -481,3 +482,10 @@ def test_export_dali_refuses_what_the_format_cannot_hold(tmp_path: Path) -> None
     index_shards(tmp_path)
     assert "'a.1.tar' and 'a.2.tar'" in error_of("export-dali", tmp_path, code=2)
     assert not list(tmp_path.glob("*.idx"))
+
+
+def test_words_and_lines() -> None:
+    assert [byte_count(word) for word in ("100", "2k", "512MiB")] == [100, 2048, 536870912]
+    assert escaped("a\x1b[2Jb\tc\n") == "a\\x1b[2Jb\tc\\n"
+    assert escaped("\u00e9\u202e\udcff") == "é\\u202e\\udcff"
+    assert table([("name", "bytes"), ("a.tar", 10240)]) == ["name    bytes", "a.tar  10,240"]

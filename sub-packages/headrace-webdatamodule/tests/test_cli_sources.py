@@ -17,7 +17,7 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files
+from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files, safe_key, split_file_name
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
@@ -348,6 +348,18 @@ def test_packing_again_changes_nothing_and_changed_files_are_refused(tmp_path: P
     assert IndexedShards(out)[2]["txt"] == "9"
 
 
+def test_what_is_written_anew_is_not_called_kept(tmp_path: Path) -> None:
+    source, out = tmp_path / "files", tmp_path / "out"
+    source.mkdir()
+    for i in range(8):
+        (source / f"{i}.txt").write_text(str(i))
+    assert pack(source, out, "--n-shards", 4).startswith("packed 4 shards")
+    assert pack(source, out, "--n-shards", 2) == "packed 2 shards, 8 samples, 20,480 bytes, members: txt\n"
+    for _ in range(3):
+        assert "kept" not in pack(source, out, "--n-shards", 2, "--overwrite")
+    assert pack(source, out, "--n-shards", 2).endswith("kept 2, wrote 0 shards\n")
+
+
 def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
     source, out = files(tmp_path / "in", **{f"s{i}_txt": b"x" for i in range(12)}), tmp_path / "out"
     words = (source, out, "--n-shards", "12")
@@ -411,3 +423,10 @@ def test_shards_are_not_packed_by_mistake(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, str(out), str(tmp_path / "again")], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "1 tar files are packed as members" in done.stderr
+
+
+def test_names_become_keys() -> None:
+    assert split_file_name("a/b.c.txt", "first") == ("a/b", "c.txt")
+    assert split_file_name("a/b.c.txt", "last") == ("a/b-c", "txt")
+    assert split_file_name("a/.b", "first") == ("", "")
+    assert (safe_key("sp|P1.2|A/B"), safe_key("__x")) == ("sp|P1-2|A-B", "--x")

@@ -22,6 +22,7 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError, Stal
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.local.shard_set import expand_braces, is_url
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards, Verify
 from headrace.webdatamodule.shards.writing.write import write_tars
 
@@ -201,6 +202,10 @@ def test_sizes_of_a_member_that_some_lack(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"'b'.*missing=0.*sample 's0'"):
         dataset.sizes("b")
     assert dataset.sizes("b", missing=-1).tolist() == [-1, 2, -1]
+    wrong: Any
+    for wrong in ("0", 1.5, True):
+        with pytest.raises(ValueError, match=f"missing must be an int .*got {wrong!r}"):
+            dataset.sizes("b", missing=wrong)
 
 
 def test_keys_of_samples_are_found(folder: Path) -> None:
@@ -376,6 +381,9 @@ def test_what_is_given_in_the_place_of_shards_is_told(folder: Path, tmp_path: Pa
         ([tmp_path / "x.fasta"], ValueError, "is not a tar: headrace-shards pack"),
         (folder / "none-{000000..000001}.tar", FileNotFoundError, "none-000000.tar.*or a pattern"),
         ([folder / "none*.tar"], FileNotFoundError, r"none\*.tar.*or a pattern"),
+        (None, ValueError, "source must be .*a directory.* got None"),
+        (3, ValueError, "source must be .* got 3"),
+        ([3], ValueError, "source must be .* got 3"),
         (["s3://bucket/*.tar"], ValueError, "without '\\*'.*give the directory's URL"),
     ]
     for source, kind, message in wrong:
@@ -393,3 +401,9 @@ def test_patterns_and_braces_are_expanded(folder: Path, tmp_path: Path) -> None:
     write_tars([("s", {"txt": b"1"})], odd, n_shards=1)
     index_shards(odd)
     assert len(IndexedShards(odd)) == len(IndexedShards([odd / "wdshards-000000.tar"])) == 1
+
+
+def test_urls_and_braces_are_told_apart() -> None:
+    places = ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")
+    assert [place for place in places if is_url(place)] == ["s3://bucket/a"]
+    assert expand_braces("a-{000..002}.tar") == ["a-000.tar", "a-001.tar", "a-002.tar"]

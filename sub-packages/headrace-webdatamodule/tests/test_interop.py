@@ -19,6 +19,7 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
+from headrace.webdatamodule.shards.format.tar import Member
 from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.interop import (
@@ -29,6 +30,7 @@ from headrace.webdatamodule.shards.interop import (
     import_energon,
     parse_dali,
     parse_energon,
+    sample_key,
     sample_offsets,
 )
 
@@ -259,3 +261,32 @@ def test_energons_rule_takes_no_time(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(data)
     energon_path(tmp_path / "a.tar").write_bytes(np.array([len(data) - 1024], "<u8").tobytes())
     assert len(import_energon(tmp_path / "a.tar")) == 0
+
+
+def test_a_damaged_index_is_not_exported(tmp_path: Path) -> None:
+    path = made(tmp_path, UNLIKE)
+    index = ShardIndex.open(path)
+    data = bytearray(index.data)
+    data[data.index(index.sizes.tobytes())] += 1
+    index_path(path).write_bytes(data)
+    with pytest.raises(DamagedIndexError, match="the arrays of the index are damaged"):
+        export_dali(path)
+    assert not dali_path(path).exists()
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path.parent))
+    path, there = made(tmp_path, UNLIKE), f"~/{tmp_path.name}"
+    assert export_dali(f"{there}/{path.name}", f"{there}/x.idx") == tmp_path / "x.idx"
+    assert import_dali(f"{there}/{path.name}", f"{there}/x.idx").n_samples == len(UNLIKE)
+    energon_path(path).write_bytes(as_energon_writes(path))
+    assert import_energon(f"{there}/{path.name}").n_samples == len(UNLIKE)
+
+
+def test_what_the_formats_say() -> None:
+    assert parse_dali("v1.2 1\ntxt 512 3 a.txt cls 1536 1 a.cls\n")[0][1] == ("cls", 1536, 1, "a.cls")
+    assert parse_energon(np.array([0, 1024, 2048], "<u8").tobytes()).tolist() == [0, 1024, 2048]
+    members = [Member("a.x", 512, 1, 0, "file"), Member("b.x", 1536, 0, 1024, "file")]
+    assert sample_offsets(members) == [0, 1024, 1536]
+    assert [sample_key(name) for name in ("a.d/b.x.y", "a/.x", "a.d/.x", "a/b")] == ["a.d/b", "a/", None, None]

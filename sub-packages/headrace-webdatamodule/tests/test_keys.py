@@ -9,6 +9,7 @@ from headrace.webdatamodule.shards.index.keys import (
     NumberedKeys,
     SampleKeys,
     describe_keys,
+    is_utf8,
     read_keys,
 )
 
@@ -91,3 +92,9 @@ def test_the_keys_of_a_set_are_a_sequence() -> None:
     assert keys.index("key2") == 2
     with pytest.raises(IndexError):
         keys[4]
+
+
+def test_texts_are_made_when_they_are_asked_for() -> None:
+    keys = SampleKeys(3, "key{}".format)
+    assert (keys[-1], keys[:2], "key1" in keys) == ("key2", ["key0", "key1"], True)
+    assert (is_utf8("a\udc80"), is_utf8("a\ud800"), is_utf8(3)) == (True, False, False)

@@ -225,7 +225,7 @@ def test_columns_of_another_form_are_refused(folder: Path, values: Any) -> None:
         add_column(folder, "n", values)
 
 
-@pytest.mark.parametrize("name", ["", "../n", "/n", ".n", "a/b"])
+@pytest.mark.parametrize("name", ["", "../n", "/n", ".n", "a/b", "n" * 250])
 def test_column_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name must be a part of a file name"):
         add_column(folder, name, np.zeros(10))
@@ -323,7 +323,8 @@ def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.setenv("USERPROFILE", str(folder.parent))
     manifest = add_column(f"~/{folder.name}", "n", np.zeros(10))
-    assert manifest == Manifest.load(folder)
+    assert manifest == Manifest.load(folder) == Manifest.load(f"~/{folder.name}")
+    assert open_column(f"~/{folder.name}", manifest, "n").shape == (10,)
 
 
 def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
@@ -506,3 +507,8 @@ def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:
 def test_a_directory_without_tar_files_says_so(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"there are no \.tar files in"):
         IndexedShards(tmp_path)
+
+
+def test_plain_names_lie_in_the_directory_itself() -> None:
+    names: list[Any] = ["a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3]
+    assert [name for name in names if is_plain_name(name)] == ["a.tar"]

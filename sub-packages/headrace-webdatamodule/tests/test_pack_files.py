@@ -259,6 +259,23 @@ def test_a_file_that_goes_away_is_named_and_the_rest_is_whole(
     assert verify_shards(folder) == []
 
 
+def test_a_file_that_goes_away_is_named_where_other_shards_are_kept(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(source)
+    (source / f"{NAMES[4]}.my.pt").write_bytes(b"another")
+    read = Path.read_bytes
+
+    def gone(path: Path) -> bytes:
+        if path.name.startswith("sample4"):
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    with pytest.raises(ShardError, match=r"failed to read sample 4: FileNotFoundError.*p-000001.tar"):
+        pack(source)
+
+
 def test_what_is_up_to_date_need_not_be_writable(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = source.parent / "tars"
     paths = pack(source)

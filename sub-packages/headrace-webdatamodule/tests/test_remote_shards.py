@@ -33,8 +33,9 @@ from headrace.webdatamodule.shards import (
     index_shards,
     write_tars,
 )
+from headrace.webdatamodule.shards.remote.cache import beside
 from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
-from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes, windows
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
@@ -233,6 +234,12 @@ def test_http_reads_what_is_read_from_the_disk(site: Site, cache: Path | None) -
     assert far.column("tokens").tolist() == near.column("tokens").tolist()
     with pytest.raises(ManifestError, match="no column 'lengths'"):
         far.column("lengths")
+
+
+def test_a_column_of_wide_rows_is_read(own_site: Site) -> None:
+    rows = np.arange(COUNT * 8192, dtype=np.float32).reshape(COUNT, 8192)
+    add_column(own_site.folder, "embeddings", rows)
+    assert np.array_equal(own_site.dataset().column("embeddings"), rows)
 
 
 @pytest.mark.parametrize("check", ["open", "none"])
@@ -669,13 +676,31 @@ def test_secrets_are_not_shown(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"url": "/data"}, {"url": []}, {"url": "s3://a", "max_gap": -1}, {"url": "s3://a", "timeout": 0}]
+    ("name", "value"),
+    [
+        ("url", "/data"),
+        ("url", []),
+        ("url", None),
+        ("max_gap", -1),
+        ("timeout", 0),
+        ("timeout", "5"),
+        ("timeout", float("nan")),
+        ("retry", 3),
+    ],
 )
-def test_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Remote(**arguments)
-    with pytest.raises(ValueError, match="max_bytes must be"):
+def test_arguments_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*got "):
+        Remote(**{"url": "s3://a", name: value})
+    with pytest.raises(ValueError, match="cache_bytes must be"):
         Remote("s3://a", cache_dir="c", cache_bytes=0)
+
+
+def test_an_index_that_is_missing_and_a_list_of_directories_are_told(site: Site, cache: Path | None) -> None:
+    for name in ("wdshards-000009.tar", ""):
+        message = r"there is no index .*\.hri' beside it: call index_shards.* a list is one of tar files, .*directory"
+        with pytest.raises(ShardError, match=message) as caught:
+            IndexedShards(Remote([f"{site.url}/{name}"] * 2, cache_dir=cache, retry=QUICK))
+        assert caught.value.shard == f"{site.url}/{name}"
 
 
 def test_a_protocol_that_nobody_knows() -> None:
@@ -697,3 +722,10 @@ sys.exit(3)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_urls_beside_others_and_windows_of_samples() -> None:
+    assert beside("https://h/a.tar?sig=x", ".hri") == "https://h/a.tar.hri?sig=x"
+    assert beside("s3://bucket/a?.tar", ".hri") == "s3://bucket/a?.tar.hri"
+    assert windows(np.array([4, 4, 4, 100, 0, 1]), 8) == [(0, 2), (2, 4), (4, 6)]
+    assert (most_index_bytes(10_240), most_index_bytes(1 << 40)) == (1079296, 268435456)

@@ -83,3 +83,8 @@ def test_waits_grow_to_a_limit() -> None:
     assert 5 <= patience.seconds(8) <= 7.5
     with pytest.raises(ValueError, match="max_attempts must be an int >= 1"):
         RetryPolicy(max_attempts=0)
+    wrong: Any
+    for wrong in (-1, "1", None, float("nan")):
+        for name in ("backoff", "max_backoff"):
+            with pytest.raises(ValueError, match=rf"{name} must be seconds >= 0, got {wrong!r}"):
+                RetryPolicy(**{name: wrong})

@@ -30,6 +30,7 @@ from headrace.webdatamodule.shards.index.container import (
     MAX_DESCRIPTION_BYTES,
     VERSION,
     checksum64,
+    fingerprint_ranges,
     pack,
     unpack,
 )
@@ -449,3 +450,9 @@ def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(large: Path, tmp_pat
         assert (done.returncode, "KeyError" in done.stderr) == (1, True)
         return
     assert (done.returncode, done.stdout.split(" ")[0].strip()) == (0, expected), done.stderr
+
+
+def test_arrays_come_back_and_three_pieces_stand_for_a_shard() -> None:
+    found = unpack(memoryview(pack({"a": 1}, {"x": np.arange(3, dtype=np.uint16)})))
+    assert (found.description, found.arrays["x"].tolist()) == ({"a": 1}, [0, 1, 2])
+    assert fingerprint_ranges(10240, 5632) == [(0, 4096), (2816, 6912), (1536, 5632)]

@@ -24,6 +24,7 @@ from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.local.shard_reader import LruCache
 from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
@@ -326,3 +327,15 @@ def test_a_shard_without_samples_is_passed_over(tmp_path: Path) -> None:
     assert (len(nothing), list(nothing), nothing.__getitems__([])) == (0, [], [])
     with pytest.raises(IndexError):
         nothing[0]
+
+
+def test_what_is_open_is_not_opened_again() -> None:
+    asked: list[int] = []
+
+    def opened(number: int) -> int:
+        asked.append(number)
+        return -number
+
+    cache = LruCache(opened, 1)
+    assert [cache.get(number) for number in (3, 3, 4, 3)] == [-3, -3, -4, -3]
+    assert asked == [3, 4, 3]

@@ -12,7 +12,7 @@ from plain_tar import made_by_tarfile, write_tar
 
 from headrace.webdatamodule import ShardError
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.shard_task import ShardFile, check_key
+from headrace.webdatamodule.shards.writing.shard_task import ShardFile, check_key, member_bytes, member_endings
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -144,3 +144,9 @@ def test_keys_that_are_no_utf8_are_refused(tmp_path: Path, key: str) -> None:
         check_key(key)
     with pytest.raises(ShardError, match="cannot be written as UTF-8"):
         write_tar(tmp_path / "a.tar", [(key, {"x": b""})])
+
+
+def test_names_and_bytes_of_members() -> None:
+    assert check_key("ü/1") == b"\xc3\xbc/1"
+    assert member_endings(["txt", "seg.png"], sample="a", shard="a-000000.tar") == [b".txt", b".seg.png"]
+    assert member_bytes(np.arange(2, dtype="<i2").data, sample="a", member="a.bin") == b"\0\0\1\0"

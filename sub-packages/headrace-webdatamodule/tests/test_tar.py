@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
-from headrace.webdatamodule.shards.format.tar import Member, Samples, group, skip_reason, split_name, walk
+from headrace.webdatamodule.shards.format.tar import (
+    Member,
+    Samples,
+    group,
+    long_ustar_header,
+    skip_reason,
+    split_name,
+    ustar_header,
+    walk,
+)
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 # Bytes that are no UTF-8 are lone surrogates in Python's names.
@@ -406,3 +415,17 @@ def test_two_members_of_one_key_are_named() -> None:
 
 def test_keys_of_readers_are_refused() -> None:
     expect_grouping("use for themselves", ["a.x", "a.__key__"], "a", "a.__key__")
+
+
+def test_members_and_headers_are_what_they_say() -> None:
+    found = group(files("a/1.txt", "a/1.CLS", "a/2.txt", "README"))
+    assert (found.keys, found.layouts) == (["a/1", "a/2"], {("txt", "CLS"): 0, ("txt",): 1})
+    assert [skipped.name for skipped in found.skipped] == ["README"]
+    names = ("a.b/c", "a/.b", "__a__/b.c", "__a.b")
+    assert [skip_reason(one) for one in files(*names)] == ["no extension", "hidden", "meta", ""]
+    assert split_name("a.b/c.tar.gz") == ("a.b/c", "tar.gz")
+    header = ustar_header(b"a.txt", sum(b"a.txt"), 8)
+    assert (len(header), header[:6]) == (512, b"a.txt\0")
+    assert (header[124:136], header[148:156]) == (b"00000000010\0", b"006715\0 ")
+    assert len(long_ustar_header(b"d" * 90 + b"/" + b"n" * 90, 0) or b"") == 512
+    assert long_ustar_header(b"n" * 101, 0) is None

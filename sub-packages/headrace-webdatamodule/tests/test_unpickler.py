@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, restricted_loads
+from headrace.webdatamodule.shards.decoding.allowed import check_keys, is_ints
+from headrace.webdatamodule.shards.decoding.numpy_pickle import finish_array, finish_dtype
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -688,3 +690,10 @@ def test_an_array_is_the_same_wherever_it_was_remembered() -> None:
     assert made[0] is made[1] is made[2]
     assert made[0].tolist() == [97]
     assert made[3] is None
+
+
+def test_parts_of_a_pickle_are_checked() -> None:
+    assert (is_ints((2, 0)), is_ints((2, -1)), is_ints([2])) == (True, False, False)
+    check_keys(["a", (1, ("b", 2))])
+    assert finish_dtype("i4", (3, ">", None, None, None, -1, -1, 0)) == np.dtype(">i4")
+    assert finish_array((1, (2,), np.dtype("u1"), False, b"ab")).tolist() == [97, 98]

@@ -34,6 +34,13 @@ def test_the_bytes_of_files_become_samples(source: Path, tmp_path: Path) -> None
     assert {path: path.stat().st_ino for path in out.glob("*.tar")} == before
 
 
+def test_a_tilde_is_the_home(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    pickles_to_tars(f"~/{source.name}", NAMES, "my.pt", "~/out", "myshards")
+    assert len(IndexedShards(tmp_path / "out", decode=None)) == len(NAMES)
+
+
 def test_errors_name_no_arguments_of_other_callers(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pickles_to_tars(source, NAMES[:1], "my.pt", out, "p")
@@ -67,7 +74,7 @@ def test_what_is_not_allowed_is_refused_before_anything_is_written(source: Path,
         pickles_to_tars(source, [*NAMES, "nope"], "my.pt", out, "a")
     wrong: list[tuple[Any, Any, str]] = [
         ("sample", None, "input_prefix_subset must be a list of names, got the text 'sample'"),
-        (NAMES, 0, "min_num_shards must be None or an int >= 1, got 0"),
+        (NAMES, 0, "min_num_shards must be an int >= 1, got 0: None takes a fitting number"),
         ([], None, "there are no names"),
     ]
     for names, count, message in wrong:

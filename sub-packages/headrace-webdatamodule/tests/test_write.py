@@ -280,6 +280,9 @@ def test_columns(tmp_path: Path) -> None:
     for name, wrong, message in columns:
         with pytest.raises(ValueError, match=message):
             write_shards(some(6), tmp_path / "new", n_shards=2, columns={name: wrong})
+    unnamed: Any = [range(6)]
+    with pytest.raises(ValueError, match=r"columns must be \{name: array\}, got list"):
+        write_shards(some(6), tmp_path / "new", n_shards=2, columns=unnamed)
     assert not (tmp_path / "new").exists()
 
 
@@ -674,6 +677,32 @@ def test_a_generator_of_the_same_fingerprint_is_not_read(tmp_path: Path) -> None
     assert write_shards(iter(some(5)), tmp_path, samples_per_shard=2, fingerprint="v2").n_samples == 5
     assert len(tars(tmp_path)) == 3
     assert verify_shards(tmp_path) == []
+
+
+def test_a_generator_of_the_same_fingerprint_still_gets_its_columns(tmp_path: Path) -> None:
+    write_shards(iter(some(5)), tmp_path, samples_per_shard=2, fingerprint="v1", columns={"old": range(5)})
+    read = iter(some(5))
+    manifest = write_shards(read, tmp_path, samples_per_shard=2, fingerprint="v1", columns={"new": range(5, 10)})
+    assert next(read)[0] == "s0000"
+    assert [column.name for column in manifest.columns] == ["old", "new"]
+    assert open_column(tmp_path, manifest, "new").tolist() == [5, 6, 7, 8, 9]
+    with pytest.raises(ValueError, match=r"columns\['n'\] must be"):
+        write_shards(read, tmp_path, samples_per_shard=2, fingerprint="v1", columns={"n": [1]})
+    assert verify_shards(tmp_path) == []
+
+
+def test_a_generator_of_the_same_fingerprint_is_read_where_a_shard_is_missing(tmp_path: Path) -> None:
+    manifest = write_shards(iter(some(5)), tmp_path, samples_per_shard=2, fingerprint="v1")
+    tars(tmp_path)[1].unlink()
+    assert write_shards(iter(some(5)), tmp_path, samples_per_shard=2, fingerprint="v1") == manifest
+    assert verify_shards(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [{"samples_per_shard": 5}, {"bytes_per_shard": 10**6}])
+@pytest.mark.parametrize("sample", [("b", 7), ("b", None), (7, {"txt": b"1"})])
+def test_a_generator_of_something_else_is_named(tmp_path: Path, size: dict[str, Any], sample: Any) -> None:
+    with pytest.raises(ShardError, match=r"a sample must be a pair of a text and \{member key: bytes\}, got"):
+        write_shards(iter([*some(1), sample]), tmp_path, **size)
 
 
 # Parts

@@ -2,13 +2,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.plan import find_shards, shard_bounds, shard_paths
+from headrace.webdatamodule.shards.writing.plan import (
+    bounds_by_bytes,
+    bounds_of,
+    find_shards,
+    shard_bounds,
+    shard_paths,
+)
 
 
 def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:
@@ -30,6 +37,12 @@ def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int) -> None:
     with pytest.raises(ValueError, match=f"number of samples, 3, got {n_shards}"):
         write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("n_shards", [2.0, "2", True, None])
+def test_a_number_of_shards_that_is_none(tmp_path: Path, n_shards: Any) -> None:
+    with pytest.raises(ValueError, match=f"n_shards must be an int from 1 to .* samples, 3, got {n_shards!r}"):
+        write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
 
 
 def test_samples_keep_their_order_over_the_shards(tmp_path: Path) -> None:
@@ -110,3 +123,9 @@ def test_what_gives_no_pairs_is_told_with_its_number(tmp_path: Path, samples: An
     with pytest.raises(ShardError, match=r"failed to read sample [01]: \w+Error: .*shard .*000000.tar"):
         write_tars(samples, tmp_path, n_shards=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bounds_of_known_sets() -> None:
+    assert bounds_of(5, None, ("samples_per_shard", 2)) == [0, 1, 3, 5]
+    assert bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240) == [0, 2, 3, 4, 5]
+    assert shard_bounds(10, 4) == [0, 2, 5, 7, 10]

@@ -89,15 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED
     except (BrokenExecutor, ImportError, OSError, ShardError, TypeError, ValueError) as error:
         say("error", error_text(error))
-        return exit_code(error)
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        damaged = isinstance(error, _DAMAGES) or (isinstance(error, ManifestError) and not missing)
+        return DAMAGE if damaged else INPUT
     return int(code)
-
-
-def exit_code(error: Exception) -> int:
-    """Tell damage from wrong input."""
-    missing = isinstance(error.__cause__, FileNotFoundError)
-    damaged = isinstance(error, _DAMAGES) or (isinstance(error, ManifestError) and not missing)
-    return DAMAGE if damaged else INPUT
 
 
 class _Parser(argparse.ArgumentParser):
@@ -174,7 +169,7 @@ def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
         help="bytes of a shard, at most; 512M is allowed (default 256M)",
     ),
     _arg("--n-shards", type=positive, metavar="N", help="number of shards, equal up to one sample"),
-    _arg("--prefix", default="shard", metavar="NAME", help="begin of the shards' names (default shard)"),
+    _arg("--prefix", default="shard", metavar="NAME", help="first part of the shards' names (default shard)"),
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
     _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id is its first word"),
@@ -192,16 +187,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
         if options.out.resolve().is_relative_to(source.resolve()):
             raise ValueError(f"OUT {str(options.out)!r} lies in the source {str(source)!r}: choose one beside it")
     with tempfile.TemporaryDirectory(prefix="headrace-shards-") as scratch:
-        samples = open_source(
-            options.sources,
-            Path(scratch),
-            kind=options.kind,
-            split_at=options.split_at,
-            member=options.member,
-            keys=options.keys,
-            key_from=options.key_from,
-            warn=lambda message: say("warning", message),
-        )
+        samples = open_source(options, Path(scratch), lambda message: say("warning", message))
         if not given or "bytes_per_shard" in given:
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
         fingerprint = fingerprint_of(samples.stamps())
@@ -209,7 +195,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
         if noted not in (None, fingerprint) and not options.overwrite:
             message = f"{str(options.out)!r} holds shards of other files, or of files that have changed since"
             raise FileExistsError(f"{message}: pass --overwrite, or choose another directory")
-        before = {path.name: path.stat().st_ino for path in options.out.glob("*.tar")}
+        before = {path: path.stat().st_mtime_ns for path in options.out.glob("*.tar")}
         manifest = write_shards(
             samples,
             options.out,
@@ -219,7 +205,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
             fingerprint=fingerprint,
             overwrite=options.overwrite,
         )
-        kept = sum((options.out / name).stat().st_ino == inode for name, inode in before.items())
+        kept = sum(path.exists() and path.stat().st_mtime_ns == saved for path, saved in before.items())
     wrote = len(manifest.shards) - kept
     if options.json:
         return 0, json_pieces({**_summary(options.out, manifest), "kept": kept, "wrote": wrote})

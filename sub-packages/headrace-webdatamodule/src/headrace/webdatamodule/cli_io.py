@@ -33,11 +33,7 @@ def local_path(word: str) -> Path:
 
 
 def byte_count(word: str) -> int:
-    """Read a number of bytes, with or without a unit of 1024, 1024**2 and so on.
-
-    >>> byte_count("100"), byte_count("2k"), byte_count("512MiB")
-    (100, 2048, 536870912)
-    """
+    """Read a number of bytes, with or without a unit of 1024, 1024**2 and so on."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)(iB|B)?", word, re.IGNORECASE)
     if not found or not int(found[1]):
         raise argparse.ArgumentTypeError(f"got {word!r}, expected a number of bytes such as 1000000, 512M or 2G")
@@ -175,11 +171,7 @@ def error_text(error: Exception) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text without control characters; tabs stay.
-
-    >>> escaped("a\x1b[2Jb\tc\n"), escaped("\u00e9\u202e\udcff")
-    ('a\\x1b[2Jb\tc\\n', 'é\\u202e\\udcff')
-    """
+    """A text without control characters; tabs stay."""
     if text.isprintable():
         return text
     return "".join(
@@ -188,11 +180,7 @@ def escaped(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lay out rows in columns: the first to the left, numbers to the right.
-
-    >>> table([("name", "bytes"), ("a.tar", 10240)])
-    ['name    bytes', 'a.tar  10,240']
-    """
+    """Lay out rows in columns: the first to the left, numbers to the right."""
     texts = [[f"{cell:,}" if isinstance(cell, int) else escaped(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in texts)

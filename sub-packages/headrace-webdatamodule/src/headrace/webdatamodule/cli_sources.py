@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import mmap
 import os
@@ -12,7 +13,7 @@ import re
 import shutil
 import struct
 import zlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from copy import copy
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ KEYS_FROM = ("number", "id")
 _PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 _FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
 _LMDB = (".lmdb", ".mdb")
-_FLAGS = {"--split-at": "files", "--member": "lmdb", "--key-from": "fasta"}
+_OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
 _DIGITS = 9
 Sample = tuple[str, Mapping[str, bytes]]
@@ -44,19 +45,17 @@ Members = dict[str, str]
 Warn = Callable[[str], object]
 
 
-class Source(Sequence[Sample]):
+class Source(ABC):
     """Samples that are read when they are asked for; can be pickled for worker processes."""
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        where = range(len(self))[index]
-        return self._sample(where) if isinstance(where, int) else [self._sample(one) for one in where]
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @abstractmethod
-    def _sample(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
 
     @abstractmethod
     def keys(self) -> Iterable[str]:
@@ -85,7 +84,7 @@ class Chain(Source):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def _sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         number = bisect_right(self._ends, index)
         return self._sources[number][index - (self._ends[number] - len(self._sources[number]))]
 
@@ -107,44 +106,35 @@ class Chain(Source):
         return Chain([source.part(first, last) for source, first, last in cuts if first < last])
 
 
-def open_source(
-    paths: Sequence[Path],
-    scratch: Path,
-    *,
-    kind: str | None = None,
-    split_at: str | None = None,
-    member: str | None = None,
-    keys: Path | None = None,
-    key_from: str | None = None,
-    warn: Warn = print,
-) -> Source:
-    """Open what is to be packed: paths of one kind, found out by their names when `kind` is None.
+def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Source:
+    """Open what `pack` is to pack, as its options say: sources of one kind, which is found out by their names.
 
-    The other arguments are those of the command line; `scratch` is a directory for temporary files, `warn` receives
-    warnings.
+    `scratch` is a directory for temporary files, `warn` receives warnings.
     """
-    kinds = {kind} if kind else {_kind_of(path) for path in paths}
+    paths: list[Path] = options.sources
+    kinds = {options.kind} if options.kind else {_kind_of(path) for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"the sources are of several kinds ({', '.join(sorted(kinds))}): pack each kind by itself")
     [found] = kinds
-    for flag, value in {"--split-at": split_at, "--member": member, "--key-from": key_from}.items():
-        if value is not None and found != _FLAGS[flag]:
-            raise ValueError(f"{flag} is for {_FLAGS[flag]}, but the sources are {found}: leave it out")
-    if keys is not None and (found != "lmdb" or len(paths) > 1):
+    for name, kind in _OPTIONS.items():
+        if getattr(options, name) is not None and found != kind:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is for {kind}, but the sources are {found}: leave it out")
+    if options.keys is not None and (found != "lmdb" or len(paths) > 1):
         raise ValueError("--keys chooses entries of one LMDB: leave it out, or give one LMDB")
     if found == "files":
         for path in paths:
             if not path.is_dir():
                 raise NotADirectoryError(f"{str(path)!r} is no directory")
-        return find_files(paths, split_at=split_at or "first", warn=warn)
+        return find_files(paths, split_at=options.split_at or "first", warn=warn)
     if found == "lmdb":
-        wanted = None if keys is None else _read_keys(keys)
-        return Chain([Entries(path, "bin" if member is None else member, wanted) for path in paths])
+        wanted = None if options.keys is None else _read_keys(options.keys)
+        return Chain([Entries(path, "bin" if options.member is None else options.member, wanted) for path in paths])
     records: list[Fasta] = []
     for path in paths:
         plain = _decompressed(path, scratch)
-        records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=key_from or "number"))
-    if key_from == "id":
+        records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=options.key_from or "number"))
+    if options.key_from == "id":
         _refuse_repeated_ids(records)
     return Chain(records)
 
@@ -188,7 +178,7 @@ class Files(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def _sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         key, members = self._samples[index]
         return key, {member: Path(path).read_bytes() for member, path in members.items()}
 
@@ -237,11 +227,7 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
 
 
 def split_file_name(name: str, split_at: str) -> tuple[str, str]:
-    """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension.
-
-    >>> split_file_name("a/b.c.txt", "first"), split_file_name("a/b.c.txt", "last"), split_file_name("a/.b", "first")
-    (('a/b', 'c.txt'), ('a/b-c', 'txt'), ('', ''))
-    """
+    """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension."""
     begin = name.rfind("/") + 1
     dot = name.find(".", begin) if split_at == "first" else name.rfind(".", begin)
     if dot <= begin or name[begin] == "." or dot == len(name) - 1:
@@ -292,7 +278,7 @@ class Fasta(Source):
     def __len__(self) -> int:
         return self._starts.size - 1
 
-    def _sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         begin, end = self._starts[index : index + 2].tolist()
         with Path(self._path).open("rb") as file:
             if os.fstat(file.fileno()).st_size != self._nbytes:
@@ -324,11 +310,7 @@ class Fasta(Source):
 
 
 def safe_key(word: str) -> str:
-    r"""A record's id as a key: dots, slashes and backslashes become dashes, and so do two underscores at its begin.
-
-    >>> safe_key("sp|P1.2|A/B"), safe_key("__x")
-    ('sp|P1-2|A-B', '--x')
-    """
+    """A record's id as a key: dots, slashes and backslashes become dashes, and so do two leading underscores."""
     return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
 
 
@@ -414,7 +396,7 @@ class Entries(Source):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def _sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int, /) -> Sample:
         key = self._keys[index]
         with self._reading() as reading:
             value = reading.get(key)

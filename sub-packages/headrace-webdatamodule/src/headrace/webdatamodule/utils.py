@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from headrace.webdatamodule.shards.errors import as_int
+from headrace.webdatamodule.shards.format.files import expanded
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 
 __all__ = ["pickles_to_tars"]
@@ -31,7 +32,7 @@ def pickles_to_tars(
         input_prefix_subset: The names of the samples; dots become dashes in their keys.
         input_suffix: Suffix of the files, or several, which are also the member keys.
         dir_output: Where to write; made if need be.
-        output_prefix: Begin of the shards' names.
+        output_prefix: First part of the shards' names.
         func_output_data: Makes a sample of its key and {suffix: bytes}: a dictionary of "__key__" and {member key:
             bytes}. None keeps the bytes under their suffixes. With a function, shards are always written anew.
         min_num_shards: Number of shards, but not more than samples. None: 16, or as many as keep shards below 256 MiB.
@@ -43,6 +44,7 @@ def pickles_to_tars(
         ShardError: Two names get the same key, or a sample cannot be stored.
 
     >>> import pickle, tempfile
+    >>> from pathlib import Path
     >>> from headrace.webdatamodule import IndexedShards
     >>> source, target = tempfile.mkdtemp(), tempfile.mkdtemp()
     >>> for i in range(4):
@@ -53,14 +55,14 @@ def pickles_to_tars(
     """
     if isinstance(input_prefix_subset, str):
         raise ValueError(f"input_prefix_subset must be a list of names, got the text {input_prefix_subset!r}")
-    if min_num_shards is not None and (isinstance(min_num_shards, bool) or min_num_shards < 1):
-        raise ValueError(f"min_num_shards must be None or an int >= 1, got {min_num_shards!r}")
+    if min_num_shards is not None:
+        min_num_shards = as_int("min_num_shards", min_num_shards, 1, "None takes a fitting number")
     suffixes = [input_suffix] if isinstance(input_suffix, str) else list(input_suffix)
     pack_files(
-        Path(dir_input),
+        expanded(dir_input),
         list(input_prefix_subset),
         suffixes,
-        Path(dir_output),
+        expanded(dir_output),
         n_shards=min_num_shards,
         prefix=output_prefix,
         convert=func_output_data,

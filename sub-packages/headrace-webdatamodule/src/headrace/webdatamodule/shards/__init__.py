@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-# Who only reads local shards does not wait for what writing and remote ones need.
+# Imported when they are first used: reading local shards does not wait for what writing and remote shards need.
 _LATER = {
     "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",

@@ -2,7 +2,7 @@
 
 import operator
 import pickle
-from typing import SupportsIndex, cast
+from typing import SupportsFloat, SupportsIndex, cast
 
 
 class ShardError(Exception):
@@ -28,7 +28,7 @@ class ShardError(Exception):
         member: str | None = None,
         offset: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message)  # and nothing else: what pickles errors calls this again, and sets the attributes
         self.message = message
         self.shard = shard
         self.sample = sample
@@ -39,10 +39,6 @@ class ShardError(Exception):
         places = {"shard": self.shard, "sample": self.sample, "member": self.member, "offset": self.offset}
         named = ", ".join(f"{name} {value!r}" for name, value in places.items() if value is not None)
         return f"{self.message} ({named})" if named else self.message
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Errors travel from worker processes to the trainer: keep the keyword arguments on the way.
-        return _rebuild, (type(self), self.message, self.shard, self.sample, self.member, self.offset)
 
 
 class DecodeError(ShardError):
@@ -81,23 +77,8 @@ class ManifestError(ShardError):
     """A directory's manifest is missing or damaged, or says what is impossible."""
 
 
-def _rebuild(
-    kind: type[ShardError],
-    message: str,
-    shard: str | None,
-    sample: str | None,
-    member: str | None,
-    offset: int | None,
-) -> ShardError:
-    return kind(message, shard=shard, sample=sample, member=member, offset=offset)
-
-
 def as_int(name: str, value: object, least: int, cure: str = "") -> int:
-    """An argument as an int; numpy's integers are allowed, bools are not.
-
-    >>> as_int("max_open", 3, 1)
-    3
-    """
+    """An argument as an int; numpy's integers are allowed, bools are not."""
     try:
         number = None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
     except TypeError:
@@ -105,3 +86,10 @@ def as_int(name: str, value: object, least: int, cure: str = "") -> int:
     if number is None or number < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}{f': {cure}' if cure else ''}")
     return number
+
+
+def check_seconds(name: str, value: object, *, above: bool = False) -> None:
+    """Refuse what is no number of seconds, 0 or more, or `above` 0."""
+    seconds = float(value) if isinstance(value, SupportsFloat) else -1.0
+    if not (seconds > 0 if above else seconds >= 0):
+        raise ValueError(f"{name} must be seconds {'>' if above else '>='} 0, got {value!r}")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import atomic_write, read_plain
+from headrace.webdatamodule.shards.format.files import atomic_write, expanded, read_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, padded, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -58,8 +58,10 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
             tell from its separators, a member key is empty, or there are no samples.
         OSError: The text cannot be written.
     """
-    path = dali_path(shard) if listing is None else Path(listing)
-    samples = list(indexed_components(open_index(str(shard))))
+    path = expanded(dali_path(shard) if listing is None else listing)
+    index = open_index(str(expanded(shard)))
+    index.check_self()
+    samples = list(indexed_components(index))
     if not samples:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
@@ -69,7 +71,7 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
 
 
 def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIndex:
-    """Index a shard that comes with an index of DALI's, and see that both say the same.
+    """Index a shard that comes with an index of DALI's, and check that both say the same.
 
     DALI's index has no checksums, so the shard is read once. Members that are no part of a sample here, such as
     those named `__x__`, may be in DALI's index. The offsets that `wds2idx` gives are too large for shards with PAX
@@ -88,15 +90,18 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
         ShardError: The shard is damaged, or cannot be indexed.
         FileNotFoundError: There is no such shard, or no such text.
     """
-    path = dali_path(shard) if listing is None else Path(listing)
+    shard, path = expanded(shard), expanded(dali_path(shard) if listing is None else listing)
     try:
         listed = parse_dali(read_plain(path, DamagedIndexError, most=_MOST_DALI).decode("utf-8", "surrogateescape"))
     except ShardError as error:
         error.message, error.shard = f"{path}: {error.message}", str(shard)
         raise
-    index_shard(Path(shard))
+    index_shard(shard)
     index = ShardIndex.open(shard)
-    members = [[component for component in sample if _is_member(component)] for sample in listed]
+    members = [
+        [part for part in sample if not skip_reason(Member(part.name, part.offset, part.size, 0, "file"))]
+        for sample in listed
+    ]
     for ours, theirs in zip_longest(indexed_components(index), filter(None, members)):
         if ours != theirs:
             where = (ours or theirs)[0]
@@ -106,11 +111,7 @@ def import_dali(shard: str | Path, listing: str | Path | None = None) -> ShardIn
 
 
 def parse_dali(text: str) -> list[list[Component]]:
-    r"""Read an index of DALI's.
-
-    >>> parse_dali("v1.2 1\ntxt 512 3 a.txt cls 1536 1 a.cls\n")[0][1]
-    Component(key='cls', offset=1536, size=1, name='a.cls')
-    """
+    """Read an index of DALI's."""
     first, *lines = text.split("\n")
     words = first.split(" ")
     if words[0] != VERSION:
@@ -151,10 +152,6 @@ def _components(line: str, number: int) -> Iterator[Component]:
     raise DamagedIndexError(f"line {number} of the index is not four words for each member: {line[:60]!r}")
 
 
-def _is_member(part: Component) -> bool:
-    return not skip_reason(Member(part.name, part.offset, part.size, 0, "file"))
-
-
 _MOST_ENERGON = 1 << 30
 
 
@@ -164,7 +161,7 @@ def energon_path(shard: str | Path) -> Path:
 
 
 def import_energon(shard: str | Path, listing: str | Path | None = None) -> ShardIndex:
-    """Index a shard that comes with an index of Energon's, and see that both say the same.
+    """Index a shard that comes with an index of Energon's, and check that both say the same.
 
     Energon's index has neither names nor checksums, so the shard is read once.
 
@@ -180,25 +177,21 @@ def import_energon(shard: str | Path, listing: str | Path | None = None) -> Shar
         StaleIndexError: It belongs to another shard; the first difference is named.
         ShardError: The shard is damaged, or cannot be indexed.
     """
-    path = energon_path(shard) if listing is None else Path(listing)
+    shard, path = expanded(shard), expanded(energon_path(shard) if listing is None else listing)
     listed = parse_energon(read_plain(path, DamagedIndexError, most=_MOST_ENERGON), name=str(path))
-    members = list(walk(open_shard_bytes(Path(shard)), shard=str(shard)))
+    members = list(walk(open_shard_bytes(shard), shard=str(shard)))
     real = np.array(sample_offsets(members), np.int64)
     if not np.array_equal(listed, real):
         common = min(listed.size, real.size)
         first = int(np.argmin(np.append(listed[:common] == real[:common], False)))
         message = f"{path} belongs to another shard: entry {first} of {listed.size} is wrong; the shard has {real.size}"
         raise StaleIndexError(message, shard=str(shard), offset=int(real[min(first, real.size - 1)]))
-    index_shard(Path(shard))
+    index_shard(shard)
     return ShardIndex.open(shard)
 
 
 def parse_energon(data: bytes, *, name: str = "") -> npt.NDArray[np.int64]:
-    """Read an index of Energon's.
-
-    >>> parse_energon(np.array([0, 1024, 2048], "<u8").tobytes()).tolist()
-    [0, 1024, 2048]
-    """
+    """Read an index of Energon's."""
     if not data or len(data) % 8:
         raise DamagedIndexError(f"{name} has {len(data)} bytes, no multiple of 8: it is cut, or no index of Energon's")
     found = np.frombuffer(data, "<u8")
@@ -208,11 +201,7 @@ def parse_energon(data: bytes, *, name: str = "") -> npt.NDArray[np.int64]:
 
 
 def sample_offsets(members: Iterable[Member]) -> list[int]:
-    """Where samples begin by Energon's rule, and where the last member ends.
-
-    >>> sample_offsets([Member("a.x", 512, 1, 0, "file"), Member("b.x", 1536, 0, 1024, "file")])
-    [0, 1024, 1536]
-    """
+    """Where samples begin by Energon's rule, and where the last member ends."""
     starts, last, end = [], None, 0
     for member in members:
         end = member.offset + padded(member.size)
@@ -226,11 +215,7 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
 
 
 def sample_key(name: str) -> str | None:
-    r"""The sample that a member belongs to by Energon's rule, `((?:.*/|)[^.]+)[.]([^/]*)$`, in linear time.
-
-    >>> [sample_key(name) for name in ("a.d/b.x.y", "a/.x", "a.d/.x", "a/b")]
-    ['a.d/b', 'a/', None, None]
-    """
+    """The sample that a member belongs to by Energon's rule, `((?:.*/|)[^.]+)[.]([^/]*)$`, in linear time."""
     dot = name.find(".", name.rfind("/") + 1)
     begin = name.rfind(".", 0, max(dot, 0)) + 1
     newline = name.find("\n")

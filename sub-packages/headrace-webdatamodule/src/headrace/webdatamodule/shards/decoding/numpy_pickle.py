@@ -30,11 +30,7 @@ def _dtype(name: object, _align: object = False, _copy: object = True) -> Placeh
 
 
 def finish_dtype(name: str, state: Any) -> np.dtype[Any]:
-    """Make a dtype from what its pickle says about it.
-
-    >>> finish_dtype("i4", (3, ">", None, None, None, -1, -1, 0))
-    dtype('>i4')
-    """
+    """Make a dtype from what its pickle says about it."""
     require(isinstance(state, tuple) and len(state) in (8, 9) and state[0] in (3, 4), "dtype state {}", state)
     _, order, sub, names, fields, itemsize, _, flags, *extra = state
     require(order in ("<", ">", "=", "|"), "dtype byte order {}", order)
@@ -122,11 +118,7 @@ def _reconstruct(cls: object, _shape: object, _kind: object) -> Placeholder:
 
 
 def finish_array(state: Any) -> np.ndarray[Any, Any]:
-    """Make an array from (version, shape, dtype, is Fortran order, bytes or list of objects).
-
-    >>> finish_array((1, (2,), np.dtype("u1"), False, b"ab"))
-    array([97, 98], dtype=uint8)
-    """
+    """Make an array from (version, shape, dtype, is Fortran order, bytes or list of objects)."""
     require(isinstance(state, tuple) and len(state) == 5 and state[0] == 1, "an array's state has five parts")
     _, shape, dtype, fortran, data = state
     dtype, shape = _checked(dtype, shape, data)

@@ -21,26 +21,25 @@ from headrace.webdatamodule.shards.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
-# The dtype that each class of storages holds, "" for bytes without one.
+# The dtype that each class of storages holds, "" for bytes without one, and the bytes of an item.
 STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexDoubleStorage": "complex128",
-    "ComplexFloatStorage": "complex64",
-    "UntypedStorage": "",
+    "DoubleStorage": ("float64", 8),
+    "FloatStorage": ("float32", 4),
+    "HalfStorage": ("float16", 2),
+    "BFloat16Storage": ("bfloat16", 2),
+    "LongStorage": ("int64", 8),
+    "IntStorage": ("int32", 4),
+    "ShortStorage": ("int16", 2),
+    "CharStorage": ("int8", 1),
+    "ByteStorage": ("uint8", 1),
+    "BoolStorage": ("bool", 1),
+    "ComplexDoubleStorage": ("complex128", 16),
+    "ComplexFloatStorage": ("complex64", 8),
+    "UntypedStorage": ("", 1),
 }
+ITEM_BYTES = dict(STORAGES.values())
 _HEAD_BYTES = 1 << 14  # the five pickles have some 200 bytes
 MAGIC = 0x1950A86A20F9469CFC6C
-ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "": 1}
-ITEM_BYTES |= {"float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
@@ -176,23 +175,19 @@ def _device(kind: Any, index: Any = None) -> Any:
     return torch.device(str(kind)) if index is None else torch.device(str(kind), index)
 
 
-def _storage_bytes(data: object) -> Any:
-    require(type(data) is bytes, "a storage without bytes")
-    return storage_from_bytes(data)  # type: ignore[arg-type]  # the line above
-
-
-NAMES: dict[tuple[str, str], Any] = {
-    ("torch.storage", "_load_from_bytes"): AllowedGlobal("torch.storage._load_from_bytes", _storage_bytes),
-    ("torch._utils", "_rebuild_tensor_v2"): AllowedGlobal("torch._utils._rebuild_tensor_v2", _tensor_v2),
-    ("torch._utils", "_rebuild_tensor_v3"): AllowedGlobal("torch._utils._rebuild_tensor_v3", _tensor_v3),
-    ("torch._utils", "_rebuild_parameter"): AllowedGlobal("torch._utils._rebuild_parameter", _parameter),
-    ("torch._utils", "_rebuild_sparse_tensor"): AllowedGlobal(
-        "torch._utils._rebuild_sparse_tensor", _sparse, cost=_sparse_cost
-    ),
-    ("torch.serialization", "_get_layout"): AllowedGlobal("torch.serialization._get_layout", _layout),
-    ("torch", "Size"): AllowedGlobal("torch.Size", _size),
-    ("torch", "device"): AllowedGlobal("torch.device", _device),
-}
+NAMES: dict[tuple[str, str], AllowedGlobal] = {}
+for _module, _name, _make in (
+    ("torch.storage", "_load_from_bytes", lambda data: storage_from_bytes(data)),
+    ("torch._utils", "_rebuild_tensor_v2", _tensor_v2),
+    ("torch._utils", "_rebuild_tensor_v3", _tensor_v3),
+    ("torch._utils", "_rebuild_parameter", _parameter),
+    ("torch._utils", "_rebuild_sparse_tensor", _sparse),
+    ("torch.serialization", "_get_layout", _layout),
+    ("torch", "Size", _size),
+    ("torch", "device", _device),
+):
+    _cost = _sparse_cost if _make is _sparse else None
+    NAMES[_module, _name] = AllowedGlobal(f"{_module}.{_name}", _make, cost=_cost)
 for _name in STORAGES:
     for _module in ("torch", "torch.storage"):
         NAMES[_module, _name] = AllowedGlobal(_name, lambda *_: require(False, "a storage is not called from a pickle"))
@@ -215,12 +210,12 @@ def parse_id(pid: Any) -> tuple[str, str, int]:
     fits = isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage" and isinstance(pid[1], AllowedGlobal)
     require(fits, "persistent id {} is not that of a tensor's storage", pid)
     _, kind, key, _location, numel, *view = pid
-    dtype = STORAGES.get(kind.name)
     require(isinstance(key, str) and type(numel) is int and numel >= 0, "storage {} of {} elements", key, numel)
     require(not any(view), "a storage that is a view of another")
-    if dtype is None:
+    if kind.name not in STORAGES:
         raise DecodeError(f"storage {key!r} has no known type")
-    return dtype, key, numel * ITEM_BYTES[dtype]
+    dtype, nbytes = STORAGES[kind.name]
+    return dtype, key, numel * nbytes
 
 
 class TorchUnpickler(RestrictedUnpickler):
@@ -245,6 +240,7 @@ class _StorageUnpickler(TorchUnpickler):
 
 def storage_from_bytes(data: bytes) -> Any:
     """Read one storage as ``pickle.dumps(tensor)`` holds it (torch's format before zip files)."""
+    require(type(data) is bytes, "a storage without bytes")
     file = io.BytesIO(data[:_HEAD_BYTES])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
     require(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")

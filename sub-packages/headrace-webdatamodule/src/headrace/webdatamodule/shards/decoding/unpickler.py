@@ -93,7 +93,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._budget.reserve(nbytes, "the bytes and texts of this pickle take")
         if _PER_INSTRUCTION * nbytes > self._budget.left:
             vars(self)["dispatch"] = _ChargedDispatch(type(self).dispatch, self._budget)
-        self._placeholders: list[Placeholder] = []
+        self.placeholders: list[Placeholder] = []
         self._made = dict.fromkeys(_MOST, 0)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -134,7 +134,10 @@ class RestrictedUnpickler(pickle._Unpickler):
             check_values([args])
         if isinstance(func, AllowedGlobal):
             self._charge([*args, *kwargs.values()], func.cost(args) if func.cost else 0)
-            return self._kept(func.make(*args, **kwargs))
+            made = func.make(*args, **kwargs)
+            if isinstance(made, Placeholder):
+                self.placeholders.append(made)
+            return made
         if func is collections.defaultdict:
             factory = args[0] if args else None
             self._count(collections.defaultdict)
@@ -153,23 +156,14 @@ class RestrictedUnpickler(pickle._Unpickler):
                 more += len(value)
         self._budget.reserve(more, "what the calls of this pickle make takes")
 
-    def _kept(self, made: Any) -> Any:
-        if isinstance(made, Placeholder):
-            self._placeholders.append(made)
-        return made
-
     def _count(self, kind: type) -> None:
         self._made[kind] += 1
         fits = self._made[kind] <= _MOST[kind]
         require(fits, "the pickle has more than {} of {} (arrays: of dtype object)", _MOST[kind], kind)
 
-    def check_finished(self) -> None:
-        """Refuse a pickle that leaves a dtype or an array without its state."""
-        for placeholder in self._placeholders:
-            require(placeholder.done, "the pickle leaves a {} as it is", placeholder)
-
-    def _is_own(self, value: Any) -> bool:
-        return self._allowed.holds(type(value))
+    def _check_target(self, what: str, target: Any, kinds: tuple[type, ...] = ()) -> None:
+        if type(target) not in kinds and not self._allowed.holds(type(target)):
+            raise UnsafePickleError(f"the pickle {what} a {type(target).__qualname__}")
 
     def load_reduce(self) -> None:
         args = self.stack.pop()
@@ -197,7 +191,7 @@ class RestrictedUnpickler(pickle._Unpickler):
             require(type(state) is dict and state.keys() <= {"_metadata"}, "an OrderedDict with attributes")
             made.__dict__.update(state)  # torch's state_dict() carries this one
         else:
-            require(self._is_own(made), "the pickle sets the state of a {}", type(made).__qualname__)
+            self._check_target("sets the state of", made)
             _set_state(made, state)
 
     def _finish(self, placeholder: Placeholder, state: Any) -> None:
@@ -237,11 +231,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._extend(self.stack[-1], items)
 
     def _extend(self, target: Any, items: list[Any]) -> None:
-        require(
-            type(target) in _LISTS or self._is_own(target),
-            "the pickle appends to a {}",
-            type(target).__qualname__,
-        )
+        self._check_target("appends to", target, _LISTS)
         check_values(items)
         target.extend(items)
 
@@ -259,11 +249,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._put(self.stack[-1], items)
 
     def _put(self, target: Any, items: list[Any]) -> None:
-        require(
-            type(target) in _DICTS or self._is_own(target),
-            "the pickle sets items of a {}",
-            type(target).__qualname__,
-        )
+        self._check_target("sets items of", target, _DICTS)
         check_values(items)
         check_keys(items[::2])
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -271,7 +257,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def load_additems(self) -> None:
         items, target = self.pop_mark(), self.stack[-1]
-        require(type(target) is set or self._is_own(target), "the pickle adds to a {}", type(target).__qualname__)
+        self._check_target("adds to", target, (set,))
         check_values(items)
         check_keys(items)
         for item in items:
@@ -351,7 +337,8 @@ def checked_load(unpickler: RestrictedUnpickler) -> Any:
     """Run the unpickler; whatever a damaged or hostile pickle makes it raise becomes a DecodeError."""
     try:
         made = unpickler.load()
-        unpickler.check_finished()
+        for placeholder in unpickler.placeholders:
+            require(placeholder.done, "the pickle leaves a {} as it is", placeholder)
     except ShardError:
         raise
     except Exception as error:

@@ -100,18 +100,23 @@ def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) ->
 
 def read_plain(path: str | Path, error: type[ShardError], *, most: int) -> bytes:
     """Read all of a small file."""
-    with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
+    with os.fdopen(open_plain(path, error), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise error(f"{path} has {size} bytes, more than the {most} that such a file may have")
-        pieces = list[bytes]()
-        while sum(map(len, pieces)) <= size and (piece := file.read(size + 1)):
-            pieces.append(piece)
-    return b"".join(pieces)
+        return file.read(size + 1)
+
+
+def read_or_map(path: str | Path, error: type[ShardError], *, most_read: int) -> bytes | mmap.mmap:
+    """All of a file; a larger one is mapped, so that all processes share it."""
+    with os.fdopen(open_plain(path, error), "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size > most_read:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return file.read()
 
 
 def expanded(place: str | os.PathLike[str]) -> Path:
-    """A path whose begin "~" stands for the home of a user; it stays where there is no such user."""
+    """A path with a leading "~" replaced by the home of the user; unchanged where there is no such user."""
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
 
 

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, DamagedShardError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import (
+    DamagedIndexError,
+    DamagedShardError,
+    ManifestError,
+    ShardError,
+    StaleIndexError,
+)
 from headrace.webdatamodule.shards.format.files import (
     Bytes,
     FileBytes,
@@ -39,8 +45,8 @@ from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
     ShardEntry,
     kept_columns,
-    refuse_unfinished_write,
     store_column,
+    unfinished_write,
 )
 from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
@@ -93,7 +99,9 @@ def index_shards(
         SkippedMembersWarning: Members of the shards are no part of a sample.
     """
     folder = expanded(directory)
-    refuse_unfinished_write(folder)
+    unfinished = unfinished_write(folder)
+    if unfinished:  # a part of a set is not taken for all of it
+        raise ManifestError(unfinished)
     paths = _tar_files(folder)
     with directory_lock(folder):  # others may add columns to the manifest at the same time
         done = spread(partial(index_shard, force=force), paths, executor, what="indexing")

@@ -47,11 +47,7 @@ class Unpacked(NamedTuple):
 
 
 def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Make the bytes of an index file; the same for the same content.
-
-    >>> unpack(memoryview(pack({"a": 1}, {"x": np.arange(3, dtype=np.uint16)}))).arrays["x"].tolist()
-    [0, 1, 2]
-    """
+    """Make the bytes of an index file; the same for the same content."""
     plain = {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     listed = [[name, array.dtype.str, array.size] for name, array in plain.items()]
     text = json.dumps({**description, "arrays": listed}, separators=(",", ":")).encode()
@@ -165,9 +161,6 @@ def fingerprint_ranges(shard_bytes: int, end: int) -> list[tuple[int, int]]:
 
     The times of a file do not survive copies, and reading all of it is slow: size, begin, middle and the end of
     the last member tell shards of different content apart in three short reads, also over a network.
-
-    >>> fingerprint_ranges(10240, 5632)
-    [(0, 4096), (2816, 6912), (1536, 5632)]
     """
     begins = (0, end // 2, max(0, end - _FINGERPRINT_PIECE))
     return [(begin, min(begin + _FINGERPRINT_PIECE, shard_bytes)) for begin in begins]

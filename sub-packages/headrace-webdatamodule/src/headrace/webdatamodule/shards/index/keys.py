@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeGuard, overload
 
 import numpy as np
@@ -40,12 +41,7 @@ class LazyTexts(Sequence[str]):
 
 
 class SampleKeys(LazyTexts):
-    """Texts that are made by a function of their position.
-
-    >>> keys = SampleKeys(3, "key{}".format)
-    >>> keys[-1], keys[:2], "key1" in keys
-    ('key2', ['key0', 'key1'], True)
-    """
+    """Texts that are made by a function of their position."""
 
     def __init__(self, count: int, key: Callable[[int], str]) -> None:
         super().__init__(count)
@@ -147,16 +143,13 @@ def read_keys(count: int, described: Mapping[str, Any], arrays: Mapping[str, npt
     fits = text.size % max(count, 1) == 0 if ends is None else _are_ends(ends, count, text.size)
     if text.dtype != np.uint8 or not fits:
         raise ValueError("the keys' arrays have other lengths")
-    _check_listed(**described)
+    if not is_utf8(described["prefix"]) or not isinstance(described["ordered"], bool):
+        raise ValueError("the description of listed keys is invalid")
     return ListedKeys(count, text=text, ends=ends, **described)
 
 
 def is_utf8(value: object) -> TypeGuard[str]:
-    r"""Whether a value is a text that stands for bytes, as of a file's name: UTF-8, or surrogates for other bytes.
-
-    >>> is_utf8("a\udc80"), is_utf8("a\ud800"), is_utf8(3)
-    (True, False, False)
-    """
+    """Whether a value is a text that stands for bytes, as of a file's name: UTF-8, or surrogates for other bytes."""
     try:
         return isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None
     except UnicodeEncodeError:
@@ -174,11 +167,6 @@ def _check_numbered(prefix: object, first: object, step: object, width: object, 
         raise ValueError("the rule of numbered keys is invalid")
 
 
-def _check_listed(prefix: object, ordered: object) -> None:
-    if not is_utf8(prefix) or not isinstance(ordered, bool):
-        raise ValueError("the description of listed keys is invalid")
-
-
 def _are_ends(ends: npt.NDArray[Any], count: int, nbytes: int) -> bool:
     if ends.size != count or not count:
         return ends.size == count and nbytes == 0
@@ -193,25 +181,17 @@ def _numbered(keys: Sequence[str]) -> Described | None:
         return None
     prefix, digits, suffix = parts[0]
     first, step = int(digits), int(parts[-1][1]) - int(digits) if len(parts) > 1 else 1
-    if step < 1 or any(key != again for key, again in zip(keys, _count(keys, parts[0], step), strict=True)):
+    if step < 1 or any(map(operator.ne, keys, NumberedKeys(len(keys), prefix, first, step, len(digits), suffix))):
         return None
     return {"prefix": prefix, "first": first, "step": step, "width": len(digits), "suffix": suffix}, {}
 
 
-def _count(keys: Sequence[str], parts: Sequence[str], step: int) -> NumberedKeys:
-    return NumberedKeys(len(keys), parts[0], int(parts[1]), step, len(parts[1]), parts[2])
-
-
 def _listed(keys: Sequence[str]) -> Described:
-    prefix = _common_prefix(min(keys), max(keys)) if keys else ""
+    pairs = zip(min(keys, default=""), max(keys, default=""), strict=False)
+    prefix = "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     rests = [key[len(prefix) :].encode("utf-8", "surrogateescape") for key in keys]
     ends = np.cumsum([len(rest) for rest in rests], dtype=np.uint64)
     arrays: dict[str, npt.NDArray[Any]] = {"key_text": np.frombuffer(b"".join(rests), np.uint8)}
     if len({len(rest) for rest in rests}) > 1:
         arrays["key_ends"] = ends.astype(np.uint32) if ends[-1] < 1 << 32 else ends
     return {"prefix": prefix, "ordered": all(a < b for a, b in pairwise(keys))}, arrays
-
-
-def _common_prefix(first: str, last: str) -> str:
-    pairs = zip(first, last, strict=False)
-    return first[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))]

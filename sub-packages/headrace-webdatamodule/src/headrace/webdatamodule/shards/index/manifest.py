@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import xxhash
 
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, open_plain, read_plain
+from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, read_or_map, read_plain
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.keys import LARGEST, is_int, is_utf8
@@ -133,11 +132,7 @@ class Manifest:
         return xxhash.xxh3_128_hexdigest(json.dumps(asdict(self), separators=(",", ":")).encode())
 
     def with_column(self, column: ColumnEntry) -> Manifest:
-        """The same with one more column, in place of one of the same name.
-
-        Args:
-            column: The column.
-        """
+        """The same with one more column, in place of one of the same name."""
         others = [entry for entry in self.columns if entry.name != column.name]
         return replace(self, columns=(*others, column))
 
@@ -148,10 +143,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read the text of a manifest.
-
-        Args:
-            text: As of `to_json`.
+        """Read a text that `to_json` gave.
 
         Raises:
             ManifestError: It is something else, of another version, or does not fit its fingerprint.
@@ -159,9 +151,7 @@ class Manifest:
         if len(text) > MOST_BYTES:
             raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_BYTES} allowed")
         try:
-            table = json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
-        except ManifestError:
-            raise
+            table = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
         _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
@@ -175,19 +165,13 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
-        """Read the manifest of a directory.
-
-        Args:
-            directory: Where the shards lie.
-
-        Raises:
-            ManifestError: It is missing or damaged.
-        """
-        path = Path(directory) / NAME
+        """Read the manifest of the directory of the shards; a ManifestError when it is missing or damaged."""
+        folder = expanded(directory)
+        path = folder / NAME
         try:
-            return cls.from_json(read_manifest(directory))
+            return cls.from_json(read_manifest(folder))
         except FileNotFoundError as error:
-            raise ManifestError(_missing(Path(directory))) from error
+            raise ManifestError(_missing(folder)) from error
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
         except ManifestError as error:
@@ -195,12 +179,8 @@ class Manifest:
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest of a directory, to the disk, whole or not at all; nothing when it is there already.
-
-        Args:
-            directory: Where the shards lie.
-        """
-        path, data = Path(directory) / NAME, self.to_json().encode()
+        """Write the manifest to the directory of the shards, whole or not at all; nothing when it is there already."""
+        path, data = expanded(directory) / NAME, self.to_json().encode()
         if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
             atomic_write(path, data)
 
@@ -211,11 +191,7 @@ def read_manifest(directory: str | Path) -> bytes:
 
 
 def is_plain_name(name: object) -> bool:
-    r"""Whether a name is one of a file that lies in the directory itself, on each system.
-
-    >>> [is_plain_name(name) for name in ("a.tar", "../a.tar", "/a.tar", "c:a.tar", "a\\b", ".", "", 3)]
-    [True, False, False, False, False, False, False, False]
-    """
+    """Whether a name is one of a file that lies in the directory itself, on each system."""
     if not is_utf8(name) or len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME_BYTES:
         return False
     return bool(re.fullmatch(r"[^/\\:\0]+", name)) and name not in (".", "..")
@@ -237,16 +213,6 @@ def _is_text(value: object) -> bool:
 
 def _is_hex(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value))
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    _require(len(table) == len(pairs), "a name occurs twice in one object")
-    return table
-
-
-def _no_constant(name: str) -> Never:
-    raise ManifestError(f"the manifest says {name}, which is no number: index the directory again")
 
 
 def _list(table: Mapping[str, Any], key: str) -> list[Any]:
@@ -299,7 +265,7 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
 
 def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str) -> npt.NDArray[Any]:
     """Refuse a column that cannot be kept."""
-    if not is_plain_name(name) or name.startswith("."):
+    if not all(map(is_plain_name, (name, _column_file(name, "0" * 16)))) or name.startswith("."):
         raise ValueError(f"a column's name must be a part of a file name, got {name!r}")
     allowed = f"{what} must be plain numbers or texts of shape [{n_samples}, ...], one row for each sample"
     try:
@@ -313,13 +279,17 @@ def check_column(name: str, values: npt.ArrayLike, n_samples: int, *, what: str)
     return array
 
 
+def _column_file(name: str, checksum: str) -> str:
+    # The checksum in the name keeps the old file whole until the new manifest names the new one.
+    return f"{name}.{checksum[:8]}.npy"
+
+
 def store_column(directory: Path, name: str, array: npt.NDArray[Any]) -> ColumnEntry:
     """Write the file of a column; no manifest names it yet."""
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
     checksum = f"{checksum64(stream.getbuffer()):016x}"
-    # The checksum in the name keeps the old file whole until the new manifest names the new one.
-    column = ColumnEntry(name, array.dtype.str, f"{name}.{checksum[:8]}.npy", checksum)
+    column = ColumnEntry(name, array.dtype.str, _column_file(name, checksum), checksum)
     atomic_write(directory / column.file, stream.getvalue())
     return column
 
@@ -347,11 +317,11 @@ def added(manifest: Manifest) -> list[str]:
 
 
 def _opened(path: Path, checksum: str) -> npt.NDArray[Any]:
-    with os.fdopen(open_plain(path, ManifestError), "rb") as file:
-        if os.fstat(file.fileno()).st_size > _READ_BYTES:
-            _compare(np.memmap(path, np.uint8, "r").data, checksum)
-            return np.lib.format.open_memmap(path, mode="r")
-        return read_column(file.read(), checksum)
+    data = read_or_map(path, ManifestError, most_read=_READ_BYTES)
+    if isinstance(data, bytes):
+        return read_column(data, checksum)
+    _compare(memoryview(data), checksum)
+    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _compare(data: bytes | memoryview, checksum: str) -> None:
@@ -375,7 +345,7 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         ManifestError: There is no such column, or its file is damaged or another one.
     """
     entry = column_entry(manifest, name)
-    return checked_column(manifest, entry, lambda: _opened(Path(directory) / entry.file, entry.checksum))
+    return checked_column(manifest, entry, lambda: _opened(expanded(directory) / entry.file, entry.checksum))
 
 
 def column_entry(manifest: Manifest, name: str) -> ColumnEntry:
@@ -421,13 +391,6 @@ def unfinished_write(directory: Path) -> str | None:
             cure = f"run it again, or remove {note} to keep what is there"
             return f"a write was stopped at {there} of {planned} shards in {str(directory)!r}: {cure}"
     return None
-
-
-def refuse_unfinished_write(directory: Path) -> None:
-    """Refuse to take a part of a set for all of it."""
-    unfinished = unfinished_write(directory)
-    if unfinished:
-        raise ManifestError(unfinished)
 
 
 def read_note(path: Path) -> dict[str, Any]:

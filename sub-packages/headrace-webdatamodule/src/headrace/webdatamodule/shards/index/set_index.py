@@ -20,16 +20,16 @@ index that does not match it is never read for that of the shard.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import open_plain, staged_file
+from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
+from headrace.webdatamodule.shards.format.files import read_or_map, staged_file
 from headrace.webdatamodule.shards.index.container import check_version, checksum64
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex
@@ -67,15 +67,8 @@ class SetIndex:
         """Open the one that lies beside a manifest, None when there is none that fits; large ones are mapped."""
         path = Path(directory) / SET_INDEX_NAME
         try:
-            descriptor = open_plain(path, DamagedIndexError)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            large = os.fstat(file.fileno()).st_size > READ_BYTES
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if large else file.readall()
-        try:
-            return cls(data, manifest)
-        except StaleIndexError:
+            return cls(read_or_map(path, DamagedIndexError, most_read=READ_BYTES), manifest)
+        except (FileNotFoundError, StaleIndexError):
             return None
         except (DamagedIndexError, IndexVersionError) as error:
             error.message = f"{path}: {error.message}"
@@ -107,19 +100,14 @@ def head_bytes(count: int) -> int:
     return _HEAD.size + 8 * count + 8
 
 
-def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = False) -> bool:
-    """Write the index of a set, before its manifest; whether it was written. A set of one shard needs none."""
-    folder = Path(directory)
+def write_set_index(folder: Path, manifest: Manifest, *, force: bool = False) -> None:
+    """Write the index of a set, before its manifest, unless there is one that fits. A set of one shard needs none."""
     if len(manifest.shards) < 2:
         (folder / SET_INDEX_NAME).unlink(missing_ok=True)
-        return False
-    try:
+        return
+    with suppress(DamagedIndexError):
         if not force and SetIndex.open(folder, manifest) is not None:
-            return False
-    except IndexVersionError:
-        raise
-    except ShardError:
-        pass
+            return
     with staged_file(folder / SET_INDEX_NAME) as stream:
         stream.write(bytes(head_bytes(len(manifest.shards))))
         ends = list[int]()
@@ -131,7 +119,6 @@ def write_set_index(directory: str | Path, manifest: Manifest, *, force: bool = 
             ends.append(stream.tell())
         stream.seek(0)
         stream.write(_head(manifest, ends))
-    return True
 
 
 def _head(manifest: Manifest, ends: Sequence[int]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat, starmap
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, padded
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
@@ -74,7 +74,7 @@ class ShardIndex:
     def __init__(self, data: bytes | mmap.mmap | memoryview, *, shard: str = "", end: int | None = None) -> None:
         self.shard = shard
         self.data, self._from_file = memoryview(data), False
-        # The map, where the bytes are one, and how long it has to be.
+        # The memory map, if there is one, and the length that it must keep.
         self._map = self.data.obj if isinstance(self.data.obj, mmap.mmap) else None
         self._mapped_bytes = len(self.data) if end is None else end
         try:
@@ -100,13 +100,8 @@ class ShardIndex:
             DamagedIndexError: It is no index, or was cut or changed.
             IndexVersionError: It has the format of another release.
         """
-        with os.fdopen(open_plain(index_path(shard), DamagedIndexError), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if mapped and size > READ_BYTES:
-                data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            else:
-                data = file.readall()
-        made = cls(data, shard=str(shard))
+        most = READ_BYTES if mapped else sys.maxsize
+        made = cls(read_or_map(index_path(shard), DamagedIndexError, most_read=most), shard=str(shard))
         made._from_file = True
         return made
 
@@ -165,24 +160,13 @@ class ShardIndex:
         return self.blocks.astype(np.int64) * BLOCK
 
     def span(self, sample: int) -> tuple[int, int]:
-        """Where a sample's members stand in the flat arrays.
-
-        Args:
-            sample: 0 to `n_samples - 1`.
-
-        Returns:
-            Begin and end.
-        """
+        """Where the members of sample `sample`, 0 to `n_samples - 1`, begin and end in the flat arrays."""
         self.check_size()
         start = self._width * sample if self._starts is None else int(self._starts[sample])
         return start, start + len(self.layout(sample))
 
     def layout(self, sample: int) -> tuple[str, ...]:
-        """The member keys of a sample, in lower case, in the order of the tar file.
-
-        Args:
-            sample: 0 to `n_samples - 1`.
-        """
+        """The member keys of sample `sample`, 0 to `n_samples - 1`, in lower case, in the order of the tar file."""
         self.check_size()
         return self.layouts[0 if self._layout_of is None else int(self._layout_of[sample])]
 
@@ -192,41 +176,22 @@ class ShardIndex:
         return np.zeros(self.n_samples, np.uint16) if self._layout_of is None else self._layout_of
 
     def starts_of(self, samples: Sequence[int]) -> Iterable[int]:
-        """Where the members of some samples begin in the flat arrays, fast.
-
-        Args:
-            samples: Their numbers.
-        """
+        """Where the members of some samples begin in the flat arrays, fast."""
         return map(self._width.__mul__ if self._starts is None else self._starts.data.__getitem__, samples)
 
     def layouts_of(self, samples: Sequence[int]) -> Iterable[int]:
-        """The numbers in `layouts` of some samples' layouts, fast.
-
-        Args:
-            samples: Their numbers.
-        """
+        """The numbers in `layouts` of some samples' layouts, fast."""
         if self._layout_of is None:
             return repeat(0, len(samples))
         return map(self._layout_of.data.__getitem__, samples)
 
     def key(self, sample: int) -> str:
-        """The key of a sample.
-
-        Args:
-            sample: 0 to `n_samples - 1`.
-        """
+        """The key of sample `sample`, 0 to `n_samples - 1`."""
         self.check_size()
         return self.keys[sample]
 
     def find(self, key: str) -> int:
-        """The number of the sample with a key.
-
-        Args:
-            key: The sample's key.
-
-        Raises:
-            KeyError: No sample has it.
-        """
+        """The number of the sample with a key; a KeyError when no sample has it."""
         self.check_size()
         return self.keys.find(key)
 
@@ -252,28 +217,21 @@ class ShardIndex:
         return np.where(column >= 0, starts + column, -1)
 
     def locate(self, position: int) -> tuple[int, str]:
-        """Whose member stands at a position of the flat arrays.
-
-        Args:
-            position: 0 to `n_members - 1`.
-
-        Returns:
-            The number of the sample, and the member's name in the tar file.
-        """
+        """Whose member stands at a position of the flat arrays: the sample's number, and the name in the tar file."""
         self.check_size()
         if self._starts is None:
             sample = position // self._width
         else:
             sample = int(np.searchsorted(self._starts, position, "right")) - 1
-        suffixes = self.suffixes[0 if self._layout_of is None else int(self._layout_of[sample])]
-        return sample, f"{self.key(sample)}.{suffixes[position - self.span(sample)[0]]}"
+        [start], [layout] = self.starts_of((sample,)), self.layouts_of((sample,))
+        return sample, f"{self.key(sample)}.{self.suffixes[layout][position - start]}"
 
     def fingerprint_ranges(self) -> list[tuple[int, int]]:
         """Which bytes of the shard `check_shard` looks at: pairs of begin and end."""
         return fingerprint_ranges(self.shard_bytes, self._end)
 
     def check_shard(self, shard_bytes: int, read: Callable[[int, int], bytes | memoryview]) -> None:
-        """See by its size and three short pieces whether a shard is the one that was indexed.
+        """Check by its size and three short pieces whether a shard is the one that was indexed.
 
         Args:
             shard_bytes: Its size.
@@ -293,24 +251,20 @@ class ShardIndex:
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
 
     def check_size(self) -> None:
-        """See whether the file was cut since it was mapped: to look behind its end would kill the process.
+        """Check whether the file was cut since it was mapped: to read behind its end would kill the process.
 
-        What is cut between this and the look itself, some microseconds later, is not seen; a cut needs someone who
-        writes into the file, as replacing it under its name leaves the map as it was.
+        A cut between this check and the read, some microseconds later, is not seen. It needs someone who writes into
+        the file itself: replacing it under its name leaves the map as it was.
 
         Raises:
-            DamagedIndexError: It was.
+            DamagedIndexError: It was cut.
         """
         if self._map is not None and self._map.size() < self._mapped_bytes:
             message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {self._map.size()} now"
             raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
 
     def check_self(self) -> None:
-        """Read all of the index, and check it against its checksum.
-
-        Raises:
-            DamagedIndexError: It was changed.
-        """
+        """Read all of the index, and check it against its checksum; a DamagedIndexError when it was changed."""
         self.check_size()
         if checksum64(self._body) != self._body_checksum:
             raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
@@ -367,22 +321,18 @@ def _check_samples(
     starts: Integers | None,
 ) -> None:
     widths = np.array([len(layout) for layout in layouts], np.int64)
-    _require(layout_of is not None or len(layouts) <= 1, "several layouts, but not which sample has which")
-    _require(
-        starts is not None or len(set(widths.tolist())) <= 1, "samples of different lengths, but not where they begin"
-    )
-    if layout_of is not None:
+    if layout_of is None:
+        _require(len(layouts) <= 1, "several layouts, but not which sample has which")
+    else:
         _require(layout_of.size == n_samples, "layout_of of another length")
         _require(not n_samples or int(layout_of.max()) < len(layouts), "a layout that is not there")
     if starts is None:
-        _require(
-            n_samples * int(widths[0] if widths.size else 0) == n_members, "members that are no multiple of samples"
-        )
+        _require((widths == widths[:1]).all(), "samples of different lengths, but not where they begin")
+        _require(n_samples * int(widths[:1].sum()) == n_members, "members that are no multiple of samples")
         return
-    of_each = np.zeros(n_samples, np.int64) if layout_of is None else layout_of.astype(np.int64)
-    ends = np.cumsum(widths[of_each]) if n_samples else np.empty(0, np.int64)
-    _require(starts.size == n_samples and np.array_equal(starts[1:], ends[:-1]), "starts that do not fit")
-    _require(not n_samples or (int(starts[0]), int(ends[-1])) == (0, n_members), "starts that do not fit")
+    of_each = np.zeros(n_samples, np.uint16) if layout_of is None else layout_of
+    begins = np.concatenate([[0], np.cumsum(widths[of_each])])
+    _require(np.array_equal(starts, begins[:-1]) and begins[-1] == n_members, "starts that do not fit")
 
 
 def _require(holds: object, message: str) -> None:

@@ -21,7 +21,7 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
 )
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
-from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.format.tar import BLOCK, group, walk
 from headrace.webdatamodule.shards.index.build import build_index, open_listed_shard, spread
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
@@ -66,8 +66,7 @@ class Fault:
         return cls(error.message, error.shard, error.sample, error.member, error.offset)
 
     def __str__(self) -> str:
-        place = {"shard": self.shard, "sample": self.sample, "member": self.member}
-        return str(ShardError(self.message, offset=self.offset, **place))
+        return str(ShardError(**vars(self)))
 
 
 def verify_shards(directory: str | Path, *, executor: Executor | None = None) -> list[Fault]:
@@ -138,7 +137,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         if isinstance(error, IndexVersionError):  # the manifest names the checksum of that index
             entry = None
     else:
-        if entry is not None and not _is_of(index, entry):
+        if entry not in (None, ShardEntry.of(index)):
             message = "the index does not match the manifest: index the directory again"
             yield StaleIndexError(message, shard=str(path))
         if not _is_intact(view, index):
@@ -146,15 +145,10 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         yield index
         return
     # Without an index, the manifest still says whether the shard is the one that was indexed.
-    again = ShardIndex(build_index(view, shard=str(path)))
-    if entry is not None and not _is_of(again, entry):
+    again = ShardIndex(build_index(view, shard=str(path)), shard=str(path))
+    if entry not in (None, ShardEntry.of(again)):
         yield DamagedShardError("the shard does not match the manifest", shard=str(path))
     yield again
-
-
-def _is_of(index: ShardIndex, entry: ShardEntry) -> bool:
-    found = (index.shard_bytes, index.n_samples, f"{index.checksum:016x}", index.n_skipped)
-    return found == (entry.nbytes, entry.samples, entry.index, entry.skipped)
 
 
 def _is_intact(view: FileBytes, index: ShardIndex) -> bool:
@@ -186,8 +180,11 @@ def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
             error.sample, member = _place(index, error.offset)
             error.member = error.member or member
         return error
-    pairs = enumerate(zip_longest(_indexed_members(index), _found_members(samples)))
-    position = next((position for position, (indexed, found) in pairs if indexed != found), None)
+    flat = (index.layout_numbers.tolist(), index.offsets.tolist(), index.sizes.tolist())
+    indexed = _members(index.keys, index.suffixes, *flat)
+    real = _members(samples.keys, list(samples.layouts), samples.layout_of, samples.offsets, samples.sizes)
+    pairs = enumerate(zip_longest(indexed, real))
+    position = next((position for position, (ours, found) in pairs if ours != found), None)
     if position is None:
         return None
     message = "the shard has another member here than its index says"
@@ -205,17 +202,16 @@ def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
     return index.key(sample), member
 
 
-def _indexed_members(index: ShardIndex) -> Iterator[tuple[str, int, int]]:
-    layouts = index.layout_numbers.tolist()
-    names = [f"{key}.{suffix}" for key, n in zip(index.keys, layouts, strict=True) for suffix in index.suffixes[n]]
-    return zip(names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
-
-
-def _found_members(samples: Samples) -> Iterator[tuple[str, int, int]]:
-    layouts = list(samples.layouts)
-    keyed = zip(samples.keys, samples.layout_of, strict=True)
-    names = [f"{key}.{suffix}" for key, number in keyed for suffix in layouts[number]]
-    return zip(names, samples.offsets, samples.sizes, strict=True)
+def _members(
+    keys: Sequence[str],
+    layouts: Sequence[Sequence[str]],
+    layout_of: Sequence[int],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of each member."""
+    names = [f"{key}.{suffix}" for key, n in zip(keys, layout_of, strict=True) for suffix in layouts[n]]
+    return zip(names, offsets, sizes, strict=True)
 
 
 def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:

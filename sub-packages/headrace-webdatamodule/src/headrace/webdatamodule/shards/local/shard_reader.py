@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, BinaryIO, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import open_plain
+from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import checksum32
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
@@ -54,14 +53,13 @@ class MappedShard(ShardBytes):
     Where reads compare checksums (`verified`), damage is left to them, so that samples without damage stay readable.
     """
 
-    def __init__(self, index: ShardIndex, file: BinaryIO, *, verified: bool = False) -> None:
-        self.index = index
+    def __init__(self, index: ShardIndex, data: bytes | mmap.mmap, *, verified: bool = False) -> None:
+        self.index, self.data = index, data
         self.stale: StaleIndexError | None = None
-        self.data = map_file(file)
         try:
-            index.check_shard(len(self.data), lambda begin, end: self.data[begin:end])
+            index.check_shard(len(data), lambda begin, end: data[begin:end])
         except StaleIndexError as error:
-            if not verified or len(self.data) != index.shard_bytes:
+            if not verified or len(data) != index.shard_bytes:
                 raise
             self.stale = error
 
@@ -84,14 +82,7 @@ class MappedShard(ShardBytes):
 
 def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
     """Map the file that an index names."""
-    with os.fdopen(open_plain(index.shard), "rb", buffering=0) as file:
-        return MappedShard(index, file, verified=verified)
-
-
-def map_file(file: BinaryIO) -> bytes | mmap.mmap:
-    """Map an open file."""
-    empty = file.seek(0, 2) == 0  # an empty file cannot be mapped
-    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return MappedShard(index, read_or_map(index.shard, DamagedShardError, most_read=0), verified=verified)
 
 
 class ShardReader:
@@ -273,11 +264,6 @@ class LruCache(Generic[_Thing]):
     """Opens things by their numbers, and evicts the least recently used ones.
 
     Safe in threads: what is evicted is closed when its last user has finished.
-
-    >>> cache = LruCache(lambda number: print("open", number) or -number, 1)
-    >>> cache.get(3), cache.get(3)
-    open 3
-    (-3, -3)
     """
 
     def __init__(self, open_one: Callable[[int], _Thing], limit: int) -> None:
@@ -287,13 +273,14 @@ class LruCache(Generic[_Thing]):
     def get(self, number: int) -> _Thing:
         """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
         things = self.things
-        if len(things) < self.limit and number in things:  # which was used last matters only when one has to go
-            return things[number]
-        thing = self.things.pop(number, None)
+        thing = things.get(number)
+        if thing is not None and len(things) < self.limit:  # which was used last matters only when one has to go
+            return thing
+        things.pop(number, None)
         if thing is None:
             self._evict(self.limit - 1)
             thing = self._open_with_room(number)
-        self.things[number] = thing
+        things[number] = thing
         return thing
 
     def clear(self) -> None:

@@ -86,10 +86,6 @@ class ShardSet:
         except (OSError, ShardError):  # the shards have indexes of their own
             return None
 
-    def open_shared(self) -> None:
-        """Open what all shards share, before threads would do so, each for itself."""
-        self.set_index  # noqa: B018
-
     def open_set_index(self) -> SetIndex | None:
         """Map the index of the whole set; None when there is none."""
         return SetIndex.open(self.folder, self.manifest)
@@ -117,8 +113,7 @@ class ShardSet:
             raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: open it again (a new IndexedShards)")
         return manifest
 
-    @staticmethod
-    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
         """Call a function for some items, one after another."""
         return map(function, items)
 
@@ -133,20 +128,12 @@ def open_index(path: str) -> ShardIndex:
 
 
 def is_url(place: object) -> bool:
-    """Whether shards at a place are read through fsspec.
-
-    >>> [is_url(place) for place in ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")]
-    [True, False, False, False, False]
-    """
+    """Whether shards at a place are read through fsspec."""
     return isinstance(place, str) and bool(_URL.match(place))
 
 
 def expand_braces(place: str) -> list[str]:
-    """Expand what is in braces, as shells and webdataset do.
-
-    >>> expand_braces("a-{000..002}.tar")
-    ['a-000.tar', 'a-001.tar', 'a-002.tar']
-    """
+    """Expand what is in braces, as shells and webdataset do."""
     if not _BRACES.search(place):
         return [place]
     from braceexpand import braceexpand
@@ -165,6 +152,11 @@ def of_manifest(folder: str, manifest: Manifest) -> ShardSet:
         tuple(column.name for column in manifest.columns),
         manifest.fingerprint,
     )
+
+
+def head(index: ShardIndex) -> Head:
+    """What a reader has to know of one shard without a manifest."""
+    return index.n_samples, index.checksum, index.member_keys
 
 
 def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:

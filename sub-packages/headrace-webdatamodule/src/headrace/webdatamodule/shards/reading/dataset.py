@@ -179,7 +179,6 @@ class IndexedShards:
             reader = self._reader(shard)[0]
             return reader, numbers, reader.read_many(numbers)
 
-        self._shards.open_shared()
         samples: list[Any] = [None] * len(wanted)
         for places, (reader, numbers, some) in zip(groups, self._shards.each(read, groups), strict=True):
             for place, number, sample in zip(places, numbers, some, strict=True):
@@ -235,6 +234,8 @@ class IndexedShards:
             ValueError: No sample has it.
         """
         (member,) = _chosen([key], self._shards.members)
+        if missing is not None:
+            missing = as_int("missing", missing, -(1 << 63))
         return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
 
     @property
@@ -335,7 +336,6 @@ class IndexedShards:
         return opened
 
     def _every_index(self) -> Iterator[ShardIndex]:
-        self._shards.open_shared()
         return self._shards.each(self._index, range(len(self._starts)))
 
     def _index(self, shard: int) -> ShardIndex:
@@ -406,13 +406,11 @@ class SampleDecoder:
                 except Exception as error:
                     message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
                     raise DecodeError(message, **reader.place(number, member)) from error
-        return sample if self._transform is None else self._transformed(self._transform, sample, reader.index.shard)
-
-    @staticmethod
-    def _transformed(transform: Transform, sample: Sample, shard: str) -> Any:
-        key = sample["__key__"]
+        if self._transform is None:
+            return sample
+        key, shard = sample["__key__"], reader.index.shard
         try:
-            return transform(sample)
+            return self._transform(sample)
         except Exception as error:
             error.add_note(f"in transform, with sample {key!r} of shard {shard!r}")
             if isinstance(error, ShardError) and error.sample is None:

@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, Union
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -14,9 +14,9 @@ from headrace.webdatamodule.shards.format.files import expanded
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.local.shard_set import (
-    Head,
     ShardSet,
     expand_braces,
+    head,
     is_url,
     of_heads,
     of_manifest,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.shards import Remote
 
 Source: TypeAlias = Union[str, os.PathLike[str], "Remote", Sequence[str | os.PathLike[str]]]
+_PLACES = "a directory of shards, its manifest.json, tar files, or a pattern of these"
 
 
 def find_shards(source: Source) -> ShardSet:
@@ -63,8 +64,7 @@ def _matches(path: Path) -> list[Path]:
     for one in expand_braces(str(path)):
         matches = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 - an absolute path
         if not matches or not os.path.exists(matches[0]):  # noqa: PTH110 - a text
-            cure = "give a directory of shards, its manifest.json, tar files, or a pattern of these"
-            raise FileNotFoundError(f"there is no {one!r}: {cure}")
+            raise FileNotFoundError(f"there is no {one!r}: give {_PLACES}")
         found += map(Path, matches)
     return found
 
@@ -79,21 +79,22 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
         if not path.name.lower().endswith(".tar") and not index_path(path).exists():
             raise ValueError(f"{str(path)!r} is not a tar: headrace-shards pack makes shards of files, FASTA and LMDBs")
     names = list(map(str, paths))
-    return of_heads(names, map(_head, names))
+    return of_heads(names, (head(open_index(name)) for name in names))
 
 
-def _head(path: str) -> Head:
-    index = open_index(path)
-    return index.n_samples, index.checksum, index.member_keys
+def _remote(source: object) -> ShardSet:
+    from headrace.webdatamodule.shards.remote.shards import Remote, find_remote  # local reading does not wait for it
+
+    return find_remote(source) if isinstance(source, str | Remote | list) else _refuse(source)
 
 
-def _remote(source: str | Remote | Sequence[str]) -> ShardSet:
-    from headrace.webdatamodule.shards.remote.shards import find_remote  # local reading does not wait for fsspec
-
-    return find_remote(source)
+def _refuse(source: object) -> NoReturn:
+    raise ValueError(f"source must be {_PLACES}, or a URL or Remote of them, got {source!r:.80}")
 
 
 def _local(place: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if not isinstance(place, str | os.PathLike):
+        _refuse(place)
     if isinstance(place, str) and place.lower().startswith("file://"):
         return Path(url2pathname(urlsplit(place).path))
     return place

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 from zlib import crc32
 
 import xxhash
@@ -27,7 +28,7 @@ from headrace.webdatamodule.shards.format.files import expanded, sync_directory
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader, map_file
+from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.
@@ -37,6 +38,7 @@ _LOCKS = 64
 _PAUSE = 0.05
 _REQUEST, _AT_ONCE = 8 << 20, 4
 _Thing = TypeVar("_Thing")
+_Mapped: TypeAlias = bytes | mmap.mmap
 
 
 class Cache:
@@ -49,7 +51,7 @@ class Cache:
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         self.directory = expanded(directory).absolute()
-        self.max_bytes = as_int("max_bytes", max_bytes, 1, "say how large the cache may grow")
+        self.max_bytes = as_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
 
     def find(self, name: str) -> BinaryIO | None:
         """Open a file, and note that it was used; None when it is not here."""
@@ -57,7 +59,7 @@ class Cache:
             file = (self.directory / name).open("rb")
         except FileNotFoundError:
             return None
-        with contextlib.suppress(PermissionError):  # of another user
+        with contextlib.suppress(OSError):  # of another user, or on a disk that is read-only
             os.utime(file.fileno())
         return file
 
@@ -140,16 +142,15 @@ class Cache:
 class CachedShard(MappedShard):
     """A map of a shard in the cache; when a member of it is damaged, the file is fetched again once."""
 
-    def __init__(self, index: ShardIndex, file: BinaryIO, again: Callable[[], BinaryIO], *, verified: bool) -> None:
-        super().__init__(index, file, verified=verified)
-        self._again: Callable[[], BinaryIO] | None = again
+    def __init__(self, index: ShardIndex, data: _Mapped, again: Callable[[], _Mapped], *, verified: bool) -> None:
+        super().__init__(index, data, verified=verified)
+        self._again: Callable[[], _Mapped] | None = again
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
         """As of `ShardBytes`."""
         again, self._again = self._again, None
         if again is not None:
-            with closing(again()) as file:
-                self.data, self.stale = map_file(file), None
+            self.data, self.stale = again(), None
         return bytes(self.data[begin:end])
 
 
@@ -170,7 +171,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             _raise_unless_no_ranges(error)
             files.download(index.shard, index.shard_bytes, file)
         file.flush()
-        ShardReader(index, MappedShard(index, file), None, verify=True).check_all()
+        ShardReader(index, MappedShard(index, _map(file)), None, verify=True).check_all()
 
     def put() -> BinaryIO:
         try:
@@ -179,27 +180,26 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
-    def again() -> BinaryIO:
+    def again() -> _Mapped:
         cache.drop(name)
-        with _named(cache, index.shard):
-            return put()
+        with _named(cache, index.shard), closing(put()) as file:
+            return _map(file)
 
-    return _kept(cache, name, put, lambda file: CachedShard(index, file, again, verified=verified), index.shard)
+    return _kept(cache, name, put, lambda data: CachedShard(index, data, again, verified=verified), index.shard)
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
     """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
-    def put() -> BinaryIO:
-        data = files.read(beside(url, SUFFIX), most)
+    def use(data: _Mapped) -> ShardIndex:
         index = ShardIndex(data, shard=url)
         index.check_self()
-        return cache.put(cached_name(url, index.checksum, SUFFIX), len(data), lambda file: file.writelines([data]))
-
-    def use(file: BinaryIO) -> ShardIndex:
-        index = ShardIndex(map_file(file), shard=url)
-        index.check_self()
         return index
+
+    def put() -> BinaryIO:
+        data = files.read(beside(url, SUFFIX), most)
+        name = cached_name(url, use(data).checksum, SUFFIX)
+        return cache.put(name, len(data), lambda file: file.writelines([data]))
 
     return _kept(cache, cached_name(url, checksum, SUFFIX), put, use, url)
 
@@ -213,15 +213,11 @@ def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manif
         SetIndex(data, manifest)
         return cache.put(name, len(data), lambda file: file.writelines([data]))
 
-    return _kept(cache, name, put, lambda file: SetIndex(map_file(file), manifest), url)
+    return _kept(cache, name, put, lambda data: SetIndex(data, manifest), url)
 
 
 def beside(url: str, suffix: str) -> str:
-    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end.
-
-    >>> beside("https://h/a.tar?sig=x", ".hri"), beside("s3://bucket/a?.tar", ".hri")
-    ('https://h/a.tar.hri?sig=x', 's3://bucket/a?.tar.hri')
-    """
+    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end."""
     path, mark, query = split_query(url)
     return f"{path}{suffix}{mark}{query}"
 
@@ -231,13 +227,18 @@ def split_query(url: str) -> tuple[str, str, str]:
     return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
 
 
-def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[BinaryIO], _Thing], url: str) -> _Thing:
+def _map(file: BinaryIO) -> _Mapped:
+    empty = file.seek(0, os.SEEK_END) == 0  # an empty file cannot be mapped
+    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[_Mapped], _Thing], url: str) -> _Thing:
     with _named(cache, url):
         found = cache.find(name)
         if found is not None:
             try:
                 with closing(found):
-                    return use(found)
+                    return use(_map(found))
             except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
                 cache.drop(name)
         try:
@@ -245,7 +246,7 @@ def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[B
         except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
             file = put()
         with closing(file):
-            return use(file)
+            return use(_map(file))
 
 
 @contextmanager

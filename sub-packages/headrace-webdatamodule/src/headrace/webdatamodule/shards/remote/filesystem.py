@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError, as_int
+from headrace.webdatamodule.shards.errors import ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Span = tuple[int, int]
@@ -65,8 +65,8 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         as_int("max_attempts", self.max_attempts, 1, "1 asks once")
-        if self.backoff < 0 or self.max_backoff < 0:
-            raise ValueError(f"backoff and max_backoff must be seconds >= 0, got {self}")
+        check_seconds("backoff", self.backoff)
+        check_seconds("max_backoff", self.max_backoff)
 
     def seconds(self, attempts: int) -> float:
         """How long to wait after some attempts."""
@@ -144,15 +144,14 @@ class RemoteFiles:
         return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
 
     def check_shard(self, index: ShardIndex) -> None:
-        """See by its size and three short pieces whether a shard is the one that was indexed."""
+        """Check by its size and three short pieces whether a shard is the one that was indexed."""
         size = self.size(index.shard)
         parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
         index.check_shard(size, lambda begin, end: parts[begin:end])
 
     def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
         try:
-            system = self._system()
-            path = str(system._strip_protocol(url))
+            system, path = self._reach(url)
             if _is_http(system):
                 got = _get_all(system, path, spans, 0, self._timeout)
             else:
@@ -180,8 +179,8 @@ class RemoteFiles:
     def _one(self, url: str, read: Callable[[Any, str, dict[str, float]], _Got]) -> _Got:
         def ask(_: Sequence[None]) -> list[_Got | BaseException]:
             try:
-                system = self._system()
-                return [read(system, str(system._strip_protocol(url)), self._limit(system))]
+                system, path = self._reach(url)
+                return [read(system, path, self._limit(system))]
             except Exception as error:  # each file system raises its own
                 return [error]
 
@@ -208,10 +207,11 @@ class RemoteFiles:
     def _limit(self, system: Any) -> dict[str, float]:
         return {"timeout": self._timeout} if system.async_impl else {}
 
-    def _system(self) -> Any:
+    def _reach(self, url: str) -> tuple[Any, str]:
+        """The file system, and the path of a URL in it."""
         if self._process != os.getpid():  # connections do not survive a fork
             self._made, self._process = _file_system(self.url, self._options), os.getpid()
-        return self._made
+        return self._made, str(self._made._strip_protocol(url))
 
 
 class KnownParts:
@@ -226,11 +226,7 @@ class KnownParts:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may be gone a moment later.
-
-    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
-    (True, False)
-    """
+    """Whether asking again may help."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in _TRANSIENT_STATUS

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES
 from headrace.webdatamodule.shards.index.manifest import (
@@ -29,7 +29,15 @@ from headrace.webdatamodule.shards.index.manifest import (
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
-from headrace.webdatamodule.shards.local.shard_set import Head, ShardSet, expand_braces, is_url, of_heads, of_manifest
+from headrace.webdatamodule.shards.local.shard_set import (
+    Head,
+    ShardSet,
+    expand_braces,
+    head,
+    is_url,
+    of_heads,
+    of_manifest,
+)
 from headrace.webdatamodule.shards.remote.cache import (
     Cache,
     beside,
@@ -43,7 +51,7 @@ from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFi
 _THREADS = 16
 _WINDOW = 16 << 20
 # A column may have more bytes than these, and those for each sample, only where somebody means harm.
-_COLUMN, _WIDEST = 1 << 20, 1 << 12
+_COLUMN, _WIDEST = 1 << 20, 1 << 17
 # An index has some numbers for each member, which takes a block of the shard at the least, and its key, which is in
 # the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
 # the size of the shard is unknown, its index may have the most.
@@ -87,7 +95,8 @@ class Remote:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        given = (self.url,) if isinstance(self.url, str) else tuple(self.url)
+        several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
+        given: tuple[str, ...] = tuple(self.url) if several else (str(self.url),)
         wrong = [url for url in given if not is_url(url)]
         if not given or wrong:
             raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {wrong or self.url!r}")
@@ -97,8 +106,9 @@ class Remote:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
         as_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout must be seconds > 0, got {self.timeout!r}")
+        check_seconds("timeout", self.timeout, above=True)
+        if not isinstance(self.retry, RetryPolicy):
+            raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
         object.__setattr__(self, "url", urls)
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
@@ -169,9 +179,9 @@ class RemoteSet(ShardSet):
         data = self.remote.files.read(_inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples))
         return checked_column(manifest, entry, lambda: read_column(data, entry.checksum))
 
-    @staticmethod
-    def each(function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
+    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
         """As of `ShardSet`, in threads, because most of the time is spent waiting."""
+        self.set_index  # noqa: B018 - opened here, before each thread would do so for itself
         return concurrently(function, list(items))
 
 
@@ -265,11 +275,7 @@ class _Ranges(ShardBytes):
 
 
 def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Cut a row of samples into parts of about as many bytes.
-
-    >>> windows(np.array([4, 4, 4, 100, 0, 1]), 8)
-    [(0, 2), (2, 4), (4, 6)]
-    """
+    """Cut a row of samples into parts of about as many bytes."""
     if not sizes.size:
         return []
     numbers = (np.cumsum(sizes) - sizes) // most
@@ -287,11 +293,7 @@ def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> It
 
 
 def most_index_bytes(shard_bytes: int) -> int:
-    """How many bytes the index of a shard may have.
-
-    >>> most_index_bytes(10_240), most_index_bytes(1 << 40)
-    (1079296, 268435456)
-    """
+    """How many bytes the index of a shard may have."""
     return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
 
 
@@ -306,8 +308,14 @@ def _fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
 
 
 def _head(files: RemoteFiles, url: str) -> Head:
-    index = _fetch_index(files, url, _INDEX_MOST)
-    return index.n_samples, index.checksum, index.member_keys
+    try:
+        return head(_fetch_index(files, url, _INDEX_MOST))
+    except ShardError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        message = f"there is no index {beside(url, SUFFIX)!r} beside it: call index_shards where the shards are written"
+        cure = "and copy all; a list is one of tar files, and a directory is given by its URL alone"
+        raise ShardError(f"{message}, {cure}", shard=url) from error
 
 
 def _inside(folder: str, name: str) -> str:

@@ -51,12 +51,16 @@ def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | No
     # To start processes takes seconds, which a small set is not worth.
     done = _run_here(tasks, _WORTH) if workers is None else []
     left = tasks[len(done) :]
-    return done + _run_in_pool(left, min(len(left), count), prefix) if left else done
+    if len(left) > 1:
+        with pool(min(len(left), count)) as own:
+            if _sendable(left[0], own):
+                return done + _run_there(left, own, prefix)
+    return done + _run_here(left, math.inf) if left else done
 
 
 @contextmanager
 def pool(workers: int) -> Iterator[Executor]:
-    """Processes of our own: started when the first call comes, deaf to Ctrl-C, and gone when the first one is."""
+    """Worker processes: started by the first call, not interrupted by Ctrl-C, and ended when this process ends."""
     # Started afresh: a fork could inherit locked locks.
     context = multiprocessing.get_context("spawn")
     executor = _Pool(workers, mp_context=context, initializer=_end_with_parent)
@@ -127,13 +131,6 @@ def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
     return done
 
 
-def _run_in_pool(tasks: Sequence[ShardTask], workers: int, prefix: str) -> list[Written]:
-    with pool(workers) as own:
-        if workers > 1 and _sendable(tasks[0], own):
-            return _run_there(tasks, own, prefix)
-    return _run_here(tasks, math.inf)
-
-
 def _run_there(tasks: Sequence[ShardTask], executor: Executor, prefix: str) -> list[Written]:
     futures: dict[Future[Written], ShardTask] = {}
     # Not `as_completed`: it waits for ever for what an executor cancels while it is shut down.
@@ -188,7 +185,7 @@ def _sendable(task: ShardTask, executor: Executor) -> bool:
 def _refused(error: Exception) -> bool:
     reason = f"the samples cannot be sent to other processes ({type(error).__name__}: {error})"
     cure = "pass a function that makes them, defined in a module, or workers=1"
-    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=6)
+    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=5)
     return False
 
 

@@ -23,7 +23,7 @@ from headrace.webdatamodule.shards.writing.shard_task import Sample, ShardTask, 
 from headrace.webdatamodule.shards.writing.write import save_only_manifest
 
 Files = dict[str, Path]
-Plan = dict[Path, list[tuple[str, Files]]]
+Members = list[tuple[str, int]]
 Convert = Callable[[str, dict[str, bytes]], Mapping[str, Any]]
 
 _MOST_BYTES = 256 * 2**20  # of a shard, when the number of shards is left to us
@@ -77,17 +77,22 @@ def pack_files(
     directory.mkdir(parents=True, exist_ok=True)
     with directory_lock(directory):
         refuse_leftovers(directory, prefix, paths)
-        if convert is None:
-            _refuse_others(directory, prefix, plan)
+        there = {} if convert else {path: _members(path) for path in find_shards(directory, prefix)}
+        for path, members in there.items():
+            _refuse_others(path, members, plan[path], prefix)
         remove_parts(directory, prefix)
-        old = {path: part for path, part in plan.items() if convert or not _is_current(path, part)}
-        _write(old, prefix, convert)
+        token, begins = secrets.token_hex(4), dict(zip(paths, bounds, strict=False))
+        old = [path for path, part in plan.items() if not _is_current(path, there.get(path), part)]
+        tasks = [
+            ShardTask(path, FileSamples(plan[path], convert), 0, len(plan[path]), begins[path], token) for path in old
+        ]
+        _write(tasks, prefix)
         with _unless_read_only() if not old else nullcontext():
             save_only_manifest(directory, [index_shard(path) for path in paths])
     return paths
 
 
-def list_members(path: Path) -> list[tuple[str, int]]:
+def list_members(path: Path) -> Members:
     """Names and sizes in bytes of a tar file's members, in order, read from the headers alone."""
     with tarfile.open(path, mode="r:", encoding="utf-8") as tar:
         return [(header.name, header.size) for header in tar]
@@ -115,45 +120,33 @@ def _find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> 
     return samples
 
 
-def _refuse_others(directory: Path, prefix: str, plan: Plan) -> None:
-    """Refuse to touch shards that hold something else than planned."""
-    for path in find_shards(directory, prefix):
-        there = _members(path)
-        if there is None or [name for name, _ in there] != [name for name, _ in _planned(plan[path])]:
-            raise FileExistsError(
-                f"{path} holds other samples than those to be written to it. If it is no longer needed, remove"
-                f" {prefix}-*.tar there; otherwise choose another directory or prefix"
-            )
+def _refuse_others(path: Path, members: Members | None, samples: Sequence[tuple[str, Files]], prefix: str) -> None:
+    """Refuse to touch a shard that holds something else than planned."""
+    if members is None or [name for name, _ in members] != [name for name, _ in _planned(samples)]:
+        raise FileExistsError(
+            f"{path} holds other samples than those to be written to it. If it is no longer needed, remove"
+            f" {prefix}-*.tar there; otherwise choose another directory or prefix"
+        )
 
 
-def _is_current(path: Path, samples: Sequence[tuple[str, Files]]) -> bool:
-    """Whether a shard holds the samples' files as they are now, by names, sizes and times.
-
-    A shard has the time when it was begun, so that a file that changed while it was packed is newer.
-    """
-    if not path.is_file() or _members(path) != [(n, file.stat().st_size) for n, file in _planned(samples)]:
+def _is_current(path: Path, members: Members | None, samples: Sequence[tuple[str, Files]]) -> bool:
+    """Whether a shard of these members holds the samples' files as they are now, by names, sizes and times."""
+    if members != [(name, file.stat().st_size) for name, file in _planned(samples)]:
         return False
-    begun = path.stat().st_mtime_ns
+    begun = path.stat().st_mtime_ns  # when it was begun: a file that changed while it was packed is newer
     return all(file.stat().st_mtime_ns <= begun for _, file in _planned(samples))
 
 
-def _write(plan: Plan, prefix: str, convert: Convert | None) -> None:
+def _write(tasks: Sequence[ShardTask], prefix: str) -> None:
     """Write shards and their indexes, in threads where the files have to be waited for."""
-    if plan:
+    if tasks:
         time.sleep(_TICK)  # so that files that were saved until now are older than what is written
-    token, first, tasks = secrets.token_hex(4), 0, []
-    for path, samples in plan.items():
-        tasks.append(ShardTask(path, FileSamples(samples, convert), 0, len(samples), first, token))
-        first += len(samples)
     begin, worked = time.monotonic(), time.thread_time()
     run(tasks[:1], None, 1, prefix)
     waited = time.thread_time() - worked < (time.monotonic() - begin) / 2
-    if not waited:
-        run(tasks[1:], None, 1, prefix)
-        return
     # No processes: scripts that train are seldom written so that these can start.
-    with ThreadPoolExecutor(_THREADS) as threads:
-        run(tasks[1:], threads, None, prefix)
+    with ThreadPoolExecutor(_THREADS) if waited else nullcontext() as threads:
+        run(tasks[1:], threads, 1, prefix)
 
 
 @contextmanager
@@ -172,7 +165,7 @@ def _planned(samples: Sequence[tuple[str, Files]]) -> list[tuple[str, Path]]:
     return [(f"{key}.{suffix}", path) for key, files in samples for suffix, path in files.items()]
 
 
-def _members(path: Path) -> list[tuple[str, int]] | None:
+def _members(path: Path) -> Members | None:
     try:
         return list_members(path)
     except tarfile.TarError:

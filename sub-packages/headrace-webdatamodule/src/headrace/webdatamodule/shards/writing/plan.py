@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     Written,
     load,
     member_bytes,
+    no_sample,
     result,
 )
 
@@ -131,11 +133,7 @@ def refuse_finished(directory: Path) -> None:
 
 
 def bounds_of(n_samples: int, sizes: npt.NDArray[np.int64] | None, size: ShardSize) -> list[int]:
-    """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`.
-
-    >>> bounds_of(5, None, ("samples_per_shard", 2))
-    [0, 1, 3, 5]
-    """
+    """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`."""
     name, number = size
     if not n_samples:
         raise ValueError(EMPTY)
@@ -156,11 +154,7 @@ def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: obj
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
-    """Where each shard begins, and the end, when each one holds as many samples as fit.
-
-    >>> bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240)
-    [0, 2, 3, 4, 5]
-    """
+    """Where each shard begins, and the end, when each one holds as many samples as fit."""
     room = samples_bytes(most)
     ends = np.cumsum(sizes)
     bounds = [0]
@@ -176,16 +170,13 @@ def samples_bytes(most: int) -> int:
     return most // RECORD * RECORD - 2 * BLOCK
 
 
-def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
-    """Where each shard begins, and the end: shards of equal size, give or take one sample.
-
-    >>> shard_bounds(10, 4)
-    [0, 2, 5, 7, 10]
-    """
-    if not 1 <= n_shards <= n_samples:
-        message = f"n_shards must be 1 to the number of samples, {n_samples}, got {n_shards}:"
+def shard_bounds(n_samples: int, n_shards: object) -> list[int]:
+    """Where each shard begins, and the end: shards of equal size, give or take one sample."""
+    count = operator.index(n_shards) if isinstance(n_shards, SupportsIndex) and not isinstance(n_shards, bool) else 0
+    if not 1 <= count <= n_samples:
+        message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {n_shards!r}:"
         raise ValueError(f"{message} no shard may be empty")
-    return [n_samples * shard // n_shards for shard in range(n_shards + 1)]
+    return [n_samples * shard // count for shard in range(count + 1)]
 
 
 # Names
@@ -194,7 +185,7 @@ def shard_bounds(n_samples: int, n_shards: int) -> list[int]:
 def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
     """The paths of a set's shards; a ValueError when the prefix is empty, hidden, or leads elsewhere."""
     if not is_plain_name(prefix) or prefix.startswith("."):
-        raise ValueError(f"prefix must be the begin of a plain file name, got {prefix!r}")
+        raise ValueError(f"prefix must be the first part of a plain file name, got {prefix!r}")
     return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
 
 
@@ -224,6 +215,8 @@ def stored_bytes(nbytes: int) -> int:
 
 def sample_bytes(key: str, sample: Any) -> int:
     """Bytes that a sample takes in a tar file."""
+    if not isinstance(sample, Mapping):
+        raise no_sample(key, sample)
     # The length of a memory view, or of an array, counts numbers of several bytes each.
     total = 0
     for member, data in sample.items():

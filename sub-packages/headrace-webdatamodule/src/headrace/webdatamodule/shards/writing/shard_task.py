@@ -106,12 +106,11 @@ class ShardFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Remove what was not published."""
         self._staged.__exit__()
+
+    __exit__ = close
 
     def __len__(self) -> int:
         return len(self.builder.samples.keys)
@@ -189,8 +188,7 @@ class ShardBuilder:
     def add(self, key: Any, sample: Any) -> None:
         """Take one sample; a ShardError when no reader could find it again, or a tar file cannot hold it."""
         if not isinstance(key, str) or not isinstance(sample, Mapping):
-            message = f"a sample must be a pair of a text and {{member key: bytes}}, got {key!r:.80} and {sample!r:.80}"
-            raise ShardError(message, shard=self.shard)
+            raise no_sample(key, sample, shard=self.shard)
         begin = check_key(key, shard=self.shard)
         members = tuple(sample)
         endings = self._endings.get(members) or self._new_layout(key, members)
@@ -311,13 +309,16 @@ def _named(path: Path) -> Iterator[None]:
 # What a sample may consist of, so that readers of tar shards give it back as it is
 
 
+def no_sample(key: object, sample: object, *, shard: str | None = None) -> ShardError:
+    """The error of something else than a key and its members."""
+    message = f"a sample must be a pair of a text and {{member key: bytes}}, got {key!r:.80} and {sample!r:.80}"
+    return ShardError(message, shard=shard)
+
+
 def check_key(key: str, *, shard: str | None = None) -> bytes:
     r"""Refuse a sample key that readers of tar shards would not give back as it is; its UTF-8 is returned.
 
     Readers cut a member's name at its first dot, and skip names that begin with two underscores.
-
-    >>> check_key("ü/1")
-    b'\xc3\xbc/1'
     """
     if not key or "." in key or "\0" in key or key.startswith(("/", "__")) or key.endswith("/"):
         message = f"the sample key {key!r} cannot be stored: give a text without dots, not empty,"
@@ -326,11 +327,7 @@ def check_key(key: str, *, shard: str | None = None) -> bytes:
 
 
 def member_endings(members: Iterable[object], *, sample: str, shard: str) -> list[bytes]:
-    """What follows the sample's key in the names of its members: a dot and the member's key, checked.
-
-    >>> member_endings(["txt", "seg.png"], sample="a", shard="a-000000.tar")
-    [b'.txt', b'.seg.png']
-    """
+    """What follows the sample's key in the names of its members: a dot and the member's key, checked."""
     endings: dict[str, bytes] = {}  # readers fold the case of member keys
     for member in members:
         if not isinstance(member, str) or not re.fullmatch(r"[^/\0]+", member) or member.lower() in endings:
@@ -346,11 +343,7 @@ def member_endings(members: Iterable[object], *, sample: str, shard: str) -> lis
 
 
 def member_bytes(data: object, *, sample: str, member: str, shard: str | None = None) -> bytes:
-    r"""The bytes of a member; a ShardError says how to make bytes of something else.
-
-    >>> member_bytes(memoryview(np.arange(2, dtype="<i2")), sample="a", member="a.bin")
-    b'\x00\x00\x01\x00'
-    """
+    """The bytes of a member; a ShardError says how to make bytes of something else."""
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     cure = "encode it, such as with json.dumps(value).encode() for a member 'json'"

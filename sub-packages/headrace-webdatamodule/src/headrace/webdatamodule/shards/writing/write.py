@@ -17,12 +17,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed, save_manifest
-from headrace.webdatamodule.shards.index.manifest import (
-    NAME,
-    Manifest,
-    added,
-    check_column,
-)
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, added, check_column, unfinished_write
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
 from headrace.webdatamodule.shards.writing.plan import (
@@ -102,7 +97,7 @@ def write_shards(
         executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
             `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
         workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
-        prefix: Begin of the file names.
+        prefix: First part of the file names.
         sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512), shape
             [n_samples]; for `bytes_per_shard`, which asks for each sample once more when they are None.
         columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
@@ -150,10 +145,11 @@ def write_shards(
         plan = Plan.of_stream(prefix, "{}={}".format(*size), fingerprint)
         folder.mkdir(parents=True, exist_ok=True)
         with directory_lock(folder):
+            finished = (folder / NAME).exists() and not unfinished_write(folder)
             if not replaces:
                 refuse_finished(folder)
-            elif not overwrite and (folder / NAME).exists() and plan.prepare(folder, replaces=True, stream=True):
-                return Manifest.load(folder)
+            elif finished and not overwrite and plan.prepare(folder, replaces=True, stream=True):
+                return _with_columns(folder, columns or {})
             plan.prepare(folder, replaces=replaces, anew=True, stream=True)
             return _write_stream(iter(everything), folder, plan, size, columns or {})
     count = len(everything)
@@ -188,18 +184,17 @@ def _write_stream(
     """Write samples whose number is unknown, as they come."""
     remove_parts(folder, plan.prefix)
     name, most = size
+    by_count, room = name == "samples_per_shard", samples_bytes(most)
     written, token, count = list[Written](), secrets.token_hex(4), 0
     shard: ShardFile | None = None
     try:
         with progress(None, folder) as bar:
             for key, sample in _numbered(samples, folder / f"{plan.prefix}-*.tar"):
-                if shard is not None and (
-                    len(shard) >= most
-                    if name == "samples_per_shard"
-                    else shard.nbytes + sample_bytes(key, sample) > samples_bytes(most)
-                ):
-                    written.append(shard.finish())
-                    shard = None
+                if shard is not None:
+                    is_full = len(shard) >= most if by_count else shard.nbytes + sample_bytes(key, sample) > room
+                    if is_full:
+                        written.append(shard.finish())
+                        shard = None
                 if shard is None:
                     # One more than there will be next: until the end, readers know that the write was stopped.
                     replace(plan, shards=len(written) + 2).save(folder)
@@ -231,6 +226,13 @@ def _numbered(samples: Iterator[Any], path: Path) -> Iterator[Any]:
             raise unreadable(error, number, path) from error
         yield key, sample
         number += 1
+
+
+def _with_columns(folder: Path, columns: Mapping[str, npt.ArrayLike]) -> Manifest:
+    """The manifest of a finished set, with some more columns."""
+    manifest = Manifest.load(folder)
+    arrays = _check_columns(columns, manifest.n_samples)
+    return save_manifest(folder, [(entry, manifest.members) for entry in manifest.shards], arrays, cure=_NEW_COLUMNS)
 
 
 def _save(folder: Path, written: Sequence[Written], arrays: Arrays) -> Manifest:
@@ -283,7 +285,9 @@ def _loaded(samples: Any) -> Any:
     return made if indexed else iter(made)
 
 
-def _check_columns(columns: Mapping[str, npt.ArrayLike], n_samples: int) -> Arrays:
+def _check_columns(columns: object, n_samples: int) -> Arrays:
+    if not isinstance(columns, Mapping):
+        raise ValueError(f"columns must be {{name: array}}, got {type(columns).__name__}")
     return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
 
 
@@ -332,7 +336,7 @@ def write_tars(
             no dot. Anything with `len()` and integer indexing will do; each sample is asked for once.
         directory: Where to write; made if need be.
         n_shards: Number of shards, 1 to `len(samples)`.
-        prefix: Begin of the file names.
+        prefix: First part of the file names.
 
     Returns:
         The paths of the shards, in order.
