@@ -2,7 +2,6 @@
 
 import tracemalloc
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,19 @@ def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ra
     assert plan(kind, count=1_000_000)[0].report(ranks).imbalance <= most
 
 
+class Mesh:
+    """Ranks one after the other."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.rank = ranks, 0
+
+    def size(self) -> int:
+        return self.ranks
+
+    def get_local_rank(self) -> int:
+        return self.rank
+
+
 @pytest.mark.parametrize("kind", ["int64", "uint16"])
 @pytest.mark.parametrize("ranks", [8, 64])
 @pytest.mark.parametrize(
@@ -78,14 +90,13 @@ def test_the_last_step_costs_the_same_on_all_ranks(ranks: int, options: dict[str
     options = dict(options)
     two = options.pop("columns", 1) == 2
     given, budget = (np.stack([sizes, sizes[::-1]], axis=1), [16384, 16384]) if two else (sizes, 16384)
-    mesh = SimpleNamespace(size=lambda: ranks, get_local_rank=lambda: mesh.rank, rank=0)
+    mesh = Mesh(ranks)
     sampler = DistributedSizeAwareBatchSampler(given, budget, mesh=mesh, **options)
 
-    def last_of(rank: int) -> list[int]:
+    last = []
+    for rank in range(ranks):
         mesh.rank = rank
-        return list(sampler)[-1]
-
-    last = [last_of(rank) for rank in range(ranks)]
+        last.append(list(sampler)[-1])
     assert len(sampler.plan()) % ranks, "nothing was split"
     offsets = np.cumsum([0, *map(len, last)])
     budgets, cost = tuple(np.atleast_1d(budget)), options.get("cost", "sum")
