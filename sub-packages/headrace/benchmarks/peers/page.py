@@ -87,6 +87,7 @@ def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
         "largest": [number(row["largest"]) for row in rows],
         "imbalance, 8 ranks": marked(*pair(rows, "imbalance_8", 4), True, ours),
         "64 ranks": marked(*pair(rows, "imbalance_64", 4), True, ours),
+        "steps differ by": ["{}, {}".format(*row["steps_differ_by"]) for row in rows],
         "lost, repeated": [f"{row['lost']}, {row['repeated']}" for row in rows],
     }
     if cost == "sum":
@@ -218,7 +219,7 @@ def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) ->
     if max(values) > 30 * min((value for value in values if value > 0), default=1):
         axes.set_xscale("log")
     for place, value in enumerate(values):
-        axes.text(value, place, f" {number(value, 2)}", va="center", fontsize=8)
+        axes.text(value, place, f" {number(value)}", va="center", fontsize=8)
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize=10)
