@@ -483,6 +483,19 @@ def test_a_sampler_can_be_pickled_at_any_time(strategy: str, cost: str) -> None:
     assert begun + list(batches) == list(fresh) == list(later)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_last_step_that_begins_inside_a_batch_is_dealt_alike_after_a_resume(seed: int) -> None:
+    options = {"sizes": np.arange(1, 6), "max_items": 2, "seed": seed, "num_replicas": 2, "rank": 0}
+    whole = list(with_options(options))  # of batches of 2, 2 and 1 the last step takes two samples
+    for step in range(1, len(whole)):
+        running, resumed = with_options(options), with_options(options)
+        batches = iter(running)
+        for _ in range(step):
+            next(batches)
+        resumed.load_state_dict(running.state_dict())
+        assert list(resumed) == whole[step:]
+
+
 def test_a_state_that_is_none_is_refused() -> None:
     sampler = DistributedSizeAwareBatchSampler(SIZES, 500)
     wrongs: list[Any] = ["5", 3.5, True, None]

@@ -124,7 +124,8 @@ def last_steps(
         indices, offsets = indices.copy(), offsets.copy()
         for first in range(0, whole, num_replicas):
             cuts = offsets[first : first + num_replicas + 1]
-            dealt = None if np.isin(cuts, planned).all() else deal(indices[cuts[0] : cuts[-1]], num_replicas)
+            # Not where it begins: a resume finds nothing before that, and deals alike.
+            dealt = None if np.isin(cuts[1:], planned).all() else deal(indices[cuts[0] : cuts[-1]], num_replicas)
             if dealt:
                 indices[cuts[0] : cuts[-1]] = dealt[0]
                 cuts[:] = cuts[0] + dealt[1]
