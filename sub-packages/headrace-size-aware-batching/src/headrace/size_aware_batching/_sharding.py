@@ -122,10 +122,11 @@ def last_steps(
     whole = count // num_replicas * num_replicas
     if deal and whole:
         indices, offsets = indices.copy(), offsets.copy()
-        for first in range(0, whole, num_replicas):
+        # Not where a step begins: a resume finds nothing before that, and deals alike.
+        split = np.isin(offsets[1 : whole + 1], planned, invert=True).reshape(-1, num_replicas).any(axis=1)
+        for first in (np.flatnonzero(split) * num_replicas).tolist():
             cuts = offsets[first : first + num_replicas + 1]
-            # Not where it begins: a resume finds nothing before that, and deals alike.
-            dealt = None if np.isin(cuts[1:], planned).all() else deal(indices[cuts[0] : cuts[-1]], num_replicas)
+            dealt = deal(indices[cuts[0] : cuts[-1]], num_replicas)
             if dealt:
                 indices[cuts[0] : cuts[-1]] = dealt[0]
                 cuts[:] = cuts[0] + dealt[1]
