@@ -228,9 +228,9 @@ def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batche
     def cuts(largest: float) -> list[int]:
         found = [0]
         while found[-1] < len(descending):
-            work = descending[found[-1]]
-            fit = min(int(most[found[-1]]), int(largest / work) if work else len(descending))
-            found.append(min(found[-1] + max(1, fit), len(descending)))
+            work, left = float(descending[found[-1]]), len(descending) - found[-1]
+            fit = left if work * left <= largest else int(largest / work)  # a quotient by almost nothing is infinite
+            found.append(found[-1] + min(left, max(1, min(int(most[found[-1]]), fit))))
         return found
 
     low, high = 0.0, float(descending[0]) * len(descending)
