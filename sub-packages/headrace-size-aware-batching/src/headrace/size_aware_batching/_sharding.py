@@ -193,7 +193,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
         return None
     work = sample_work(sizes, limits, None if sized.work is None else sized.work[samples])
     if limits.capacity is not None:
-        if sized.columns > 1 or sized.work is not None:
+        if sizes.ndim > 1 or sized.work is not None:
             return None
         order = np.argsort(sizes, kind="stable")[::-1]
         most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
