@@ -871,6 +871,8 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     by_size = replace(with_options(options).plan(), work=work).report().imbalance
     assert balanced - 1 < 0.5 * (by_size - 1)
     assert with_options({"work": work}).fingerprint != with_options({}).fingerprint
+    many = [with_options({"work": 1e20 * SIZES[::step]}).fingerprint for step in (1, -1)]  # beyond int64
+    assert many[0] != many[1]
     with pytest.raises(ValueError, match="work must hold one number for each of 1003 samples, got 3"):
         with_options({"work": [1, 2, 3]})
     with pytest.raises(ValueError, match="work must hold finite numbers, got inf at index 1"):
