@@ -97,22 +97,23 @@ def padded_columns(
     return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
 
 
-REMEMBERED = 2**16  # distinct sizes whose count is kept: a stream may bring any number of them
-
-
 @dataclass(frozen=True)
 class FunctionCapacity:
-    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size."""
+    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size.
+
+    ``remembered``: how many of these counts are kept at most, about.
+    """
 
     cost: CostFunction
     budget: float
     most: int
     length_multiple: int = 1
+    remembered: int = UNLIMITED
     _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the count for each size as the largest; shape ``[n]`` for sizes ``[n]`` or ``[n, k]``."""
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > self.remembered:
             self._known.clear()
         several = sizes.ndim > 1
         rounded = round_up(sizes, self.length_multiple)
