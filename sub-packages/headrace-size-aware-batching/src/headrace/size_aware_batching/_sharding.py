@@ -180,7 +180,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     """Make batches of like work from samples that fit into fewer; None where the limits do not let them.
 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
-    neighbours in size.
+    neighbours in size, and None where those have several columns or work of their own.
 
     >>> from headrace.size_aware_batching._budget import Limits
     >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), None, np.zeros(0, np.int64))
