@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -483,6 +484,26 @@ def test_a_sampler_can_be_pickled_at_any_time(strategy: str, cost: str) -> None:
     assert begun + list(batches) == list(fresh) == list(later)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_last_step_that_begins_inside_a_batch_is_dealt_alike_after_a_resume(seed: int) -> None:
+    options = {"sizes": np.arange(1, 6), "max_items": 2, "seed": seed, "num_replicas": 2, "rank": 0}
+    whole = list(with_options(options))  # of batches of 2, 2 and 1 the last step takes two samples
+    for step in range(1, len(whole)):
+        running, resumed = with_options(options), with_options(options)
+        batches = iter(running)
+        for _ in range(step):
+            next(batches)
+        resumed.load_state_dict(running.state_dict())
+        assert list(resumed) == whole[step:]
+
+
+def test_an_epoch_of_one_sample_batches_begins_soon() -> None:
+    started = time.monotonic()
+    sampler = with_options({"sizes": np.ones(400_000, int), "max_items": 1, "num_replicas": 8, "rank": 0})
+    assert len(next(iter(sampler))) == 1
+    assert time.monotonic() - started < 20  # a look at the whole list in each step takes minutes
+
+
 def test_a_state_that_is_none_is_refused() -> None:
     sampler = DistributedSizeAwareBatchSampler(SIZES, 500)
     wrongs: list[Any] = ["5", 3.5, True, None]
@@ -850,6 +871,8 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     by_size = replace(with_options(options).plan(), work=work).report().imbalance
     assert balanced - 1 < 0.5 * (by_size - 1)
     assert with_options({"work": work}).fingerprint != with_options({}).fingerprint
+    many = [with_options({"work": 1e20 * SIZES[::step]}).fingerprint for step in (1, -1)]  # beyond int64
+    assert many[0] != many[1]
     with pytest.raises(ValueError, match="work must hold one number for each of 1003 samples, got 3"):
         with_options({"work": [1, 2, 3]})
     with pytest.raises(ValueError, match="work must hold finite numbers, got inf at index 1"):

@@ -106,6 +106,27 @@ def test_the_last_step_costs_the_same_on_all_ranks(ranks: int, options: dict[str
     assert np.diff(offsets).max() <= options.get("max_items", 5_000)
 
 
+def test_the_last_step_is_dealt_with_sizes_that_are_almost_nothing() -> None:
+    sizes = np.array([1.0, 0.5, 1e-310, 0.3, 0.2])
+    samplers = [
+        DistributedSizeAwareBatchSampler(sizes, 10, strategy="bucketed", cost="padded", num_replicas=3, rank=rank)
+        for rank in range(3)
+    ]
+    found = [list(sampler) for sampler in samplers]
+    assert sorted(index for [batch] in found for index in batch) == list(range(5))
+
+
+@pytest.mark.parametrize("cost", ["sum", "padded", lambda count, largest: count * largest[0]])
+def test_the_last_step_of_sizes_in_a_single_column(cost: Any) -> None:
+    sizes = np.array([[3], [4], [5], [2], [7]])
+    samplers = [
+        DistributedSizeAwareBatchSampler(sizes, 40, strategy="bucketed", cost=cost, num_replicas=3, rank=rank)
+        for rank in range(3)
+    ]
+    found = [list(sampler) for sampler in samplers]
+    assert sorted(index for [batch] in found for index in batch) == list(range(5))
+
+
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
 def test_batch_mates_meet_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])

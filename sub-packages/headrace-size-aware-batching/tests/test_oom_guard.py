@@ -81,6 +81,24 @@ def test_a_batch_without_a_target_changes_nothing(reduction: Any) -> None:
     assert all(map(torch.equal, model.parameters(), before))
 
 
+def test_a_part_without_a_target_leaves_the_mean_as_it_is() -> None:
+    mask = (torch.arange(32) < 16).double()  # the second half has no target, and the mean over none is NaN
+    found = []
+    for budget in (float("inf"), 20.0 * WIDTH):
+        model, optimizer = make()
+
+        def loss_of(part: Any, model: Any = model) -> torch.Tensor:
+            x, counts = part
+            loss: torch.Tensor = (model(x).square()[:, 0] * counts).sum() / counts.sum()
+            return loss
+
+        with OOMGuard(model, optimizer, count=lambda part: float(part[1].sum()), budget=budget) as guard:
+            loss = guard.step((batches(1)[0], mask), loss_of)
+        found.append([loss, *(p.detach() for p in model.parameters())])
+    for whole, parts in zip(*found, strict=True):
+        assert torch.allclose(whole, parts)
+
+
 class Fails:
     """Raises out of memory where a function is called for the given time."""
 

@@ -236,6 +236,23 @@ def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
     assert calls == before
 
 
+def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
+    calls = 0
+
+    def cost(n: int, largest: float) -> float:
+        nonlocal calls
+        calls += 1
+        return n * largest
+
+    sizes, options = np.arange(2**16, 2**16 + 70_000), Options("sequential", cost=cost, shuffle=False)
+    planner = make_planner(prepare(sizes, 2**18, options), options)
+    planner.count(0, 0)
+    before = calls
+    for epoch_key in (1, 2):
+        planner.count(epoch_key, 0)
+    assert calls == before
+
+
 def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     generator = np.random.default_rng(0)
     sizes = generator.integers(1, 100, 20_000)

@@ -364,6 +364,9 @@ def test_lists_of_other_things_are_refused_with_what_came() -> None:
         read_sizes(["ab", "c"])
     with pytest.raises(ValueError, match=r"got rows that differ in length: give a number for each, such as \[len"):
         read_sizes([[1, 2], [3]])
+    for scalar in (5, np.array(5), torch.tensor(5)):
+        with pytest.raises(ValueError, match=r"sizes must have shape \[n\] or \[n, k\], got \(\)"):
+            read_sizes(scalar)
     with pytest.raises(TypeError, match=r"got an array of bool$"):
         read_sizes(np.array([True]))
     with pytest.raises(ValueError, match=r"sizeof must hold numbers, got NaN at index 1 \(1 are null or NaN\)"):

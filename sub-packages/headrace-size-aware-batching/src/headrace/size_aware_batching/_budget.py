@@ -97,36 +97,37 @@ def padded_columns(
     return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
 
 
-REMEMBERED = 2**16  # distinct sizes whose count is kept: a stream may bring any number of them
-
-
 @dataclass(frozen=True)
 class FunctionCapacity:
-    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size."""
+    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size.
+
+    ``remembered``: how many of these counts are kept at most, about. ``several``: the cost takes a vector of sizes.
+    """
 
     cost: CostFunction
     budget: float
     most: int
     length_multiple: int = 1
+    remembered: int = UNLIMITED
+    several: bool = False
     _known: dict[Any, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the count for each size as the largest; shape ``[n]`` for sizes ``[n]`` or ``[n, k]``."""
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > self.remembered:
             self._known.clear()
-        several = sizes.ndim > 1
-        rounded = round_up(sizes, self.length_multiple)
-        distinct, inverse = np.unique(rounded, axis=0 if several else None, return_inverse=True)
+        rounded = round_up(sizes[:, None] if self.several and sizes.ndim == 1 else sizes, self.length_multiple)
+        distinct, inverse = np.unique(rounded, axis=0 if self.several else None, return_inverse=True)
         table = np.zeros(len(distinct), np.int64)
         high = min(self.most, UNLIMITED)
         for place, largest in enumerate(distinct.tolist()):
-            key = tuple(largest) if several else largest
+            key = tuple(largest) if self.several else largest
             if key not in self._known:
                 self._known[key] = largest_count(
-                    self.cost, self.budget, np.array(largest) if several else largest, high
+                    self.cost, self.budget, np.array(largest) if self.several else largest, high
                 )
             table[place] = self._known[key]
-            if not several:
+            if not self.several:
                 high = self._known[key]  # a larger size allows no more
         return table[inverse.reshape(-1)]
 
@@ -291,7 +292,7 @@ def counted(sizes: NDArray[Any], budget: Budget, options: Options) -> Parts:
             refuse_decreasing(
                 options.cost, smallest.item() if one else smallest, largest.item() if one else largest, most
             )
-        capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple)
+        capacity = FunctionCapacity(options.cost, limits[0], most, options.length_multiple, several=sizes.ndim > 1)
     else:
         limits = budgets_of(budget, sizes)
         if sizes.ndim > 1:

@@ -113,7 +113,8 @@ def cost_part(cost: str | CostFunction, sizes: NDArray[Any], capacity: Capacity 
 def array_digest(array: NDArray[Any]) -> bytes:
     """Return 16 bytes for the values of an array, the same for integers and for floats that are whole."""
     digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=16)
-    kind = "<f8" if array.dtype.kind == "f" and not bool((array == np.floor(array)).all()) else "<i8"
+    whole = array.dtype.kind != "f" or bool((array == np.floor(array)).all() and array.max(initial=0) < 2**63)
+    kind = "<i8" if whole else "<f8"
     for start in range(0, len(array), PIECE):
         digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
     return digest.digest()

@@ -122,9 +122,11 @@ def last_steps(
     whole = count // num_replicas * num_replicas
     if deal and whole:
         indices, offsets = indices.copy(), offsets.copy()
-        for first in range(0, whole, num_replicas):
+        # Not where a step begins: a resume finds nothing before that, and deals alike.
+        split = np.isin(offsets[1 : whole + 1], planned, invert=True).reshape(-1, num_replicas).any(axis=1)
+        for first in (np.flatnonzero(split) * num_replicas).tolist():
             cuts = offsets[first : first + num_replicas + 1]
-            dealt = None if np.isin(cuts, planned).all() else deal(indices[cuts[0] : cuts[-1]], num_replicas)
+            dealt = deal(indices[cuts[0] : cuts[-1]], num_replicas)
             if dealt:
                 indices[cuts[0] : cuts[-1]] = dealt[0]
                 cuts[:] = cuts[0] + dealt[1]
@@ -178,7 +180,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     """Make batches of like work from samples that fit into fewer; None where the limits do not let them.
 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
-    neighbours in size.
+    neighbours in size, and None where those have several columns or work of their own.
 
     >>> from headrace.size_aware_batching._budget import Limits
     >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), None, np.zeros(0, np.int64))
@@ -191,7 +193,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
         return None
     work = sample_work(sizes, limits, None if sized.work is None else sized.work[samples])
     if limits.capacity is not None:
-        if sized.columns > 1 or sized.work is not None:
+        if sizes.ndim > 1 or sized.work is not None:
             return None
         order = np.argsort(sizes, kind="stable")[::-1]
         most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
@@ -226,9 +228,9 @@ def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batche
     def cuts(largest: float) -> list[int]:
         found = [0]
         while found[-1] < len(descending):
-            work = descending[found[-1]]
-            fit = min(int(most[found[-1]]), int(largest / work) if work else len(descending))
-            found.append(min(found[-1] + max(1, fit), len(descending)))
+            work, left = float(descending[found[-1]]), len(descending) - found[-1]
+            fit = left if work * left <= largest else int(largest / work)  # a quotient by almost nothing is infinite
+            found.append(found[-1] + min(left, max(1, min(int(most[found[-1]]), fit))))
         return found
 
     low, high = 0.0, float(descending[0]) * len(descending)

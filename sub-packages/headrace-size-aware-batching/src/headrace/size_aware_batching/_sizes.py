@@ -85,7 +85,7 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         raise TypeError(
             f"sizes must be numbers, got {shown(str(sizes))}: give the file with its column, (path, 'length')"
         )
-    if array.ndim == 0 and isinstance(sizes, Iterable):
+    if array.ndim == 0 and isinstance(sizes, Iterable) and sizes is not array:
         raise TypeError(f"sizes must be an array or a sequence, got {type(sizes).__name__}: give list(sizes)")
     if array.dtype.kind not in "iuf":
         kind = "an array" if isinstance(sizes, np.ndarray) else type(sizes).__name__

@@ -88,8 +88,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it). These samples are in ``oversize_indices`` and in the report.
         tail: Policy for a number of batches that the world size does not divide: ``"split"`` the last ones into smaller
-            ones of like work (``"sequential"``: halve the longest), ``"pad"`` by repeating batches, or ``"drop"`` the
-            last ones. Where there are too few samples to split, some are repeated, with a warning that names them.
+            ones of like work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded ``work``),
+            ``"pad"`` by repeats, or ``"drop"`` them. Too few samples to split are repeated; a warning names them.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes

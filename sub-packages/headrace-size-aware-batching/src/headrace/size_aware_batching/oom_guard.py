@@ -287,6 +287,8 @@ class OOMGuard:
         counts = [float(self.count(part)) for part in parts]
         for place, part in enumerate(parts):
             weight = counts[place] / (sum(counts) or 1) if self.reduction == "mean" and len(parts) > 1 else 1.0
+            if weight == 0 and any(counts):
+                continue  # its mean is over nothing, NaN as a rule
             found: list[torch.Tensor | None] = [None]
 
             def work(part: Any = part, weight: float = weight, found: list[torch.Tensor | None] = found) -> None:

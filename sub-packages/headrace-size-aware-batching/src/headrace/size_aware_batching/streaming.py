@@ -44,6 +44,7 @@ from headrace.size_aware_batching.sampler import Tally, collated, exact
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded
 # batches possible, in 1.1, 2.1, 4.5 microseconds a sample on one core. Buffer 10,000: 1.0064, 1.0064, 1.0057.
 PARTS = 4
+REMEMBERED = 2**16  # distinct sizes whose count is kept for a cost function: a stream may bring any number of them
 
 Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
 
@@ -313,7 +314,8 @@ def stream_budget(
         return StreamBudget(limit, lambda _count, _largest, total: total, cuts_by_sum, multiple)
     if callable(cost):
         function = cost
-        capacity: Capacity = partial(at_least_one, FunctionCapacity(cost, limit, most_items, length_multiple))
+        by_function = FunctionCapacity(cost, limit, most_items, length_multiple, REMEMBERED)
+        capacity: Capacity = partial(at_least_one, by_function)
     else:
         function, capacity = _padded, PaddedCapacity(limit, length_multiple)
     limits = Limits(capacity=capacity, most_items=most_items, multiple=multiple)
