@@ -432,3 +432,19 @@ def test_a_killed_fit_of_one_process(tmp_path: Path) -> None:
     every = noted(tmp_path, "killed", 20) + noted(tmp_path, "resumed")
     for epoch in range(EPOCHS):
         assert sorted(index for at, _, indices in every if at == epoch for index in indices) == list(range(N))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_of_ones_own_that_validates_with_a_trainer(workers: int) -> None:
+    whole = list(data().train_dataloader())
+    module, came, states = data(num_workers=workers), [], []
+    for batch in module.train_dataloader():
+        came.append(batch)
+        if len(came) == 2:
+            trainer().validate(Model(), datamodule=module, verbose=False)
+        states.append(module.state_dict())
+    assert came == whole
+    for done in (2, 3):
+        again = data()
+        again.load_state_dict(states[done - 1])
+        assert list(again.train_dataloader()) == whole[done:]
