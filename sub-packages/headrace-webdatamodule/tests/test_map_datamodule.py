@@ -448,3 +448,12 @@ def test_a_loop_of_ones_own_that_validates_with_a_trainer(workers: int) -> None:
         again = data()
         again.load_state_dict(states[done - 1])
         assert list(again.train_dataloader()) == whole[done:]
+
+
+def test_a_state_that_is_loaded_by_hand_after_a_validation_counts() -> None:
+    whole, module, again = list(data().train_dataloader()), data(), data()
+    running = iter(module.train_dataloader())
+    assert [next(running) for _ in range(2)] == whole[:2]
+    trainer().validate(Model(), datamodule=again, verbose=False)
+    again.load_state_dict(module.state_dict())
+    assert list(again.train_dataloader()) == whole[2:]

@@ -669,3 +669,15 @@ def test_a_loop_of_ones_own_that_validates_with_a_trainer(shards: Path, workers:
         again = module(shards, workers=workers)
         again.load_state_dict(states[done - 1])
         assert [batch.tolist() for batch in again.train_dataloader()] == whole[done:]
+
+
+def test_a_state_that_is_loaded_by_hand_after_a_validation_counts(shards: Path) -> None:
+    validator = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
+    data, again = module(shards), module(shards)
+    running = iter(data.train_dataloader())
+    next(running)
+    validator.validate(Model(), datamodule=again, verbose=False)
+    again.load_state_dict(data.state_dict())
+    assert [batch.tolist() for batch in again.train_dataloader()] == [batch.tolist() for batch in running]

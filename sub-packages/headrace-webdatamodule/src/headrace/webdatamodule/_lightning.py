@@ -178,7 +178,7 @@ class SplitDataModule(lightning.LightningDataModule):
             TypeError: It is no such state.
             ValueError: It is of another version; and later, if it is of other data, sizes, options or another seed.
         """
-        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
+        if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
         self._saved = dict(state_dict) or None
         if self._fit_loop is not None and "trainer" in state_dict:
