@@ -904,3 +904,18 @@ def test_sizes_of_other_samples_are_refused(sizes: Any) -> None:
 
 def test_a_timeout_of_numpy() -> None:
     assert len(ResumableLoader([1], [[0]], timeout=np.float64(5), num_workers=1)) == 1
+
+
+class Asked(Seekable):
+    """Tells what is left by a method."""
+
+    def remaining(self) -> int:
+        raise AssertionError("not what is asked for")
+
+
+def test_a_method_named_remaining_is_left_alone() -> None:
+    killed, resumed = (ResumableLoader(list(range(COUNT)), Asked(), collate_fn=list) for _ in range(2))
+    assert len(list(islice(killed, 5))) == 5
+    resumed.load_state_dict(killed.state_dict())
+    assert (len(resumed), resumed.remaining) == (12, 7)
+    assert list(resumed) == list(Bare())[5:]
