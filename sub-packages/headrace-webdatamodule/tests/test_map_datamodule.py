@@ -457,3 +457,17 @@ def test_a_state_that_is_loaded_by_hand_after_a_validation_counts() -> None:
     trainer().validate(Model(), datamodule=again, verbose=False)
     again.load_state_dict(module.state_dict())
     assert list(again.train_dataloader()) == whole[2:]
+
+
+class Closed(Own):
+    """Holds a file that does not come back when it is closed."""
+
+    def close(self) -> None:
+        self.held = []
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_a_dataset_that_others_opened_is_not_closed() -> None:
+    module = MapDataModule({"train": Closed(samples("t", 5))}, batch_size=2, collate_fn=keys)
+    first, second = (fit(module, max_epochs=1, limit_val_batches=0).seen for _ in range(2))
+    assert first == second
