@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
 
@@ -919,3 +919,16 @@ def test_a_method_named_remaining_is_left_alone() -> None:
     resumed.load_state_dict(killed.state_dict())
     assert (len(resumed), resumed.remaining) == (12, 7)
     assert list(resumed) == list(Bare())[5:]
+
+
+class Labelled(ConcatDataset[Any]):
+    """Names its classes, by a method."""
+
+    def names(self) -> list[str]:
+        raise AssertionError("not what is asked for")
+
+
+def test_a_method_named_names_is_left_alone() -> None:
+    loader = ResumableLoader(Labelled([[0, 1], [2]]), [[0, 1, 2]], collate_fn=list)  # type: ignore[list-item]  # lists are datasets
+    assert list(loader) == [[0, 1, 2]]
+    assert loader.report().samples == {"train": 3}
