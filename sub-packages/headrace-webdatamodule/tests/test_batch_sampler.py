@@ -332,3 +332,18 @@ def test_a_dataset_in_place_of_its_length_is_not_printed_whole() -> None:
     ) as caught:
         DistributedBatchSampler(list(range(100_000)), 8)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_refused_position_leaves_a_running_iteration_its_own(epoch: int) -> None:
+    batches = DistributedBatchSampler(40, 4)
+    running = iter(batches)
+    taken = [next(running) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"state\['position'\] must be 0 to 40"):
+        batches.load_state_dict({**batches.state_dict(), "epoch": epoch, "position": 41})
+    taken.append(next(running))
+    state = batches.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 12)
+    resumed = DistributedBatchSampler(40, 4)
+    resumed.load_state_dict(state)
+    assert taken + list(resumed) == list(DistributedBatchSampler(40, 4))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
 
@@ -904,3 +904,31 @@ def test_sizes_of_other_samples_are_refused(sizes: Any) -> None:
 
 def test_a_timeout_of_numpy() -> None:
     assert len(ResumableLoader([1], [[0]], timeout=np.float64(5), num_workers=1)) == 1
+
+
+class Asked(Seekable):
+    """Tells what is left by a method."""
+
+    def remaining(self) -> int:
+        raise AssertionError("not what is asked for")
+
+
+def test_a_method_named_remaining_is_left_alone() -> None:
+    killed, resumed = (ResumableLoader(list(range(COUNT)), Asked(), collate_fn=list) for _ in range(2))
+    assert len(list(islice(killed, 5))) == 5
+    resumed.load_state_dict(killed.state_dict())
+    assert (len(resumed), resumed.remaining) == (12, 7)
+    assert list(resumed) == list(Bare())[5:]
+
+
+class Labelled(ConcatDataset[Any]):
+    """Names its classes, by a method."""
+
+    def names(self) -> list[str]:
+        raise AssertionError("not what is asked for")
+
+
+def test_a_method_named_names_is_left_alone() -> None:
+    loader = ResumableLoader(Labelled([[0, 1], [2]]), [[0, 1, 2]], collate_fn=list)  # type: ignore[list-item]  # lists are datasets
+    assert list(loader) == [[0, 1, 2]]
+    assert loader.report().samples == {"train": 3}

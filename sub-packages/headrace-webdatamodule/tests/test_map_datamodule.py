@@ -432,3 +432,42 @@ def test_a_killed_fit_of_one_process(tmp_path: Path) -> None:
     every = noted(tmp_path, "killed", 20) + noted(tmp_path, "resumed")
     for epoch in range(EPOCHS):
         assert sorted(index for at, _, indices in every if at == epoch for index in indices) == list(range(N))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_of_ones_own_that_validates_with_a_trainer(workers: int) -> None:
+    whole = list(data().train_dataloader())
+    module, came, states = data(num_workers=workers), [], []
+    for batch in module.train_dataloader():
+        came.append(batch)
+        if len(came) == 2:
+            trainer().validate(Model(), datamodule=module, verbose=False)
+        states.append(module.state_dict())
+    assert came == whole
+    for done in (2, 3):
+        again = data()
+        again.load_state_dict(states[done - 1])
+        assert list(again.train_dataloader()) == whole[done:]
+
+
+def test_a_state_that_is_loaded_by_hand_after_a_validation_counts() -> None:
+    whole, module, again = list(data().train_dataloader()), data(), data()
+    running = iter(module.train_dataloader())
+    assert [next(running) for _ in range(2)] == whole[:2]
+    trainer().validate(Model(), datamodule=again, verbose=False)
+    again.load_state_dict(module.state_dict())
+    assert list(again.train_dataloader()) == whole[2:]
+
+
+class Closed(Own):
+    """Holds a file that does not come back when it is closed."""
+
+    def close(self) -> None:
+        self.held = []
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_a_dataset_that_others_opened_is_not_closed() -> None:
+    module = MapDataModule({"train": Closed(samples("t", 5))}, batch_size=2, collate_fn=keys)
+    first, second = (fit(module, max_epochs=1, limit_val_batches=0).seen for _ in range(2))
+    assert first == second

@@ -650,3 +650,34 @@ def test_validation_sees_every_sample_in_the_same_order(shards: Path) -> None:
     epochs = [Validating.validated[i : i + STEPS] for i in range(0, EPOCHS * STEPS, STEPS)]
     assert epochs[0] == epochs[1] == epochs[2]
     assert sorted(sample for batch in epochs[0] for sample in batch) == list(range(N))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_of_ones_own_that_validates_with_a_trainer(shards: Path, workers: int) -> None:
+    validator = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
+    whole = [batch.tolist() for batch in module(shards).train_dataloader()]
+    data, came, states = module(shards, workers=workers), [], []
+    for batch in data.train_dataloader():
+        came.append(batch.tolist())
+        if len(came) == 2:
+            validator.validate(Model(), datamodule=data, verbose=False)
+        states.append(data.state_dict())
+    assert came == whole
+    for done in (2, 3):
+        again = module(shards, workers=workers)
+        again.load_state_dict(states[done - 1])
+        assert [batch.tolist() for batch in again.train_dataloader()] == whole[done:]
+
+
+def test_a_state_that_is_loaded_by_hand_after_a_validation_counts(shards: Path) -> None:
+    validator = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
+    data, again = module(shards), module(shards)
+    running = iter(data.train_dataloader())
+    next(running)
+    validator.validate(Model(), datamodule=again, verbose=False)
+    again.load_state_dict(data.state_dict())
+    assert [batch.tolist() for batch in again.train_dataloader()] == [batch.tolist() for batch in running]

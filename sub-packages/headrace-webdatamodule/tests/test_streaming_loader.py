@@ -310,6 +310,20 @@ def test_a_second_iterator_beside_persistent_workers(tmp_path: Path) -> None:
     assert list(made) == whole[1]
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iteration_whose_workers_were_ended_repeats_nothing(tmp_path: Path, persistent: bool) -> None:
+    write(tmp_path, [100, 100])
+    made = loader(tmp_path, 200, 4, kwargs_wld={"num_workers": 1, "persistent_workers": persistent})
+    running = iter(made)
+    taken = [next(running), next(running)]
+    made.close()
+    with pytest.raises(RuntimeError, match="the train loader was closed while it was iterated: iterate it again"):
+        taken += list(running)
+    assert made.state_dict()["position"] == len(taken) == 2
+    made.load_state_dict(made.state_dict())
+    assert flat(taken) + flat(made) == list(range(200))
+
+
 def test_loaders_of_one_module_do_not_disturb_one_another(tmp_path: Path) -> None:
     index_shards(write(tmp_path, [10, 10]))
     options: Any = {"kwargs_wds": {"shardshuffle": True}, "kwargs_wld": {"num_workers": 2, "persistent_workers": True}}

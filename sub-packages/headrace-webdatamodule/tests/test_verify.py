@@ -1,6 +1,7 @@
 import io
 import json
 import multiprocessing
+import os
 import random
 import tarfile
 from collections.abc import Iterator
@@ -326,3 +327,18 @@ def test_many_faults_take_no_time(tmp_path: Path) -> None:
         data[at + 511] = 1
     path.write_bytes(data)
     assert len(verify_shards(tmp_path)) == 5_000
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_shard_of_a_name_that_no_manifest_may_have_is_read(tmp_path: Path) -> None:
+    path = made(tmp_path, UNLIKE)
+    odd = tmp_path / "a:b.tar"
+    path.rename(odd)
+    index_path(path).rename(index_path(odd))
+    (tmp_path / NAME).unlink()
+    data = bytearray(odd.read_bytes())
+    data[512] ^= 1
+    odd.write_bytes(data)
+    unlisted, damaged = verify_shards(tmp_path)
+    assert "manifest" in unlisted.message
+    assert (damaged.shard, damaged.sample is not None) == (str(odd), True)

@@ -131,7 +131,8 @@ class SplitDataModule(lightning.LightningDataModule):
         stage = stage_name(stage)
         needed = self._needed_by(stage)
         if self.trainer is not None:
-            self._close()  # loaders that were made without it know neither its ranks nor its steps
+            # Loaders that were made without it know neither its ranks nor its steps.
+            self._close(train=stage == "fit")
             self._in_stage = True
         if stage == "fit":
             self._left = {}
@@ -177,7 +178,7 @@ class SplitDataModule(lightning.LightningDataModule):
             TypeError: It is no such state.
             ValueError: It is of another version; and later, if it is of other data, sizes, options or another seed.
         """
-        if self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
+        if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
         self._saved = dict(state_dict) or None
         if self._fit_loop is not None and "trainer" in state_dict:
@@ -196,14 +197,15 @@ class SplitDataModule(lightning.LightningDataModule):
 
     def _end(self) -> None:
         self._left = self.state_dict()
-        self._close()
+        self._close(train=not self._in_stage or self._fit_loop is not None)
         self._in_stage, self._saved, self._fit_loop = False, None, None
 
-    def _close(self) -> None:
-        for loader in self._loaders.values():
+    def _close(self, *, train: bool) -> None:
+        """Close the loaders; that of the train split, which a loop of one's own may read, if `train` says so."""
+        for split in [split for split in self._loaders if train or split is not Split.train]:
+            loader = self._loaders.pop(split)
             loader.close()
             loader._fit_loop = None  # whoever still has the loader has it without the trainer
-        self._loaders.clear()
 
     def _loader(self, split: Split) -> Any:
         self._need(split, f"{split.name}_dataloader()")

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.dataset import (
     BatchDataset,
+    ConcatShards,
     OnError,
     Skipped,
     describe_sample,
@@ -43,6 +44,7 @@ from headrace.webdatamodule.loading.position import (
 )
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.worker import WorkerTimeout, end_with_parent, end_workers, start_workers
+from headrace.webdatamodule.shards import IndexedShards
 
 State = dict[str, Any]
 
@@ -295,10 +297,10 @@ class ResumableLoader(EpochLoader):
             self._explain(error, iteration)
 
     def close(self) -> None:
-        """End the workers and close the dataset; both come back when they are needed."""
+        """End the workers and close the files of `IndexedShards`; both come back when they are needed."""
         self._iterator = None
-        if callable(close := getattr(self.dataset, "close", None)):
-            close()
+        if isinstance(self.dataset, ConcatShards | IndexedShards):  # others may stay closed
+            self.dataset.close()
 
     @property
     def _iterator(self) -> Any:

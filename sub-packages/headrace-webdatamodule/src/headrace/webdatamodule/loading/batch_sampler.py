@@ -163,12 +163,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
         check_state(state, type(self).__name__, own, ("epoch", "position"))
         if self._chosen and self.epoch > epoch:
             return
-        before = self.epoch, self._start_sample, self._samples_taken
+        before = self.epoch, self._start_sample, self._samples_taken, self._iteration
         self._go_to(epoch)
         end = self._end()
         if not 0 <= position <= end:
             self._go_to(before[0])
-            self._start_sample, self._samples_taken = before[1:]
+            self._start_sample, self._samples_taken, self._iteration = before[1:]
             raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
         self._start_sample = self._samples_taken = position
         self._chosen = False

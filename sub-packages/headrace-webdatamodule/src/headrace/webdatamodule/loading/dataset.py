@@ -212,7 +212,9 @@ def source_names(dataset: Any, default: str) -> tuple[str, ...]:
     """Names of a dataset's sources, where it has `names` and `cumulative_sizes`; else one name."""
     ends = getattr(dataset, "cumulative_sizes", None)
     names = getattr(dataset, "names", None)
-    return tuple(names) if ends is not None and names and len(names) == len(ends) else (default,)
+    if ends is None or not names or callable(names):
+        return (default,)
+    return tuple(names) if len(names) == len(ends) else (default,)
 
 
 def count_by_source(dataset: Any, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -182,8 +182,9 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> No
 
 def length_of(batch_sampler: Any, before: int) -> int:
     """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at."""
-    if before and has_state(batch_sampler) and hasattr(batch_sampler, "remaining"):
-        return before + int(batch_sampler.remaining)
+    remaining = getattr(batch_sampler, "remaining", None) if before and has_state(batch_sampler) else None
+    if remaining is not None and not callable(remaining):
+        return before + int(remaining)
     return len(batch_sampler)
 
 

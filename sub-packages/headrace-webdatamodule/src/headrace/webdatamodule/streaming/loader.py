@@ -302,11 +302,12 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         run.samples, run.n_samples = start_workers(run.loader), 0
         return apply_stages(self.pipeline[1:], self._samples_of(run), now, f"{self.options.seed}/outside")
 
-    @staticmethod
-    def _samples_of(run: _Run) -> Iterator[Any]:
+    def _samples_of(self, run: _Run) -> Iterator[Any]:
         for sample in run.samples:
             run.n_samples += 1
             yield sample
+        if run.samples is None and self.options.num_workers:  # else what is missing would be read from the beginning
+            raise RuntimeError(f"the {self._name} loader was closed while it was iterated: iterate it again")
 
     def _warn_of_more(self, batches: Iterator[Any]) -> None:
         # In the first epoch only: the answer costs a batch. Before the last batch is delivered, because a trainer

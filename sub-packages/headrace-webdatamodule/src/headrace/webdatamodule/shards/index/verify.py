@@ -137,7 +137,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         if isinstance(error, IndexVersionError):  # the manifest names the checksum of that index
             entry = None
     else:
-        if entry not in (None, ShardEntry.of(index)):
+        if entry is not None and entry != ShardEntry.of(index):
             message = "the index does not match the manifest: index the directory again"
             yield StaleIndexError(message, shard=str(path))
         if not _is_intact(view, index):
@@ -146,7 +146,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         return
     # Without an index, the manifest still says whether the shard is the one that was indexed.
     again = ShardIndex(build_index(view, shard=str(path)), shard=str(path))
-    if entry not in (None, ShardEntry.of(again)):
+    if entry is not None and entry != ShardEntry.of(again):
         yield DamagedShardError("the shard does not match the manifest", shard=str(path))
     yield again
 
