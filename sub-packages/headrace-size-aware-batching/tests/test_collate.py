@@ -1,5 +1,4 @@
 import pickle
-import timeit
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -541,15 +540,3 @@ def test_lists_that_hold_other_things_are_fields() -> None:
     assert count.tolist() == [3, 5]
     square = PaddedCollate()([[[1, 2], [3, 4]], [[5], [6]]])
     assert [part.tolist() for part in square] == [[[1, 2], [5, 0]], [[3, 4], [6, 0]]]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("collate", [PaddedCollate(), PackedCollate()])
-@pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_lists_collate_in_at_most_six_times_the_time_of_arrays(collate: Any, dtype: Any) -> None:
-    arrays = [np.arange(512, dtype=dtype) for _ in range(64)]
-
-    def seconds(samples: list[Any]) -> float:
-        return min(timeit.repeat(lambda: collate(samples), number=5, repeat=7))
-
-    assert seconds([array.tolist() for array in arrays]) < 6 * seconds(arrays)
