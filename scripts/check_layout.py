@@ -9,7 +9,7 @@ TOP = {
     ".ci", ".github", ".gitignore", "LICENSE", "README.md",
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
-MOST_MODULES = {"size_aware_batching": 33, "webdatamodule": 57, "weighted_sampler": 9}  # __init__ not counted
+MOST_MODULES = {"size_aware_batching": 33, "webdatamodule": 58, "weighted_sampler": 9}  # __init__ not counted
 LINES = range(60, 501)  # of a module
 ANY_LENGTH = {"__init__.py", "errors.py", "size_aware_batching/utils.py", "webdatamodule/utils.py"}  # exports
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")

@@ -1,6 +1,4 @@
-"""What all data modules share: loaders that follow a trainer, whose checkpoints hold the position in training.
-
-The only module that uses private names of a trainer, as they are in Lightning 2.5 and 2.6, the range of pyproject:
+"""The only module with private names of a trainer, as they are in Lightning 2.5 and 2.6, the range of pyproject.
 
 - `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
@@ -9,15 +7,11 @@ The only module that uses private names of a trainer, as they are in Lightning 2
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
-import lightning
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
-from headrace.webdatamodule.loading.distributed import TrainerMesh
 from headrace.webdatamodule.loading.epochs import EpochOffset
-from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
 
 class FitLoop:
@@ -84,152 +78,3 @@ class LastIndices(_IndexBatchSamplerWrapper):
 
     def __getitem__(self, number: int) -> list[int]:
         return [int(index) for index in self.loader.indices]
-
-
-class SplitDataModule(lightning.LightningDataModule):
-    """A loader for each split, and the position in training for a trainer's checkpoints.
-
-    A subclass looks at a split's data in `_open`, makes its loader in `_make_loader`, and resumes that in `_resume`.
-    """
-
-    _splits: Mapping[str, Collection[Split]]  # those that are there, by the argument that names them
-    _ranks: tuple[Any, Any, Any]  # num_replicas, rank and mesh, as they were given
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loaders: dict[Split, Any] = {}
-        self._in_stage = False  # of a trainer
-        self._fit_loop: FitLoop | None = None
-        self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
-
-    def _open(self, split: Split) -> None:
-        raise NotImplementedError
-
-    def _make_loader(self, split: Split) -> Any:
-        raise NotImplementedError
-
-    def _resume(self, loader: Any) -> None:
-        raise NotImplementedError
-
-    def _described_state(self) -> dict[str, Any]:
-        """What a state holds beside the positions."""
-        return {}
-
-    def setup(self, stage: str) -> None:
-        """Open the data that a stage needs. Runs in every process.
-
-        Args:
-            stage: "fit", "validate", "test" or "predict".
-
-        Raises:
-            ValueError: An unknown stage, or a split that it needs is missing; of a stream also an unknown option in
-                kwargs_wds or kwargs_wld, or more ranks than shards without indexes.
-            FileNotFoundError: There are no shards at a split's place.
-            ShardError: There is no index or no manifest, or it is damaged.
-        """
-        stage = stage_name(stage)
-        needed = self._needed_by(stage)
-        if self.trainer is not None:
-            # Loaders that were made without it know neither its ranks nor its steps.
-            self._close(train=stage == "fit")
-            self._in_stage = True
-        if stage == "fit":
-            self._left = {}
-            self._fit_loop = None if self.trainer is None else FitLoop(self)
-        self._need(needed, f"{stage}()")
-        for split in (needed, Split.val) if stage == "fit" else (needed,):
-            if self._has(split):
-                self._open(split)
-
-    def train_dataloader(self) -> Any:
-        """The loader of the train split. It resumes where the checkpoint of the run stood."""
-        loader = self._loader(Split.train)
-        if self._fit_loop is not None and self._fit_loop.trainer is not None:
-            self._fit_loop.begin()  # before the trainer asks for its length
-        return loader
-
-    def test_dataloader(self) -> Any:
-        """The loader of the test split."""
-        return self._loader(Split.test)
-
-    def predict_dataloader(self) -> Any:
-        """The loader of the predict split; of the test split if there is none."""
-        return self._loader(self._needed_by("predict"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
-        if (loader := self._loaders.get(Split.train)) is None:
-            return self._saved or self._left
-        state = {**self._described_state(), "train": loader.state_dict()}
-        if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
-            return state
-        return {**state, "trainer": self._fit_loop.epochs.state_dict(loader)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a checkpoint; it is checked as soon as the training split is needed.
-
-        A trainer that tests, validates or predicts with the weights of a checkpoint leaves the position alone.
-
-        Args:
-            state_dict: As `state_dict` returned it.
-
-        Raises:
-            TypeError: It is no such state.
-            ValueError: It is of another version; and later, if it is of other data, sizes, options or another seed.
-        """
-        if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
-            return
-        self._saved = dict(state_dict) or None
-        if self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
-            self._fit_loop.allow_cuts()
-        if Split.train in self._loaders:
-            self._resume(self._loaders[Split.train])
-
-    def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
-        """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""
-        self._end()
-
-    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
-        """The same, after an error."""
-        self._end()
-
-    def _end(self) -> None:
-        self._left = self.state_dict()
-        self._close(train=not self._in_stage or self._fit_loop is not None)
-        self._in_stage, self._saved, self._fit_loop = False, None, None
-
-    def _close(self, *, train: bool) -> None:
-        """Close the loaders; that of the train split, which a loop of one's own may read, if `train` says so."""
-        for split in [split for split in self._loaders if train or split is not Split.train]:
-            loader = self._loaders.pop(split)
-            loader.close()
-            loader._fit_loop = None  # whoever still has the loader has it without the trainer
-
-    def _loader(self, split: Split) -> Any:
-        self._need(split, f"{split.name}_dataloader()")
-        if split not in self._loaders:
-            loader = self._make_loader(split)
-            if split is Split.train:
-                self._resume(loader)
-                if self._fit_loop is not None:
-                    loader._fit_loop, self._fit_loop.loader = self._fit_loop, loader
-            self._loaders[split] = loader
-        return self._loaders[split]
-
-    def _mesh_or_ranks(self) -> tuple[Any, Any, Any]:
-        """num_replicas, rank and mesh: as they were given, else the trainer's."""
-        if self.trainer is not None and self._ranks == (None, None, None):
-            return None, None, TrainerMesh(self.trainer)
-        return self._ranks
-
-    def _has(self, split: Split) -> bool:
-        return all(split in given for given in self._splits.values())
-
-    def _needed_by(self, stage: str) -> Split:
-        return needed_by(stage, {split for given in self._splits.values() for split in given})
-
-    def _need(self, split: Split, what: str) -> None:
-        for name, given in self._splits.items():
-            need(split, what, name, given)

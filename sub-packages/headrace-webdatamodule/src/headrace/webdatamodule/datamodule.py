@@ -10,10 +10,10 @@ from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule._lightning import SplitDataModule
 from headrace.webdatamodule.loading.distributed import check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.loading.options import as_int
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
+from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, Split, by_split
 from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
 from headrace.webdatamodule.streaming.pipeline import (

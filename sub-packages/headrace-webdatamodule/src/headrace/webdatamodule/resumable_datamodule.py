@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from headrace.webdatamodule._lightning import LastIndices, SplitDataModule
+from headrace.webdatamodule._lightning import LastIndices
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.dataset import OnError
@@ -41,6 +41,7 @@ from headrace.webdatamodule.loading.options import (
 from headrace.webdatamodule.loading.position import has_state
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import Reports
+from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, Split
 
 VERSION = 1
