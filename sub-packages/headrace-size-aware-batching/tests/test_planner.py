@@ -15,7 +15,15 @@ from headrace.size_aware_batching._budget import FunctionCapacity, Limits, Padde
 from headrace.size_aware_batching._options import STRATEGIES, Options, Strategy
 from headrace.size_aware_batching._order import ShuffledOrder, SliceOrder, Strata
 from headrace.size_aware_batching._planner import make_planner
-from headrace.size_aware_batching._random import derive, random_words, shuffle_groups, shuffle_rows, splitmix64
+from headrace.size_aware_batching._random import (
+    LONGEST_ROW,
+    derive,
+    random_words,
+    shuffle_blocks,
+    shuffle_groups,
+    shuffle_rows,
+    splitmix64,
+)
 from headrace.size_aware_batching._sharding import shuffle_sorted_chunks
 from headrace.size_aware_batching._validation import UNLIMITED
 
@@ -185,6 +193,24 @@ def test_groups_are_shuffled_in_themselves(lengths: list[int], key: int) -> None
     shuffled = shuffle_groups(key, groups)
     assert sorted(shuffled.tolist()) == list(range(len(groups)))
     assert groups[shuffled].tolist() == groups.tolist()
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 5000), st.sampled_from([1, 2, 7, LONGEST_ROW, LONGEST_ROW + 1, 2**20]), st.integers(0, 2**63))
+def test_blocks_are_shuffled_in_themselves(count: int, block: int, key: int) -> None:
+    shuffled = shuffle_blocks(key, count, block)
+    assert sorted(shuffled.tolist()) == list(range(count))
+    assert (shuffled // block == np.arange(count) // block).all()
+
+
+def test_blocks_are_shuffled_each_by_itself_and_evenly() -> None:
+    drawn = np.stack([shuffle_blocks(key, 20, 8) for key in range(4000)])
+    expected = {first: 4000 / length for first, length in ((0, 8), (8, 8), (16, 4))}
+    for first, often in expected.items():
+        counts = np.bincount(drawn[:, first] - first)
+        assert abs(counts - often).max() < 5 * often**0.5
+    together = (drawn[:, 0] == drawn[:, 8] - 8).mean()
+    assert abs(together - 1 / 8) < 0.03
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

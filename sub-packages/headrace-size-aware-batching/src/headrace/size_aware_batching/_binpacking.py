@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._budget import Limits
 from headrace.size_aware_batching._options import Capacity
-from headrace.size_aware_batching._random import derive, random_words, shuffle_groups
+from headrace.size_aware_batching._random import derive, random_words, shuffle_blocks
 from headrace.size_aware_batching._validation import UNLIMITED
 
 NOTHING_FITS = (
@@ -195,7 +195,7 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
     to the batch that is lightest in it. Batches may be over the budgets, see `repair`.
     """
     length, columns = sizes.shape
-    shuffled = shuffle_groups(key, np.arange(length) // block)
+    shuffled = shuffle_blocks(key, length, block)
     level = levels(sizes)[shuffled]
     at_once = max(1, n_batches // 4)
     begins = handfuls(level, at_once, block)
@@ -327,8 +327,7 @@ def partners(
 def members(batches: NDArray[np.int64], n_batches: int, shift: int) -> NDArray[np.int64]:
     """Return samples of each batch, shape ``[m, width]``, some of them where it has very many; n stands for none."""
     length = len(batches)
-    kind = np.uint16 if n_batches < 2**16 else np.uint32
-    samples = np.append(np.argsort(batches.astype(kind), kind="stable"), length)
+    samples = np.append(by_batch(batches, n_batches), length)
     counts = np.bincount(batches, minlength=n_batches)
     begins = np.cumsum(counts) - counts
     width = min(MEMBERS, int(counts.max()))
@@ -337,6 +336,12 @@ def members(batches: NDArray[np.int64], n_batches: int, shift: int) -> NDArray[n
     at = np.where(many[:, None], (slots * counts[:, None] // width + shift) % np.maximum(counts, 1)[:, None], slots)
     at = np.where(at < counts[:, None], at + begins[:, None], length)
     return np.concatenate([samples[at], np.full((n_batches, 1), length)], axis=1)
+
+
+def by_batch(batches: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:
+    """Return the samples batch by batch, those of a batch in ascending order."""
+    kind = np.uint16 if n_batches < 2**16 else np.uint32  # two bytes are sorted in linear time
+    return np.argsort(batches.astype(kind), kind="stable")
 
 
 def best_swaps(

@@ -88,3 +88,16 @@ def shuffle_groups(key: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
     words.sort()
     places: NDArray[np.int64] = (words & np.uint64((1 << int(low)) - 1)).astype(np.int64)
     return places
+
+
+def shuffle_blocks(key: int, count: int, block: int) -> NDArray[np.int64]:
+    """Return a shuffle of ``0 .. count - 1`` in which every number stays in its block of so many.
+
+    >>> sorted(shuffle_blocks(1, 5, 3)[:3].tolist())
+    [0, 1, 2]
+    """
+    if block > LONGEST_ROW:
+        return shuffle_groups(key, np.arange(count) // block)
+    begins = np.arange(0, count, block)
+    places: NDArray[np.int64] = (shuffle_rows(derive(key, begins.astype(np.uint64)), block) + begins[:, None]).ravel()
+    return places[places < count]

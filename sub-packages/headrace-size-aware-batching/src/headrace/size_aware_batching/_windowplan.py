@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import cut_by_counts, lower_bound, mix, pack
+from headrace.size_aware_batching._binpacking import by_batch, cut_by_counts, lower_bound, mix, pack
 from headrace.size_aware_batching._budget import FINE, Limits
 from headrace.size_aware_batching._random import derive, shuffle_groups
 
@@ -94,7 +94,7 @@ class RandomPacking:
                 batches = drawn
                 break
         counts = np.bincount(batches, minlength=self.n_batches)
-        return WindowPlan(np.argsort(batches, kind="stable"), np.append(0, np.cumsum(counts)))
+        return WindowPlan(by_batch(batches, self.n_batches), np.append(0, np.cumsum(counts)))
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
         block = max(self._density.block, int(n_batches * self._spread)) // shorter
