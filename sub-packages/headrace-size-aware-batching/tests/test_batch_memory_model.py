@@ -129,6 +129,18 @@ def test_several_sizes_a_sample() -> None:
         assert 1e6 + n * (50.0 * a + 9.0 * b + 0.5 * b**2) <= 2e6
 
 
+@pytest.mark.parametrize("extrapolate", [False, True])
+def test_other_columns_than_were_measured_are_refused(extrapolate: bool) -> None:
+    model = fitted()
+    sizes = np.random.default_rng(0).integers(1, 20, (100, 2))
+    with pytest.raises(ValueError, match=r"1 size for each sample, got 2: .* shape \[n\]"):
+        DistributedSizeAwareBatchSampler(sizes, 1e9, cost=model.cost(extrapolate=extrapolate), strategy="bucketed")
+    with pytest.raises(ValueError, match="1 size for each sample, got 2"):
+        model.predict(4, [10, 20], extrapolate=extrapolate)
+    with pytest.raises(ValueError, match="1 size for each sample, got 3"):
+        model.predict(4, 10, [40, 40, 40], extrapolate=extrapolate)
+
+
 def test_packed_batches_by_the_sum_of_their_sizes() -> None:
     generator = np.random.default_rng(0)
     batches = [generator.integers(1, 100, n) for n in generator.integers(1, 200, 60)]

@@ -102,6 +102,13 @@ class MemoryCost:
 
     def values(self, count: int, largest: Sequence[float], total: Sequence[float]) -> list[float]:
         """Return the features of a batch."""
+        columns = len(self.terms[0].largest)
+        if (wrong := next((len(each) for each in (largest, total) if len(each) != columns), None)) is not None:
+            shape = "[n]" if columns == 1 else f"[n, {columns}]"
+            raise ValueError(
+                f"the model was fitted to {columns} size{'s' * (columns > 1)} for each sample, got {wrong}: give sizes "
+                f"of shape {shape}, or measure and fit anew"
+            )
         return [float(term(count, largest, total)) for term in self.terms]
 
     def linear(self, values: list[float]) -> float:
