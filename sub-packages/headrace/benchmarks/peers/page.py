@@ -203,6 +203,11 @@ def filled(text: str, made: dict[str, str]) -> str:
     return MARKED.sub(lambda match: match[1] + "\n" + made.get(match[2], MISSING) + "\n" + match[3], text)
 
 
+def folded(name: str) -> str:
+    """A long name on two lines."""
+    return name.replace(" ", "\n", 1) if len(name) > 26 else name
+
+
 def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) -> None:
     """Draw one figure of each row, ours in another colour."""
     import matplotlib
@@ -211,19 +216,20 @@ def bars(figures: Path, part: str, rows: Sequence[Row], key: str, title: str) ->
     from matplotlib import pyplot
 
     shown = [row for row in rows if row.get(key) is not None]
-    names = [row["name"] for row in shown][::-1]
+    names = [folded(row["name"]) for row in shown][::-1]
     values = [row[key] for row in shown][::-1]
     colours = ["#0b7285" if name.startswith("headrace") else "#adb5bd" for name in names]
-    figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.34 * len(names)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(5, 0.6 + 0.34 * len(names)), layout="constrained")  # for a telephone, too
     axes.barh(names, values, color=colours)
     if max(values) > 30 * min((value for value in values if value > 0), default=1):
         axes.set_xscale("log")
     for place, value in enumerate(values):
-        axes.text(value, place, f" {number(value)}", va="center", fontsize=8)
-    axes.margins(x=0.12)
+        axes.text(value, place, f" {number(value)}", va="center", fontsize=9)
+    axes.margins(x=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=10)
-    figure.savefig(figures / f"peers_{part}.png", dpi=110, metadata={"Software": None})
+    axes.tick_params(labelsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.savefig(figures / f"peers_{part}.png", dpi=140, metadata={"Software": None})
     pyplot.close(figure)
 
 
@@ -233,16 +239,16 @@ def plots(figures: Path) -> None:
         found = load(figures, part)
         rows = found["rows"]
         if part == "batching":
-            key, title = "fill", "real tokens, % of the budget of all batches (lognormal sizes)"
+            key, title = "fill", "real tokens, % of the budget, lognormal sizes"
             rows = [{**row, key: 100 * row[key]} for row in rows["lognormal"] if not row["violations"]]
         elif part == "reading":
-            key, title = "random", "random batches of 64 texts, time over headrace's (standard library)"
+            key, title = "random", "random batches of 64 texts, time over headrace's, library"
             rows = rows["library"]
         elif part == "mixing":
             window = found["window"] * found["ranks"]
             key, title = "global_window", f"worst share in {window:,} samples, percentage points off"
         else:
-            key, title = "first_batch", "first batch of a resume at 90 % of an epoch, time over a fresh epoch's first"
+            key, title = "first_batch", "first batch of a resume, time over a fresh epoch's"
         bars(figures, part, rows, key, title)
 
 
