@@ -708,6 +708,19 @@ def test_a_generator_of_something_else_is_named(tmp_path: Path, size: dict[str, 
 # Parts
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_killed_write_left_is_removed_by_the_next_one(tmp_path: Path, stream: bool) -> None:
+    names = ["shard-000000.tar", "shard-000000.tar.hri", "shard.plan.json", "manifest.json", "manifest.hrs"]
+    column = {"length": np.arange(5)}
+    write_shards(some(5), tmp_path / "other", columns=column, n_shards=2)
+    names += [path.name for path in (tmp_path / "other").glob("length.*.npy")]
+    assert len(names) == 6
+    for name in names:
+        (tmp_path / f".{name}.03c9c592.part").touch()
+    write_shards(iter(some(5)) if stream else some(5), tmp_path, columns=column, samples_per_shard=3)
+    assert parts(tmp_path) == []
+
+
 def test_a_part_that_was_removed_stops_its_writer(tmp_path: Path) -> None:
     dead = tmp_path / ".shard-000001.tar.hri.aa-bb.part"
     others = [tmp_path / ".shard-x-000001.tar.aa-bb.part", tmp_path / ".shard-000001.tar.xyz-bb.part", tmp_path / "b"]

@@ -163,7 +163,8 @@ class ShardFile:
 def remove_parts(directory: Path, prefix: str, run: str = "") -> None:
     """Remove temporary files; who writes them stops at the next piece."""
     of_set = rf"{re.escape(prefix)}(-[0-9]+\.tar(\.hri)?|\.plan\.json)"
-    name = re.compile(rf"\.({of_set}|manifest\.json)\.({re.escape(run) or '[0-9a-f]+'}-)?[0-9a-f]+\.part")
+    of_any = r"manifest\.(json|hrs)|.+\.[0-9a-f]{8}\.npy"
+    name = re.compile(rf"\.({of_set}|{of_any})\.({re.escape(run) or '[0-9a-f]+'}-)?[0-9a-f]+\.part")
     for path in directory.iterdir():
         if name.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):
