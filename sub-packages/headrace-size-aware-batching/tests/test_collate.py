@@ -118,6 +118,61 @@ def test_fields_named_as_fixed_are_stacked() -> None:
         PaddedCollate(fixed=["x"])(samples)
 
 
+@pytest.mark.parametrize("kind", [PaddedCollate, PackedCollate])
+def test_numbers_and_texts_may_be_named_as_fixed(kind: Any) -> None:
+    samples = [{"ids": [1, 2], "label": 3, "name": "a"}, {"ids": [4], "label": 5, "name": "b"}]
+    batch = kind(fixed=["label", "name"])(samples)
+    assert batch["label"].tolist() == [3, 5] and batch["name"] == ["a", "b"]
+    with pytest.raises(ValueError, match=r"fixed must name fields .* got \['lable'\]: the samples have .*'label'"):
+        kind(fixed=["lable"])(samples)
+    with pytest.raises(ValueError, match=r"pad_value must name fields with a dimension 0, got \['label'\]"):
+        kind(pad_value={"label": 0})(samples)
+
+
+@given(lengths_lists, st.integers(1, 10))
+def test_samples_are_cut_to_their_first_elements(lengths: list[int], most: int) -> None:
+    samples = [{"x": x, "y": [float(n) for n in range(len(x))]} for x in sequences(lengths, 2)]
+    cut = [{"x": sample["x"][:most], "y": sample["y"][:most]} for sample in samples]
+    for kind in (PaddedCollate, PackedCollate):
+        batch, expected = kind(max_length=most)(samples), kind()(cut)
+        assert batch.keys() == expected.keys()
+        assert all(torch.as_tensor(batch[key]).equal(torch.as_tensor(expected[key])) for key in batch)
+    assert [len(sample["x"]) for sample in samples] == lengths
+
+
+def test_what_is_fixed_is_not_cut() -> None:
+    samples = [{"ids": [1, 2, 3], "features": [4, 5, 6]}, {"ids": [1], "features": [7, 8, 9]}]
+    batch = PaddedCollate(max_length=2, fixed=["features"], return_lengths=True)(samples)
+    assert batch["ids"].tolist() == [[1, 2], [1, 0]] and batch["lengths"].tolist() == [2, 1]
+    assert batch["features"].tolist() == [[4, 5, 6], [7, 8, 9]]
+
+
+def test_a_cut_and_a_sampler_that_counts_it_stay_within_the_budget() -> None:
+    sizes = [int(n) for n in np.random.default_rng(0).integers(1, 900, 300)]
+    samples = [torch.zeros(size) for size in sizes]
+    for kind, options in ((PackedCollate, {}), (PaddedCollate, {"strategy": "bucketed", "cost": "padded"})):
+        batches = DistributedSizeAwareBatchSampler(sizes, 2048, max_length=512, **options)  # type: ignore[arg-type]
+        for batch in batches:
+            kind(max_length=512, max_total_size=2048)([samples[index] for index in batch])
+        with pytest.raises(ValueError, match=r"max_total_size=2048 .* got \d+ of \d+ samples, the longest .* max_length="):
+            for batch in batches:
+                kind(max_total_size=2048)([samples[index] for index in batch])
+
+
+def test_a_batch_over_the_budget_is_refused() -> None:
+    samples = [{"ids": [1, 2, 3]}, {"ids": [1]}]
+    assert PaddedCollate(max_total_size=6)(samples)["ids"].numel() == 6
+    with pytest.raises(ValueError, match="max_total_size=5 .* got 6 of 2 samples, the longest with 3"):
+        PaddedCollate(max_total_size=5)(samples)
+    with pytest.raises(ValueError, match="max_total_size=7 .* got 8"):
+        PaddedCollate(length_multiple=4, max_total_size=7)(samples)
+    assert PackedCollate(max_total_size=4, total_multiple=16)(samples)["cu_seqlens"].tolist() == [0, 3, 4, 7, 10, 13, 16]
+    with pytest.raises(ValueError, match="max_total_size=3 .* got 4 of 2 samples, the longest with 3"):
+        PackedCollate(max_total_size=3)(samples)
+    with pytest.raises(ValueError, match="max_total_size=4 .* got 6"):
+        PaddedCollate(max_total_size=4)([{"source": [1], "target": [1, 2, 3]}, {"source": [1, 2], "target": [1]}])
+
+
 def test_the_form_of_a_sample_is_kept() -> None:
     batch = PaddedCollate()([Protein(torch.ones(2), 1.0), Protein(torch.ones(1), -1.0)])
     assert isinstance(batch, Protein)
@@ -165,6 +220,8 @@ def test_arguments_of_padding() -> None:
         ({"fixed": "x"}, TypeError),
         ({"return_lengths": "no"}, TypeError),
         ({"return_mask": 1}, TypeError),
+        ({"max_length": 0}, ValueError),
+        ({"max_total_size": 1.5}, TypeError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
             PaddedCollate(**wrong)
@@ -403,6 +460,8 @@ def test_arguments_of_packing() -> None:
         ({"pad_value": "0"}, TypeError),
         ({"return_lengths": 1}, TypeError),
         ({"total_length": 10, "total_multiple": 4}, ValueError),
+        ({"max_length": "9"}, TypeError),
+        ({"max_total_size": -1}, ValueError),
     ):
         with pytest.raises(error, match=next(iter(wrong))):
             PackedCollate(**wrong)

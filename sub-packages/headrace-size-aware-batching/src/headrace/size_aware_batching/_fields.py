@@ -18,14 +18,35 @@ _NUMBERS = bool | int | float | complex
 
 @dataclass
 class Fields:
-    """The fields with a dimension 0 that a batch has, and their lengths."""
+    """The fields of a batch: the names of all, and of those with a dimension 0 the lengths."""
 
     fixed: Sequence[Name]
+    max_length: int | None
     lengths: dict[Path, list[int]] = field(default_factory=dict)
     names: set[Name] = field(default_factory=set)
+    others: set[Name] = field(default_factory=set)  # numbers and texts
+
+    def gather(self, values: Sequence[Any], join: Join, path: Path = ()) -> Any:
+        """Join the same field of all samples, and the fields within it."""
+        read = [_read(value, path, sample) for sample, value in enumerate(values)]
+        kind = read[0][0]
+        for sample, (other, _) in enumerate(read):
+            if other != kind:
+                raise TypeError(
+                    f"{place(path, sample)} is {other}, {place(path, 0)} is {kind}: give all samples one structure"
+                )
+        if kind == "a dict":
+            return {key: self.gather([v[key] for v in values], join, (*path, key)) for key in _same_keys(values, path)}
+        if kind == "a tuple":
+            places = range(_same_count(values, path))
+            return _like(values[0], [self.gather([v[i] for v in values], join, (*path, i)) for i in places])
+        if kind == "a tensor":
+            return join(_one_dtype([value for _, value in read], path), path)
+        self.others.update(path[-1:])
+        return list(values) if kind == "text" else torch.stack(_one_dtype([value for _, value in read], path))
 
     def is_fixed(self, tensors: list[torch.Tensor], path: Path) -> bool:
-        """Record a field, check its shapes and return whether it is named in ``fixed``."""
+        """Record a field, check its shapes and return whether it is named in ``fixed``; cut it in place if not."""
         self.names.update(path[-1:])
         fixed = bool(path) and path[-1] in self.fixed
         first = tensors[0].shape if fixed else tensors[0].shape[1:]
@@ -37,14 +58,28 @@ class Fields:
                     f"{list(tensors[0].shape)}: this field {allowed}"
                 )
         if not fixed:
+            tensors[:] = [tensor[: self.max_length] for tensor in tensors]
             self.lengths[path] = [tensor.shape[0] for tensor in tensors]
         return fixed
 
     def refuse_unknown(self, names: Iterable[Name], argument: str) -> None:
-        """Raise a ValueError where a name is not a field."""
-        if unknown := [name for name in names if name not in self.names]:
-            known = ", ".join(sorted(map(repr, self.names))) or "no named field"
-            raise ValueError(f"{argument} must name fields of the samples, got {unknown}: the samples have {known}")
+        """Raise a ValueError where a name is not that of a field; only ``fixed`` may name numbers and texts."""
+        of_any = argument == "fixed"
+        known = self.names | self.others if of_any else self.names
+        if unknown := [name for name in names if name not in known]:
+            there = ", ".join(sorted(map(repr, known))) or "no such field with a name"
+            which = "of the samples" if of_any else "with a dimension 0"
+            raise ValueError(f"{argument} must name fields {which}, got {unknown}: the samples have {there}")
+
+    def refuse_over(self, max_total_size: int | None, found: int) -> None:
+        """Raise a ValueError where a batch of ``found`` elements is over the budget."""
+        if max_total_size is not None and found > max_total_size:
+            count, longest = len(next(iter(self.lengths.values()))), max(map(max, self.lengths.values()))
+            raise ValueError(
+                f"the batch must hold at most max_total_size={max_total_size} elements, got {found} of {count} samples, "
+                f"the longest with {longest}: give the batch sampler the sizes that samples have here, and the collate "
+                "function max_length= where the sampler has it"
+            )
 
     def one_length(self, need: str) -> list[int]:
         """Return the length of each sample; raise a ValueError where its fields disagree."""
@@ -59,26 +94,6 @@ class Fields:
                         "name the others in fixed"
                     )
         return self.lengths[first]
-
-
-def gather(values: Sequence[Any], join: Join, path: Path = ()) -> Any:
-    """Join the same field of all samples, and the fields within it."""
-    read = [_read(value, path, sample) for sample, value in enumerate(values)]
-    kind = read[0][0]
-    for sample, (other, _) in enumerate(read):
-        if other != kind:
-            raise TypeError(
-                f"{place(path, sample)} is {other}, {place(path, 0)} is {kind}: give all samples one structure"
-            )
-    if kind == "a dict":
-        return {key: gather([v[key] for v in values], join, (*path, key)) for key in _same_keys(values, path)}
-    if kind == "a tuple":
-        joined = [gather([v[i] for v in values], join, (*path, i)) for i in range(_same_count(values, path))]
-        return _like(values[0], joined)
-    if kind == "text":
-        return list(values)
-    tensors = _one_dtype([value for _, value in read], path)
-    return join(tensors, path) if kind == "a tensor" else torch.stack(tensors)
 
 
 def _read(value: Any, path: Path, sample: int) -> tuple[str, Any]:

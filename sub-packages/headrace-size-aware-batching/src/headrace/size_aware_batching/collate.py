@@ -14,7 +14,6 @@ from headrace.size_aware_batching._fields import (
     Name,
     Path,
     checked_names,
-    gather,
     not_empty,
     place,
     with_keys,
@@ -75,11 +74,16 @@ class PaddedCollate:
             samples give a `PaddedBatch`.
         return_mask: Whether to add a mask, bool, shape ``[n, longest]``, True where there is a token: under
             ``"attention_mask"`` for dicts; other samples give a `PaddedBatch`.
+        max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
+            to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
+        max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
+            those of the samples. Count times longest, of the longest field. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.
         ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; a dtype cannot hold
-            the pad value; a name is not a field; or lengths are asked for and the fields of a sample disagree.
+            the pad value; a name is not a field; a batch is over ``max_total_size``; or lengths are asked for and
+            the fields of a sample disagree.
 
     >>> collate = PaddedCollate(return_mask=True)
     >>> batch = collate([{"ids": [5, 6, 7], "labels": [1, 0, 1]}, {"ids": [8], "labels": [1]}])
@@ -95,17 +99,20 @@ class PaddedCollate:
     fixed: Sequence[Name] = ()
     return_lengths: bool = False
     return_mask: bool = False
+    max_length: int | None = None
+    max_total_size: int | None = None
 
     def __post_init__(self) -> None:
         _check_numbers("pad_value", self.pad_value)
         _check_multiple("length_multiple", self.length_multiple)
         checked_flag("return_lengths", self.return_lengths)
         checked_flag("return_mask", self.return_mask)
+        _check_limits(self)
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples."""
-        fields = Fields(self.fixed)
+        fields = Fields(self.fixed, self.max_length)
 
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
             if fields.is_fixed(tensors, path):
@@ -117,10 +124,13 @@ class PaddedCollate:
             _refuse_value("pad_value", value, tensors[0].dtype, path)
             return _padded(tensors, value, longest)
 
-        batch = gather(not_empty(samples), join)
+        batch = fields.gather(not_empty(samples), join)
         fields.refuse_unknown(self.fixed, "fixed")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")
+        if self.max_total_size is not None:
+            longest = max(map(max, fields.lengths.values()), default=0)
+            fields.refuse_over(self.max_total_size, len(samples) * round_up(longest, self.length_multiple))
         if not (self.return_lengths or self.return_mask):
             return batch
         lengths = fields.one_length("return_lengths and return_mask need one length for all fields of a sample")
@@ -177,13 +187,17 @@ class PackedCollate:
             have to be dicts.
         fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
             stacked.
+        max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
+            to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
+        max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
+            those of the samples. All elements without padding. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.
         ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; the fields of a
             sample differ in length; a name is not a field; a dtype cannot hold a separator or a pad value; a
-            batch is longer than ``total_length`` or has 2**31 tokens or more; or, with ``layout="huggingface"``,
-            an ``attention_mask`` has zeros.
+            batch is longer than ``max_total_size`` or ``total_length``, or has 2**31 tokens or more; or, with
+            ``layout="huggingface"``, an ``attention_mask`` has zeros.
 
     >>> batch = PackedCollate()([{"ids": [5, 6, 7]}, {"ids": [8]}])
     >>> batch["ids"], batch["cu_seqlens"], batch["max_seqlen"], batch["position_ids"]
@@ -204,6 +218,8 @@ class PackedCollate:
     pad_value: float | Mapping[Name, float] = 0
     return_lengths: bool = False
     fixed: Sequence[Name] = ()
+    max_length: int | None = None
+    max_total_size: int | None = None
 
     def __post_init__(self) -> None:
         one_of("layout", self.layout, _LAYOUTS)
@@ -222,6 +238,7 @@ class PackedCollate:
             )
         _check_numbers("pad_value", self.pad_value)
         checked_flag("return_lengths", self.return_lengths)
+        _check_limits(self)
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -234,7 +251,7 @@ class PackedCollate:
         separator = self.separator
         if separator is None:
             separator = {"labels": -100} if huggingface and "labels" in samples[0] else {}
-        fields = Fields(self.fixed)
+        fields = Fields(self.fixed, self.max_length)
 
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
             if fields.is_fixed(tensors, path):
@@ -243,12 +260,13 @@ class PackedCollate:
                 _refuse_padding(tensors, path)
             return self._packed(tensors, path, separator)
 
-        batch = gather(samples, join)
+        batch = fields.gather(samples, join)
         fields.refuse_unknown(self.fixed, "fixed")
         fields.refuse_unknown(self.separator or {}, "separator")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")
         lengths = fields.one_length("packed samples need one length for all of their fields")
+        fields.refuse_over(self.max_total_size, sum(lengths))
         padded, tail = self._sequences(lengths)
         offsets, longest = cumulative_lengths([*padded, *tail]), max([*padded, *tail])
         positions = _positions([*padded, *tail], self.position_start)
@@ -330,6 +348,11 @@ def _check_multiple(name: str, value: Any) -> None:
     """Refuse what is not an int of at least 1; None is not."""
     if whole_number(name, value) is None:
         raise TypeError(f"{name} must be an int >= 1, got None: leave it out, or give 1")
+
+
+def _check_limits(collate: PaddedCollate | PackedCollate) -> None:
+    whole_number("max_length", collate.max_length)
+    whole_number("max_total_size", collate.max_total_size)
 
 
 def _check_numbers(name: str, value: Any) -> None:
