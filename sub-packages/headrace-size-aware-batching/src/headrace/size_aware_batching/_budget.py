@@ -309,7 +309,7 @@ def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, o
     """Raise an error that names samples that are too large, if that is what was asked for."""
     if not len(over) or options.oversize != "raise":
         return
-    some = ", ".join(f"{index}: {shown(sizes[index].tolist())}" for index in over[:5])
+    some = ", ".join(f"sample {index} has size {shown(sizes[index].tolist())}" for index in over[:3])
     cure = "raise the budget"
     if callable(options.cost):
         largest = round_up(sizes[over].max(axis=0), options.length_multiple)
@@ -321,15 +321,16 @@ def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, o
             )
     raise ValueError(
         f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
-        f"by themselves (index: size {some}{', ...' if len(over) > 5 else ''}): {cure}, cut them with max_length, or "
-        "choose oversize='skip' or 'own_batch'"
+        f"by themselves ({some}{', ...' if len(over) > 3 else ''}): {cure}, cut them in the collate function and count "
+        "them so with max_length=, or choose oversize='skip' or 'own_batch'"
     )
 
 
 def warn_of_skipped(over: NDArray[np.int64], budget: Any) -> None:
     """Warn of samples that an epoch does not deliver."""
     some = shortlist(over[:5].tolist(), len(over))
-    warn(f"{len(over)} samples are left out as larger than max_total_size={shown(budget)}: {some}")
+    left_out = "1 sample is" if len(over) == 1 else f"{len(over)} samples are"
+    warn(f"{left_out} left out as larger than max_total_size={shown(budget)}: {some}")
 
 
 def budgets_of(budget: Budget, sizes: NDArray[Any]) -> tuple[float, ...]:

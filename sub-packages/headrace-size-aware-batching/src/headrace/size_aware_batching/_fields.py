@@ -76,9 +76,9 @@ class Fields:
         if max_total_size is not None and found > max_total_size:
             count, longest = len(next(iter(self.lengths.values()))), max(map(max, self.lengths.values()))
             raise ValueError(
-                f"the batch must hold at most max_total_size={max_total_size} elements, got {found} of {count} samples, "
-                f"the longest with {longest}: give the batch sampler the sizes that samples have here, and the collate "
-                "function max_length= where the sampler has it"
+                f"the batch must hold at most max_total_size={max_total_size} elements, got {found} of {count} "
+                f"samples, the longest with {longest}: give the batch sampler the sizes that samples have here, and "
+                "the collate function max_length= where the sampler has it"
             )
 
     def one_length(self, need: str) -> list[int]:
