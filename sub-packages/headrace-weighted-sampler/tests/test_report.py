@@ -78,9 +78,26 @@ def test_shares_by_tokens_are_reported_as_such() -> None:
     options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 1000}
     report = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options).report()
     assert [line.asked_token_share for line in report.sources] == [0.75, 0.25]
-    assert [line.token_share for line in report.sources] == pytest.approx([0.75, 0.25], abs=0.002)
-    assert str(report).splitlines()[1].split()[-5:] == ["asked", "token", "share", "token", "share"]
+    assert [line.expected_token_share for line in report.sources] == pytest.approx([0.75, 0.25], abs=0.002)
+    assert str(report).splitlines()[1].endswith("  asked token share  expected token share")
     assert str(report).splitlines()[2].split()[-2] == "0.7500"
+
+
+def test_token_shares_are_those_of_the_mean_sizes_which_draws_meet_on_average() -> None:
+    sizes = np.concatenate([np.arange(100), np.arange(50) ** 2])
+    options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 120}
+    sampler = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options)
+    drawn, expected = [], []
+    for epoch in range(400):
+        sampler.set_epoch(epoch)
+        tokens = np.bincount(np.array(list(sampler)) >= 100, weights=sizes[list(sampler)])
+        line = sampler.report().sources[0]
+        means = [line.draws * sizes[:100].mean(), (120 - line.draws) * sizes[100:].mean()]
+        assert line.expected_token_share == pytest.approx(means[0] / sum(means))
+        drawn.append(tokens)
+        expected.append(means)
+    assert np.ptp([web / (web + books) for web, books in drawn]) > 0.1
+    np.testing.assert_allclose(np.mean(drawn, axis=0), np.mean(expected, axis=0), rtol=0.01)
 
 
 def test_a_schedule_shows_in_the_report() -> None:
@@ -125,7 +142,7 @@ def test_thousands_of_sources_are_reported_in_seconds() -> None:
     weights: dict[str, Any] = {"all": (1, {str(place): 1 + place % 7 for place in range(count)})}
     started = time.monotonic()
     sampler = WeightedDistributedSampler(data, weights, per="token", sizes=np.ones(count, int))
-    assert sum(line.token_share or 0 for line in sampler.report().sources) == pytest.approx(1)
+    assert sum(line.expected_token_share or 0 for line in sampler.report().sources) == pytest.approx(1)
     InterleavedDataset({str(place): [place] for place in range(count)}, weights).state_dict()
     assert time.monotonic() - started < 20  # each sum over all for each of them takes a minute
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
 _SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")
-_SUMMED_TOKENS = ("asked_token_share", "token_share")
-TOKEN_HEADINGS = ("asked token share", "token share")
+_SUMMED_TOKENS = ("asked_token_share", "expected_token_share")
+TOKEN_HEADINGS = ("asked token share", "expected token share")
 GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
 MAX_SHOWN = 40  # lines of a table, sources in a picture
 
@@ -37,7 +37,8 @@ class SourceReport:
         seen: Distinct samples drawn from epoch 0 to the end of this one.
         repeats: Draws in that time beyond each sample's first.
         asked_token_share: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
-        token_share: The share of the delivered tokens, by the source's mean size; None likewise.
+        expected_token_share: The share of tokens that so many deliveries hold on average: each counts as the mean size
+            of its source, so an epoch's own share differs a little. None likewise.
         groups: Names of the groups of nested weights that it is in, from the outermost on.
     """
 
@@ -51,7 +52,7 @@ class SourceReport:
     seen: int
     repeats: int
     asked_token_share: float | None = None
-    token_share: float | None = None
+    expected_token_share: float | None = None
     groups: tuple[str, ...] = ()
 
     @property
@@ -91,7 +92,7 @@ class MixtureReport:
 
     def __str__(self) -> str:
         total = sum(line.delivered for line in self.sources)
-        by_tokens = any(line.token_share is not None for line in self.sources)
+        by_tokens = any(line.expected_token_share is not None for line in self.sources)
         lines = self.tree
         rows = [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, lines[:MAX_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -131,13 +132,14 @@ def _tree(lines: Sequence[SourceReport], depth: int = 0) -> Iterator[SourceRepor
 
 
 def _sum(name: str, groups: tuple[str, ...], members: Sequence[SourceReport]) -> SourceReport:
-    tokens = members[0].token_share is not None
+    tokens = members[0].expected_token_share is not None
     summed = {key: sum(getattr(member, key) for member in members) for key in _SUMMED + _SUMMED_TOKENS * tokens}
     return SourceReport(name=name, groups=groups, **summed)
 
 
 def _cells(line: SourceReport) -> tuple[str, ...]:
-    tokens = () if line.token_share is None else (f"{line.asked_token_share:.4f}", f"{line.token_share:.4f}")
+    asked, expected = line.asked_token_share, line.expected_token_share
+    tokens = () if expected is None else (f"{asked:.4f}", f"{expected:.4f}")
     return (
         "  " * len(line.groups) + line.name,
         f"{line.size}",
@@ -164,7 +166,7 @@ def mixture_report(
     ]
     total = sum(delivered)
     asked = asked_shares(spec.stages, spec.requested, begin, end)
-    asked_token_shares, token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
+    asked_token_shares, expected_token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
     weights = spec.weights[mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
@@ -178,7 +180,7 @@ def mixture_report(
             seen=min(part.size, after[place]),
             repeats=max(0, after[place] - part.size),
             asked_token_share=asked_token_shares[place],
-            token_share=token_shares[place],
+            expected_token_share=expected_token_shares[place],
             groups=part.groups,
         )
         for place, part in enumerate(spec.sources.parts)
