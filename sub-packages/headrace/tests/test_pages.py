@@ -50,6 +50,32 @@ def test_the_script_trains_on_two_ranks(start: str, tmp_path: Path) -> None:
     assert len(steps) == 1, "both ranks make as many steps"
 
 
+@pytest.mark.parametrize("after", [2, pytest.param(1, marks=pytest.mark.nightly)])
+def test_the_plain_loop_on_two_ranks_is_killed_and_resumed(after: int, tmp_path: Path) -> None:
+    text = block("how-to/loops.md", "task") + block("how-to/loops.md", "plain_ddp")
+    step = "optimizer.step()\n"
+    assert text.count(step) == 1
+    dying = 'os.environ.get("DIE_AT") == f"{epoch}.{loader.steps}" and os.kill(os.getpid(), 9)'
+    (tmp_path / "train.py").write_text(text.replace(step, f"optimizer.step(); {dying}\n"))
+
+    def start(world: int, die_at: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(SCRIPTS / "torchrun"), "--standalone", f"--nproc-per-node={world}", "train.py"],
+            cwd=tmp_path,
+            env={**os.environ, "DIE_AT": die_at, "OMP_NUM_THREADS": "1"},
+            text=True,
+            capture_output=True,
+            timeout=280,
+            check=False,
+        )
+
+    assert start(2, "1.13").returncode
+    saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert set(saved["model"]["seen"].tolist()) == {1, 2}, "in the middle of the second epoch"
+    done = start(after, "")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_commands_pack_an_lmdb_and_a_folder(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "structures.lmdb"), map_size=2**20) as store, store.begin(write=True) as entries:
         for number in range(30):
