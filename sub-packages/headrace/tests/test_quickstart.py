@@ -1,5 +1,6 @@
 """The quickstart, on proteins that are made up here, as a user runs it."""
 
+import importlib
 import random
 import re
 import subprocess
@@ -50,6 +51,9 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
     command = [sys.executable, str(EXAMPLE), *map(str, options)]
     first = subprocess.run(command, text=True, capture_output=True, timeout=280, check=False)
     assert first.returncode == 0, first.stderr
+    # What the data are, and what the names of the ways mean.
+    assert first.stdout.startswith("Data: sequences of the FASTA files, a token a byte, cut at 400")
+    assert "fixed, safe (5)   5 of the longest keep the budget" in first.stdout
     samples = row(first.stdout, "samples")
     assert len(set(samples)) == 1
     assert int(samples[0].replace(",", "")) > 50
@@ -58,8 +62,13 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
     # The safe fixed batch and ours stay inside the budget; the fixed batch of the mean count need not.
     assert 0 < largest[0] <= 2048
     assert 0 < largest[-1] <= 2048
+    over = [int(cell) for cell in row(first.stdout, "steps over the budget")]
+    assert (over[0], over[-1], over[1] > 0) == (0, 0, largest[1] > 2048)
     padded = [int(cell.replace(",", "")) for cell in row(first.stdout, "padded tokens")]
     assert padded[-1] < padded[0]
+    assert [float(cell) for cell in row(first.stdout, "  times headrace's")] == [
+        round(n / padded[-1], 1) for n in padded
+    ]
     for name in ("long", "short"):
         _, asked, drawn, asked_tokens, drawn_tokens = row(first.stdout, name)
         assert abs(int(drawn.replace(",", "")) - float(asked.replace(",", ""))) <= 1.5
@@ -85,6 +94,15 @@ def what_it_says_to_do_next_works(stdout: str, data: Path, folder: Path) -> None
         assert done.returncode == 0, done.stderr
     assert "2,048" in done.stdout  # the budget, in the report of the batches
     assert Path(last.split(": ")[1]).is_file()
+
+
+def test_the_headline_is_the_same_on_every_machine(quickstart: Scripts) -> None:
+    report = importlib.import_module("report")
+    safe = report.Run("safe", "", [1] * 8, [100] * 8, [200] * 8, 500, seconds=9.0, busy=9.0)
+    ours = report.Run("headrace", "", [4, 4], [400, 400], [500, 500], 500, seconds=1.0, busy=1.0)
+    first, second = report.headline([safe, ours]).splitlines()
+    assert first == "The same 8 samples, the same budget of 500 tokens:"
+    assert second == "headrace takes 2 steps instead of 8, with 1.6 times fewer padded tokens"
 
 
 @pytest.mark.parametrize(

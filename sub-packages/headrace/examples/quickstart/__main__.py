@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import numpy as np
@@ -18,13 +18,21 @@ from corpus import fasta, standard_library
 from data import Batches, batch_sampler, data_module, fixed_batches, lengths, mixture, padded, shards
 from model import PAD, ByteTransformer
 from numpy.typing import NDArray
-from report import Run, Share, picture, run_table, share_table
+from report import Run, Share, padding_of, picture, run_table, share_table
 from resuming import killed_and_resumed
 from torch.utils.data import DataLoader
 
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 HERE = Path(__file__).resolve().parents[4]
+
+
+class Way(NamedTuple):
+    """A way of batching: its name, how many samples a batch holds, in words, and the batches."""
+
+    name: str
+    rule: str
+    batches: Batches
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,51 +77,47 @@ def shares(sizes: dict[str, NDArray[np.int64]], sampler: WeightedDistributedSamp
     ]
 
 
-def ways_of_batching(
-    order: NDArray[np.int64], ours: Batches, sizes: NDArray[np.int64], budget: int
-) -> dict[str, Batches]:
+def ways_of_batching(order: NDArray[np.int64], ours: Batches, sizes: NDArray[np.int64], budget: int) -> list[Way]:
     """Return the same draws in batches of our own, and in those of two careful users.
 
     One takes the largest fixed size whose worst case, that many times the longest sample, stays inside the budget.
     The other takes as many samples as our batches hold on average, and hopes.
     """
     safe, mean = budget // int(sizes.max()), round(len(order) / len(ours))
-    ways = {
-        f"fixed, safe ({safe})": fixed_batches(order, safe),
-        f"fixed, mean ({mean})": fixed_batches(order, mean),
-        "headrace": ours,
-    }
-    for name, way in ways.items():
-        if not np.array_equal(np.sort(np.concatenate([np.asarray(batch) for batch in way])), np.sort(order)):
-            raise RuntimeError(f"{name}: the batches do not hold the samples that were drawn")
+    ways = [
+        Way(f"fixed, safe ({safe})", f"{safe} of the longest keep the budget", fixed_batches(order, safe)),
+        Way(f"fixed, mean ({mean})", "as many as headrace has on average", fixed_batches(order, mean)),
+        Way("headrace", "as many as the budget holds", ours),
+    ]
+    for way in ways:
+        if not np.array_equal(np.sort(np.concatenate([np.asarray(batch) for batch in way.batches])), np.sort(order)):
+            raise RuntimeError(f"{way.name}: the batches do not hold the samples that were drawn")
     return ways
 
 
-def train(name: str, data: Any, sizes: NDArray[np.int64], batches: Batches, budget: int) -> Run:
+def train(way: Way, data: Any, sizes: NDArray[np.int64], budget: int) -> Run:
     """Train a fresh model for one epoch on a loader or a data module and return what it took."""
     torch.manual_seed(0)
     model = ByteTransformer(int(sizes.max()))
     warm_up = {"tokens": torch.full((2, int(sizes.max())), PAD - 1)}
     torch.autograd.backward(model.training_step(warm_up))  # the first step also sets things up
-    model.losses.clear()
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
         enable_model_summary=False,
     )  # fmt: skip
-    print(f"training on batches of {name}")
+    print(f"training on batches of {way.name}")
     begin, busy = time.perf_counter(), time.process_time()
     trainer.fit(model, data)
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
-    last = model.losses[-max(1, len(model.losses) // 10) :]
     return Run(
-        name=name,
-        counts=[len(batch) for batch in batches],
-        real=[int(sizes[batch].sum()) for batch in batches],
-        padded=[len(batch) * int(sizes[batch].max()) for batch in batches],
+        name=way.name,
+        rule=way.rule,
+        counts=[len(batch) for batch in way.batches],
+        real=[int(sizes[batch].sum()) for batch in way.batches],
+        padded=[len(batch) * int(sizes[batch].max()) for batch in way.batches],
         budget=budget,
         seconds=seconds,
         busy=busy,
-        loss=sum(last) / len(last),
     )
 
 
@@ -130,6 +134,8 @@ The last one shows how full your batches would be. Then train on them: {HERE / "
 def main(words: Sequence[str] | None = None) -> int:
     """Run the job and return the exit status."""
     options = arguments(words)
+    kind = "sequences of the FASTA files" if options.fasta else "functions and docstrings of Python's standard library"
+    print(f"Data: {kind}, a token a byte, cut at {options.max_length:,}. Without a GPU it takes a few minutes.")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     try:
@@ -148,23 +154,28 @@ def main(words: Sequence[str] | None = None) -> int:
     ways = ways_of_batching(
         draws, list(make(sizes, sampler=sampler, num_replicas=1, rank=0, seed=0)), sizes, options.budget
     )
-    if len(ways["headrace"]) < 2:
+    *_, ours = ways
+    if len(ours.batches) < 2:
         told = f"{len(draws):,} samples of {sizes[draws].sum():,} tokens make one batch of {options.budget:,} tokens"
         print(f"{told}: pass more --tokens or less --budget, to train in steps", file=sys.stderr)
         return 2
+    print(f"{len(draws):,} samples in batches of three kinds, budget: {options.budget:,} padded tokens a batch:")
+    print("\n".join(f"  {way.name:<18}{way.rule}" for way in ways))
     runs = []
-    for name, batches in ways.items():
-        fixed = DataLoader(samples, batch_sampler=batches, collate_fn=padded)
-        runs.append(train(name, module if name == "headrace" else fixed, sizes, batches, options.budget))
+    for way in ways:
+        fixed = DataLoader(samples, batch_sampler=way.batches, collate_fn=padded)
+        runs.append(train(way, module if way is ours else fixed, sizes, options.budget))
     rows = shares(by_source, sampler)
-    print(f"\nThe mixture\n{share_table(rows)}\n\nThe same {sum(runs[0].counts):,} samples\n{run_table(runs)}\n")
+    more = mixture(by_source, 10 * options.tokens)(samples, num_replicas=1, rank=0, seed=0)
+    rest = padding_of(sizes, list(make(sizes, sampler=more, num_replicas=1, rank=0, seed=0)))
+    print(f"\nThe mixture\n{share_table(rows)}\n\nThe same {len(draws):,} samples\n{run_table(runs, rest)}\n")
     print("The same training once more, killed half-way and resumed")
     job = {
         "folders": {name: str(folder) for name, folder in folders.items()},
         **{name: getattr(options, name) for name in ("tokens", "budget", "max_length")},
     }
     keys = [samples.key(index) for index in draws.tolist()]
-    outcome = killed_and_resumed(keys, len(ways["headrace"]), options.out / "checkpoints", job)
+    outcome = killed_and_resumed(keys, len(ours.batches), options.out / "checkpoints", job)
     picture(runs, rows, outcome, options.out / "report.png")
     print(f"{outcome}\n\npicture: {options.out / 'report.png'}\n\n{next_steps(options.budget)}")
     return int(bool(outcome.lost or outcome.repeated))

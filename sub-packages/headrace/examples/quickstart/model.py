@@ -32,7 +32,6 @@ class ByteTransformer(lightning.LightningModule):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY - 1)
-        self.losses: list[float] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next byte: (batch, length) -> (batch, length, 256)."""
@@ -51,7 +50,6 @@ class ByteTransformer(lightning.LightningModule):
         logits, target = self(tokens[:, :-1]), tokens[:, 1:]
         total = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
         loss: Tensor = total / (target != PAD).sum().clamp(min=1)
-        self.losses.append(float(loss.detach()))
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,15 +1,19 @@
 """What the quickstart found: a table to read and a picture to show."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from resuming import Outcome
 
-BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e8833a", "#c9ced6", "#b3261e"
+BLUE, ORANGE, GREY, DARK, RED = "#1f6fb4", "#e8833a", "#c9ced6", "#7d8590", "#b3261e"
 
 
 @dataclass(frozen=True)
@@ -18,28 +22,33 @@ class Run:
 
     Args:
         name: What the way of batching is called.
+        rule: How many samples it puts into a batch, in words.
         counts: Samples in each step.
         real: Tokens of the samples in each step.
         padded: Tokens that the model processed in each step, padding included.
         budget: Tokens a step may hold at most.
         seconds: Wall time of the epoch.
         busy: Processor time of the epoch, in seconds; what else runs on the machine adds less to it.
-        loss: Mean loss over the last tenth of the steps.
     """
 
     name: str
+    rule: str
     counts: Sequence[int]
     real: Sequence[int]
     padded: Sequence[int]
     budget: int
     seconds: float
     busy: float
-    loss: float
 
     @property
-    def fill(self) -> float:
-        """Share of the budget that real tokens fill, over all steps."""
-        return sum(self.real) / (len(self.real) * self.budget)
+    def padding(self) -> float:
+        """Share of the tokens that are padding."""
+        return 1 - sum(self.real) / sum(self.padded)
+
+    @property
+    def over(self) -> int:
+        """Steps that break the budget."""
+        return sum(tokens > self.budget for tokens in self.padded)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,12 @@ class Share:
     drawn_tokens: float
 
 
+def padding_of(sizes: NDArray[np.int64], batches: Sequence[Sequence[int]]) -> float:
+    """Return the share of the tokens in padded batches that are padding."""
+    parts = [sizes[list(batch)] for batch in batches]
+    return 1 - sum(int(part.sum()) for part in parts) / sum(len(part) * int(part.max()) for part in parts)
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the header first, as aligned text: the first column to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -64,29 +79,36 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def run_table(runs: Sequence[Run]) -> str:
-    """Return the comparison of the runs; the speed-up is against the first."""
+def run_table(runs: Sequence[Run], rest: float) -> str:
+    """Return the comparison of the runs; ``rest`` is the padding that ten times as many samples would have."""
+    ours = runs[-1]
     rows = [["", *(run.name for run in runs)]]
     rows.append(["samples", *(f"{sum(run.counts):,}" for run in runs)])
     rows.append(["steps", *(f"{len(run.counts):,}" for run in runs)])
-    rows.append(["real tokens", *(f"{sum(run.real):,}" for run in runs)])
-    rows.append(["padded tokens", *(f"{sum(run.padded):,}" for run in runs)])
-    rows.append(["fill of the budget", *(f"{run.fill:.1%}" for run in runs)])
+    rows.append(["steps over the budget", *(f"{run.over:,}" for run in runs)])
     rows.append(["largest batch, tokens", *(f"{max(run.padded):,}" for run in runs)])
-    rows.append(["budget, tokens", *(f"{run.budget:,}" for run in runs)])
-    rows.append(["last loss", *(f"{run.loss:.2f}" for run in runs)])
-    rows.append(["wall time, s", *(f"{run.seconds:.1f}" for run in runs)])
+    rows.append(["real tokens", *(f"{sum(run.real):,}" for run in runs)])
+    rows.append(["padded tokens (real and padding)", *(f"{sum(run.padded):,}" for run in runs)])
+    rows.append(["  times headrace's", *(f"{sum(run.padded) / sum(ours.padded):.1f}" for run in runs)])
+    rows.append(["  of them padding", *(f"{run.padding:.1%}" for run in runs)])
+    rows.append(["wall time on this machine, s", *(f"{run.seconds:.1f}" for run in runs)])
+    rows.append(["  times headrace's", *(f"{run.seconds / ours.seconds:.1f}" for run in runs)])
     rows.append(["processor time, s", *(f"{run.busy:.1f}" for run in runs)])
-    rows.append(["fewer padded tokens", *(f"{sum(runs[0].padded) / sum(run.padded):.2f} x" for run in runs)])
-    rows.append(["speed-up, wall", *(f"{runs[0].seconds / run.seconds:.2f} x" for run in runs)])
-    rows.append(["speed-up, processor", *(f"{runs[0].busy / run.busy:.2f} x" for run in runs)])
-    return table(rows)
+    rows.append(["  times headrace's", *(f"{run.busy / ours.busy:.1f}" for run in runs)])
+    return (
+        f"{table(rows)}\nMore samples to choose from leave less padding: ten times as many draws {rest:.1%}.\n"
+        "Other work on the machine adds to wall time, little to processor time.\n"
+        "Fewer, larger steps may want another learning rate: docs/how-to/loss.md"
+    )
 
 
 def share_table(shares: Sequence[Share]) -> str:
     """Return asked-for and realised draws for each source."""
-    rows = [["source", "samples", "draws asked for", "drawn", "tokens asked for", "tokens drawn"]]
-    return table(rows + [share_row(share) for share in shares])
+    rows = [["source", "in the set", "draws asked for", "drawn", "tokens on average", "tokens drawn"]]
+    return (
+        f"{table(rows + [share_row(share) for share in shares])}\n"
+        "Draws are exact, in whole samples. Tokens come to that share on average: the more draws, the nearer."
+    )
 
 
 def share_row(share: Share) -> list[str]:
@@ -106,56 +128,77 @@ def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path
         draw_time(axes[0, 1], runs)
         draw_steps(axes[1, 0], runs)
         draw_shares(axes[1, 1], shares)
-        tokens = sum(runs[0].padded) / sum(runs[-1].padded)
-        gain = runs[0].seconds / runs[-1].seconds
-        samples = f"{sum(runs[-1].counts):,}"
-        title = f"The same {samples} samples: {tokens:.1f} times fewer padded tokens, {gain:.1f} times faster"
-        figure.suptitle(title, fontsize=15)
+        figure.suptitle(headline(runs), fontsize=15)
         figure.savefig(path, dpi=110)
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """Return what is the same on every machine: no time."""
+    safe, ours = runs[0], runs[-1]
+    less = sum(safe.padded) / sum(ours.padded)
+    steps = f"headrace takes {len(ours.counts):,} steps instead of {len(safe.counts):,}"
+    samples = f"The same {sum(ours.counts):,} samples, the same budget of {ours.budget:,} tokens"
+    return f"{samples}:\n{steps}, with {less:.1f} times fewer padded tokens"
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the runs with their rules below them."""
+    return [f"{run.name}\n{textwrap.fill(run.rule, 22)}" for run in runs]
 
 
 def draw_tokens(axes: Axes, runs: Sequence[Run]) -> None:
     """Draw real tokens and padding, a bar a run."""
-    names = [run.name for run in runs]
     real = [sum(run.real) / 1e6 for run in runs]
     padding = [(sum(run.padded) - sum(run.real)) / 1e6 for run in runs]
-    axes.barh(names, real, color=BLUE, label="real")
-    axes.barh(names, padding, left=real, color=GREY, label="padding")
+    axes.barh(labels(runs), real, color=BLUE, label="real")
+    bars = axes.barh(labels(runs), padding, left=real, color=GREY, label="padding")
+    axes.bar_label(bars, labels=[f" {run.padding:.0%} padding" for run in runs])
+    axes.margins(x=0.2)
     axes.set(title="Tokens that the model processes", xlabel="million tokens")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="lower right")
 
 
 def draw_time(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw the wall time of the epoch, a bar a run."""
-    bars = axes.barh([run.name for run in runs], [run.seconds for run in runs], color=ORANGE)
-    labels = [f" {run.seconds:.1f} s ({runs[0].seconds / run.seconds:.2f} x)" for run in runs]
-    axes.bar_label(bars, labels=labels)
-    axes.margins(x=0.25)
-    axes.set(title="Wall time of the epoch", xlabel="seconds")
+    """Draw the time of the epoch, a bar a run: what else runs on a machine adds little to processor time."""
+    name, times = "Processor", [run.busy for run in runs]
+    if torch.accelerator.is_available():  # of whose time the processor knows nothing
+        name, times = "Wall", [run.seconds for run in runs]
+    bars = axes.barh([run.name for run in runs], times, color=ORANGE)
+    axes.bar_label(bars, labels=[f" {seconds:.1f} s" for seconds in times])
+    axes.margins(x=0.15)
+    axes.set(title=f"{name} time of the epoch, on this machine", xlabel="seconds")
     axes.invert_yaxis()
 
 
 def draw_steps(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw the real tokens of every step against the budget."""
-    palette = [GREY, ORANGE, BLUE] if len(runs) > 2 else [GREY, BLUE]
-    for run, color in zip(runs, palette, strict=False):
-        place = [(step + 0.5) / len(run.real) for step in range(len(run.real))]
-        axes.plot(place, run.real, ".", markersize=4, color=color, label=run.name)
-    axes.axhline(runs[0].budget, color=RED, linewidth=1, label="budget")
-    axes.set(title="Real tokens in each step", xlabel="share of the epoch", ylabel="tokens", xlim=(0, 1))
-    axes.set_ylim(0, runs[0].budget * 1.3)
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(runs) + 1)
+    """Draw the tokens of every step, padding included, against the budget: a column a run, a dot a step."""
+    budget = runs[0].budget
+    for column, (run, color) in enumerate(zip(runs, (DARK, ORANGE, BLUE), strict=True)):
+        places = np.linspace(column - 0.35, column + 0.35, len(run.padded))
+        axes.plot(places, run.padded, ".", markersize=6, color=color)
+    axes.axhline(budget, color=RED, linewidth=1, zorder=1)
+    axes.set_xticks(
+        range(len(runs)), [f"{run.name}\n{run.over} of {len(run.padded)} steps\nover the budget" for run in runs]
+    )
+    axes.set_yscale("log")
+    axes.set_ylim(top=2 * max(max(run.padded) for run in runs))
+    axes.axhspan(budget, axes.get_ylim()[1], color=RED, alpha=0.07, linewidth=0)
+    axes.annotate(f"over the budget of {budget:,}", (-0.35, budget), (0, 5), textcoords="offset points", color=RED)
+    axes.set(title="Tokens of each step, with the padding", ylabel="tokens", xlim=(-0.5, len(runs) - 0.5))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def draw_shares(axes: Axes, shares: Sequence[Share]) -> None:
-    """Draw asked-for and realised shares of the tokens for each source."""
+    """Draw asked-for and realised draws of each source; its tokens stand below."""
     places = range(len(shares))
-    axes.bar([p - 0.2 for p in places], [s.asked_tokens for s in shares], 0.4, color=GREY, label="asked for")
-    bars = axes.bar([p + 0.2 for p in places], [s.drawn_tokens for s in shares], 0.4, color=BLUE, label="drawn")
-    axes.bar_label(bars, labels=[f"{s.drawn_tokens:.1%}\n{s.drawn:,} samples" for s in shares])
-    axes.set_xticks(places, [s.name for s in shares])
-    axes.set(title="The mixture", ylabel="share of the tokens")
+    left = axes.bar([p - 0.2 for p in places], [s.asked for s in shares], 0.4, color=GREY, label="asked for")
+    right = axes.bar([p + 0.2 for p in places], [s.drawn for s in shares], 0.4, color=BLUE, label="drawn")
+    axes.bar_label(left, labels=[f"{s.asked:,.1f}" for s in shares])
+    axes.bar_label(right, labels=[f"{s.drawn:,}" for s in shares])
+    tokens = [f"{s.name}\n{s.drawn_tokens:.1%} of the tokens\n(on average {s.asked_tokens:.1%})" for s in shares]
+    axes.set_xticks(places, tokens)
+    axes.set(title="The mixture: exact in samples", ylabel="samples")
     axes.margins(y=0.3)  # room for the legend
     axes.legend(frameon=False)
 
