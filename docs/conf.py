@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from numpy.typing import ArrayLike
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.typing import stringify_annotation
@@ -28,6 +29,7 @@ _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
 _HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ARRAY = re.compile(r"(~?)numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(.*?)\]\]")
+_BY_SPLIT = re.compile(r"(~?[\w.]*Mapping)\[(~?[\w.]*Split), (.+?)\] \| \1\[str, \3\] \| \1\[\2 \| str, \3\]")
 _logger = logging.getLogger(__name__)
 
 project = "headrace"
@@ -119,9 +121,30 @@ def short_arrays(*event: Any) -> tuple[str | None, str | None]:
     """Write numpy's aliases for arrays as people write them."""
     like = stringify_annotation(ArrayLike, "smart")
     signature, returned = (
-        text and _ARRAY.sub(r"\1NDArray[\2]", text.replace(like, "ArrayLike")) for text in event[-2:]
+        text
+        and _BY_SPLIT.sub(
+            r"\1[\2 | str, \3]",
+            _ARRAY.sub(r"\1NDArray[\2]", text.replace(like, "ArrayLike").replace("<factory>", "...")),
+        )
+        for text in event[-2:]
     )
+    what, _, obj = event[1:4]
+    if what == "exception" and signature and "__init__" not in vars(obj):
+        return "", None  # that of the base
     return signature, returned
+
+
+def short_types(app: Sphinx, domain: str, objtype: str, content: nodes.Element) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Write the types of properties as those of signatures."""
+    for annotation in content.parent.findall(addnodes.desc_annotation):
+        short = re.sub(r"ndarray\[tuple\[Any, \.\.\.\], dtype\[(.*?)\]\]", r"NDArray[\1]", annotation.astext())
+        if short != annotation.astext():
+            annotation[:] = [nodes.Text(short)]
+
+
+def no_aliases(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: ARG001 -- Sphinx names them
+    """Leave out the fields of named tuples, which have no text of their own: the class explains them."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) -> nodes.Node | None:
@@ -174,6 +197,8 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_colons, priority=400)
     app.connect("autodoc-process-signature", short_arrays)
+    app.connect("autodoc-skip-member", no_aliases)
+    app.connect("object-description-transform", short_types)
     app.connect("missing-reference", find_public)
     app.connect("env-check-consistency", all_documented)
     app.connect("build-finished", write_llms)
