@@ -161,7 +161,7 @@ class PackedCollate:
     and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as
     ``transformers.DataCollatorWithFlattening`` gives them. A field ``attention_mask`` is left out: where there is
     one, models do not look for the borders of the samples. Only some models and attention implementations keep
-    packed samples apart; the README says which.
+    packed samples apart; docs/how-to/packed.md says which.
 
     A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
     sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample

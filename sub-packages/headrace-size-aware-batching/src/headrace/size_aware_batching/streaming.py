@@ -129,7 +129,7 @@ class BucketedBatching:
     For ``WebDataset(...).compose(stage)`` and every other pipeline whose stages take an iterator and return one. It can
     be pickled when its arguments can; worker processes get the ranks of the process that started them.
 
-    Args: as for `bucketed_batching`.
+    The arguments are those of `bucketed_batching`.
 
     >>> stage = BucketedBatching(len, 12, shuffle=False)
     >>> list(stage(iter(["to", "stream", "brook", "or"])))

@@ -116,7 +116,7 @@ class SplitDataModule(lightning.LightningDataModule):
         self._end()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface
-        """The same, after an error."""
+        """End the workers after an error."""
         self._end()
 
     def _end(self) -> None:
