@@ -58,7 +58,8 @@ class Fields:
                     f"{list(tensors[0].shape)}: this field {allowed}"
                 )
         if not fixed:
-            tensors[:] = [tensor[: self.max_length] for tensor in tensors]
+            if self.max_length is not None:
+                tensors[:] = [tensor[: self.max_length] for tensor in tensors]
             self.lengths[path] = [tensor.shape[0] for tensor in tensors]
         return fixed
 
