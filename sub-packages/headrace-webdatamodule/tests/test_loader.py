@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -664,7 +665,10 @@ def test_a_state_of_another_dataset_is_refused() -> None:
     plain = ResumableLoader([1, 2, 3], [[0, 1]])
     plain.load_state_dict(state([1, 2, 3]))
     for other in (state([1, 2]), state([4, 5, 6]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
-        with pytest.raises(ValueError, match=r"checkpoint is of other train data: .* resume with the data"):
+        with pytest.raises(
+            ValueError,
+            match=r"checkpoint is of other train data \(another kind of dataset, .*\): .* resume with the data",
+        ):
             plain.load_state_dict(other)
     with pytest.raises(ValueError, match="checkpoint has seed=3, got seed=0: use that seed"):
         plain.load_state_dict(state([1, 2, 3], seed=3))
@@ -889,6 +893,15 @@ def test_sizes_for_the_report(sizes: Any) -> None:
     loader = ResumableLoader(list(range(COUNT)), Bare(), sizes=sizes)
     assert len(list(loader)) == 12
     assert 0 < (loader.report().fill or 0) < 1
+
+
+@pytest.mark.parametrize(("cost", "padded"), [("sum", False), ("padded", True), (max, True)])
+def test_packed_batches_have_no_padding_to_report(cost: Any, padded: bool) -> None:
+    batches: Any = Bare()
+    batches.options = SimpleNamespace(cost=cost)
+    loader = ResumableLoader(list(range(COUNT)), batches, sizes=np.arange(COUNT))
+    assert len(list(loader)) == 12
+    assert (loader.report().fill is not None, "padding:" in str(loader.report())) == (padded, padded)
 
 
 def test_sizes_of_no_samples() -> None:

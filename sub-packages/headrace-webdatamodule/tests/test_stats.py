@@ -65,6 +65,14 @@ def test_a_report_reads_well(sources: ConcatShards) -> None:
     assert "skipped as damaged: 12 samples, 30 times" in told
     assert told.count("is cut") == 10
     assert "and 2 more" in told
+    assert str(LoaderReport("train", 1, {"a": 1}, None, 1, skipped[:1], None, 1, ("sample 3",))).splitlines() == [
+        "train: 1 sample in 1 batch",
+        "  a: 1 sample (100.0%)",
+        "  skipped as damaged: 1 sample",
+        "    sample 0 is cut",
+        "  left out as over the budget: 1 sample",
+        "    sample 3",
+    ]
     assert "0 samples (0.0%)" in str(LoaderReport("val", 0, {"a": 0}, None))
 
 

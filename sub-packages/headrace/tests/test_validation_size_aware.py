@@ -64,4 +64,14 @@ def test_what_is_left_out_as_over_the_budget_is_warned_of_and_reported() -> None
     assert sorted(delivered) == [n for n in range(203) if n != 77]
     report = module.report()[Split.train]
     assert (report.n_over_budget, report.over_budget) == (1, ("sample 77",))
-    assert "  left out as over the budget: 1 samples\n    sample 77" in str(module.report())
+    assert "  left out as over the budget: 1 sample\n    sample 77" in str(module.report())
+
+
+@pytest.mark.parametrize(("cost", "told"), [("sum", False), ("padded", True)])
+def test_the_report_has_padding_only_where_batches_are_padded(cost: Literal["sum", "padded"], told: bool) -> None:
+    lengths = [5 + 37 * n % 90 for n in range(203)]
+    batches = partial(DistributedSizeAwareBatchSampler, max_total_size=1000, cost=cost, strategy="bucketed")
+    module = MapDataModule({"train": range(203)}, sizes=lengths, batch_sampler=batches, collate_fn=list)
+    module.setup("fit")
+    assert sum(map(len, module.train_dataloader())) == 203
+    assert ("padding: " in str(module.report())) == told

@@ -287,7 +287,10 @@ class ResumableLoader(EpochLoader):
 
     def report(self) -> LoaderReport:
         """Statistics of the batches that were delivered so far, on this rank."""
-        return self._stats.report(getattr(self._batch_sampler, "skipped_indices", ()))
+        batches = self._batch_sampler
+        cost = getattr(getattr(batches, "options", None), "cost", None)
+        packed = isinstance(cost, str) and cost == "sum"
+        return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed)
 
     def _explain_if_own(self, error: BaseException) -> None:
         """Explain the error of a killed worker, which may interrupt a training step, outside of an iteration."""

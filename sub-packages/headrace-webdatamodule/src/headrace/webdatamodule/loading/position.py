@@ -19,6 +19,7 @@ _CURES = {
     "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
     "the checkpoint",
 }
+_OTHER_DATA = "another kind of dataset, other samples or shards, another number or order, or other names of sources"
 
 
 class Position(NamedTuple):
@@ -167,8 +168,8 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> No
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if state["fingerprint"] != fingerprint:
         raise ValueError(
-            f"checkpoint is of other {name} data: it has fingerprint={state['fingerprint']!r}, got {fingerprint!r}; "
-            "resume with the data it was saved with, or start without the checkpoint"
+            f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
+            f"got {fingerprint!r}; resume with the data it was saved with, or start without the checkpoint"
         )
     batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
     if not isinstance(batches, Mapping):

@@ -24,7 +24,8 @@ class LoaderReport:
         name: Of the loader.
         batches: How many.
         samples: {source: samples of it}.
-        fill: Sum of the sizes over number times largest size, over all batches: 1 is no padding. None without sizes.
+        fill: Sum of the sizes over number times largest size, over all batches: 1 is no padding. None without sizes,
+            and of batches that are packed (`cost="sum"`).
         n_skipped: How often a sample was left out as damaged, in all epochs.
         skipped: Those samples, each once.
         rank: (number of ranks, this one), when there are several.
@@ -45,17 +46,23 @@ class LoaderReport:
     def __str__(self) -> str:
         total = sum(self.samples.values())
         where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
-        lines = [f"{self.name}{where}: {total:,} samples in {self.batches:,} batches"]
-        lines += [f"  {name}: {count:,} samples ({count / max(total, 1):.1%})" for name, count in self.samples.items()]
+        batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
+        lines = [f"{self.name}{where}: {_samples(total)} in {batches}"]
+        for name, count in self.samples.items():
+            lines.append(f"  {name}: {_samples(count)} ({count / max(total, 1):.1%})")
         if self.fill is not None:
             lines.append(f"  padding: {1 - self.fill:.1%} of what padded batches hold")
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
-        lines.append(f"  skipped as damaged: {len(self.skipped):,} samples{times}")
+        lines.append(f"  skipped as damaged: {_samples(len(self.skipped))}{times}")
         lines += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
         if self.n_over_budget:
-            lines.append(f"  left out as over the budget: {self.n_over_budget:,} samples")
+            lines.append(f"  left out as over the budget: {_samples(self.n_over_budget)}")
             lines += _listed(self.over_budget, self.n_over_budget)
         return "\n".join(lines)
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} samples" if count != 1 else "1 sample"
 
 
 def _listed(items: Sequence[str], count: int) -> list[str]:
@@ -114,11 +121,11 @@ class DeliveryStats:
         if len(self._lengths) >= _TOGETHER:
             self._count()
 
-    def report(self, over_budget: Sequence[int] = ()) -> LoaderReport:
-        """All batches up to now, and what the batch sampler leaves out."""
+    def report(self, over_budget: Sequence[int] = (), *, packed: bool = False) -> LoaderReport:
+        """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
         samples = dict(zip(self._names, self._counts.tolist(), strict=True))
-        fill = self._used / self._padded if self._padded else None
+        fill = self._used / self._padded if self._padded and not packed else None
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
