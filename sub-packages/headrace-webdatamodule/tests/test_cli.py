@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def damage(path: Path, offset: int) -> None:
 @pytest.mark.parametrize("command", ["pack", "index", "verify", "ls", "cat", "info", "export-dali"])
 def test_each_command_has_help(command: str) -> None:
     assert "--json" in text_of(command, "--help")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert text_of("--version") == f"headrace-shards {version('headrace-webdatamodule')}\n"
 
 
 @pytest.mark.parametrize(

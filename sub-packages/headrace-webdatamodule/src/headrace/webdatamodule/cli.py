@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,6 +107,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     text = "Tar shards of samples: pack, index, verify, read."
     made = _Parser(prog="headrace-shards", description=text, epilog=_CODES)
+    made.add_argument("--version", action="version", version=f"%(prog)s {version('headrace-webdatamodule')}")
     commands = made.add_subparsers(metavar="COMMAND", required=True)
     for run, summary, description, arguments in _COMMANDS:
         name = run.__name__.strip("_").replace("_", "-")
@@ -255,7 +257,8 @@ def _sentence(done: str, manifest: Manifest) -> str:
 
 @_command(
     "read everything again and name each damage",
-    "Read all bytes of shards, indexes, columns and manifest, and print each fault. Exits with 1 if there is one.",
+    "Read all bytes of shards, indexes, columns and manifest, and print each fault; nothing is decoded. Exits with 1 if"
+    " there is a fault.",
     _DIRECTORY,
     _WORKERS,
 )
