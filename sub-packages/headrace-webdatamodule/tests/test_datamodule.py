@@ -106,7 +106,7 @@ def test_fit_without_a_val_split(places: dict[Split, str]) -> None:
     assert model.seen["validate"] == []
     data = module(places, [Split.train])
     assert data.val_dataloader() == []
-    with pytest.raises(ValueError, match=r"validate\(\) needs Split.val"):
+    with pytest.raises(ValueError, match=r"validate\(\) needs 'val'"):
         trainer().validate(model, datamodule=data)
 
 
@@ -128,17 +128,15 @@ def test_a_split_that_is_missing(places: dict[Split, str], stage: str, missing: 
     data = module(
         places, [split for split in N if split.name != missing and (stage, split.name) != ("predict", "test")]
     )
-    instead = " or Split.test" if stage == "predict" else ""
-    message = (
-        rf"{stage}\(\) needs Split.{missing}{instead}, but n_samples has Split.*: add n_samples\[Split.{missing}\]"
-    )
+    instead = " or 'test'" if stage == "predict" else ""
+    message = rf"{stage}\(\) needs '{missing}'{instead}, but n_samples has '.*': add n_samples\['{missing}'\]"
     with pytest.raises(ValueError, match=message):
         getattr(trainer(max_epochs=1), stage)(Model(), datamodule=data)
 
 
 def test_a_split_without_a_directory(places: dict[Split, str]) -> None:
     data = WebDataModule(N, "tensor.pyd", {Split.val: places[Split.val]}, 4)
-    with pytest.raises(ValueError, match=r"but dirs_tars_wds has Split.val: add dirs_tars_wds\[Split.train\]"):
+    with pytest.raises(ValueError, match=r"but dirs_tars_wds has 'val': add dirs_tars_wds\['train'\]"):
         data.setup("fit")
     data.setup("validate")
 
@@ -191,17 +189,17 @@ def test_a_directory_without_shards(places: dict[Split, str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_samples": {Split.train: 0}}, r"n_samples\[Split.train\] must be an int >= 1, got 0"),
-        ({"n_samples": {"training": 5}}, "keys must be Split.train, .* got 'training'"),
+        ({"n_samples": {Split.train: 0}}, r"n_samples\['train'\] must be an int >= 1, got 0"),
+        ({"n_samples": {"training": 5}}, "keys must be 'train', .* got 'training'"),
         ({"dirs_tars_wds": "/data"}, "dirs_tars_wds must be a mapping from Split"),
         ({"global_batch_size": 2.5}, "global_batch_size must be an int >= 1, got 2.5"),
         ({"global_batch_size": -1}, "global_batch_size must be an int >= 1, got -1"),
         ({"suffix_keys_wds": []}, "suffix_keys_wds"),
-        ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\[Split.train\] must be"),
+        ({"pipeline_wds": {Split.train: 5}}, r"pipeline_wds\['train'\] must be"),
         ({"pipeline_prebatch_wld": untuple}, "pipeline_prebatch_wld must be a mapping"),
-        ({"kwargs_wds": {"val": {}, Split.val: {}}}, "kwargs_wds has Split.val twice"),
+        ({"kwargs_wds": {"val": {}, Split.val: {}}}, "kwargs_wds has 'val' twice"),
         ({"kwargs_wld": {"num_workers": 2}}, "kwargs_wld: keys .* got 'num_workers'"),
-        ({"invoke_wds": {Split.train: ["with_epoch"]}}, r"invoke_wds\[Split.train\] must list pairs"),
+        ({"invoke_wds": {Split.train: ["with_epoch"]}}, r"invoke_wds\['train'\] must list pairs"),
         ({"invoke_wld": [("with_epoch", {})]}, "invoke_wld must be a mapping"),
     ],
 )
@@ -235,7 +233,7 @@ def test_member_keys(given: Any, message: str) -> None:
 
 
 def test_directories_in_the_place_of_counts_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"n_samples\[Split.train\] must be an int >= 1, got '/data'"):
+    with pytest.raises(TypeError, match=r"n_samples\['train'\] must be an int >= 1, got '/data'"):
         WebDataModule({Split.train: "/data"}, {Split.train: 5}, "json", 4)  # type: ignore[dict-item, arg-type] # the earlier order
 
 
@@ -296,8 +294,8 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
     for names, message in [
         ({Split.train: "sample1"}, "must be a list of names, got 'sample1'"),
         ({Split.train: [1]}, "must be a list of names"),
-        ({Split.train: []}, r"names_subset\[Split.train\] is empty"),
-        ({Split.val: ["sample1"]}, "names_subset has Split.val, dirs_tars_wds has not"),
+        ({Split.train: []}, r"names_subset\['train'\] is empty"),
+        ({Split.val: ["sample1"]}, "names_subset has 'val', dirs_tars_wds has not"),
         ({"training": ["sample1"]}, "got 'training'"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):

@@ -114,7 +114,7 @@ def test_attributes_that_mean_something_else_are_left_alone() -> None:
     outputs = trainer().predict(model, datamodule=module)
     assert isinstance(outputs, list)
     assert [(key, row["key"]) for key, row in module.predictions(outputs)] == [(i, str(i)) for i in range(5)]
-    with pytest.raises(ValueError, match="train has no sizes: give sizes="):
+    with pytest.raises(ValueError, match="'train' has no sizes: give sizes= an array"):
         MapDataModule({"train": Keyed(held)}, batch_sampler=Stateful)
     assert fingerprint_of(Keyed(held)) == fingerprint_of(Keyed(held))
 
@@ -199,11 +199,11 @@ BY_SIZE: dict[str, Any] = {"batch_size": None, "batch_sampler": Stateful, "sizes
     [
         ({"datasets": {}}, ValueError, "datasets is empty: give at least one"),
         ({"datasets": [1, 2]}, TypeError, r"datasets must be a mapping from Split.*: give \{'train': dataset\}$"),
-        ({"datasets": {"validation": [1]}}, TypeError, "or their names, got 'validation': it is 'val' here"),
-        ({"datasets": {"train": iter([1])}}, TypeError, r"datasets\[Split.train\] must have len\(\) and integer"),
-        ({"batch_size": None}, ValueError, "no batch_size for Split.train"),
+        ({"datasets": {"validation": [1]}}, TypeError, "or members of Split, got 'validation': it is 'val' here"),
+        ({"datasets": {"train": iter([1])}}, TypeError, r"datasets\['train'\] must have len\(\) and integer"),
+        ({"batch_size": None}, ValueError, "no batch_size for 'train'"),
         ({"batch_sampler": Stateful}, ValueError, "has both batch_size=3 and batch_sampler"),
-        ({"batch_size": None, "batch_sampler": Stateful}, ValueError, "train has no sizes: give sizes="),
+        ({"batch_size": None, "batch_sampler": Stateful}, ValueError, "'train' has no sizes: give sizes= an array"),
         ({"sizes": [1, 2]}, ValueError, "sizes is for batch_sampler, and there is none"),
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": "n"}, ValueError, "must be a column of datasets"),
         ({"batch_size": None, "batch_sampler": Stateful, "sizes": [1]}, ValueError, "each of the 2 samples, got 1"),
@@ -262,8 +262,8 @@ SOURCES = {"web": [1, 2], "books": [3]}
         ({"x": np.ones(3), "y": [1, 2, 3]}, TypeError, r"mapping with the keys 'x', 'y', .*columns.*TensorDataset"),
         (SOURCES, TypeError, r"'web', 'books'.*several sources as a ConcatDataset, or NamedConcatDataset"),
         ({0: "a", 2: "b"}, TypeError, "mapping with the keys 0, 2"),
-        ([], ValueError, r"datasets\[Split\.train\] is empty: training needs samples"),
-        (np.ones((0, 3)), ValueError, r"datasets\[Split\.train\] is empty"),
+        ([], ValueError, r"datasets\['train'\] is empty: training needs samples"),
+        (np.ones((0, 3)), ValueError, r"datasets\['train'\] is empty"),
     ],
 )
 def test_what_is_no_dataset_is_refused_with_the_cure(dataset: Any, kind: type[Exception], told: str) -> None:
@@ -294,10 +294,10 @@ def test_a_mapping_of_indices_is_a_dataset() -> None:
 
 def test_splits_that_are_missing_are_named() -> None:
     module = MapDataModule({"train": [1, 2]}, batch_size=2)
-    told = r"needs Split\.predict or Split\.test, but datasets has Split\.train: add datasets\[Split\.predict\]"
+    told = r"needs 'predict' or 'test', but datasets has 'train': add datasets\['predict'\]"
     with pytest.raises(ValueError, match=told):
         module.setup("predict")
-    with pytest.raises(ValueError, match=r"val_dataloader\(\) needs Split\.val, but datasets has Split\.train"):
+    with pytest.raises(ValueError, match=r"val_dataloader\(\) needs 'val', but datasets has 'train'"):
         module.val_dataloader()
 
 

@@ -47,7 +47,7 @@ def test_none_is_no_split() -> None:
 
 
 def test_splits_and_other_keys_do_not_mix() -> None:
-    with pytest.raises(TypeError, match=r"batch_size: keys must be Split.train, .* or their names, got 'books'"):
+    with pytest.raises(TypeError, match=r"batch_size: keys must be 'train', .* or members of Split, got 'books'"):
         PerSplit("batch_size", {Split.train: 1, "books": 2})
 
 
@@ -55,7 +55,7 @@ def test_names_of_splits_are_splits() -> None:
     named = PerSplit("batch_size", {"train": 64, Split.val: 128})
     assert [named[split] for split in (Split.train, Split.val, Split.test)] == [64, 128, None]
     assert PerSplit("shards", {"train": "/x", "val": "/y"}).mapped
-    with pytest.raises(ValueError, match=r"batch_size has Split\.train twice"):
+    with pytest.raises(ValueError, match=r"batch_size has 'train' twice"):
         PerSplit("batch_size", {"train": 64, Split.train: 128})
 
 

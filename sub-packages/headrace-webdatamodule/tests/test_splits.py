@@ -21,17 +21,17 @@ def test_a_mapping_is_copied() -> None:
 def test_names_of_splits_do_as_well() -> None:
     given: dict[Split | str, int] = {"predict": 1, Split.val: 2}
     assert by_split("n_samples", given) == {Split.predict: 1, Split.val: 2}
-    with pytest.raises(ValueError, match=r"n_samples has Split.val twice: as a member of Split and by its name"):
+    with pytest.raises(ValueError, match=r"n_samples has 'val' twice: as a member of Split and by its name"):
         by_split("n_samples", {**given, "val": 1})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"training": 1}, "keys must be Split.train, .* or their names, got 'training': it is 'train' here"),
+        ({"training": 1}, "keys must be 'train', .* or members of Split, got 'training': it is 'train' here"),
         ({"Validation": 1}, "got 'Validation': it is 'val' here"),
         ({"books": 1}, "got 'books'$"),
-        ({5: 1}, "or their names, got 5"),
+        ({5: 1}, "or members of Split, got 5"),
         (5, r"n_samples must be a mapping from Split.*got 5: give {'train': ...}"),
     ],
 )

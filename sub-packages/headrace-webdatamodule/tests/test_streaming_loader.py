@@ -74,7 +74,7 @@ def test_the_warnings_hold_the_numbers_and_the_cure(tmp_path: Path) -> None:
         UserWarning, match=r"train: the shards ran out after 10 samples in 3 batches, before the 4"
     ) as said:
         batches = list(made)
-    assert "read again, so samples repeat. Set n_samples[Split.train]" in str(said[0].message)
+    assert "read again, so samples repeat. Set n_samples['train']" in str(said[0].message)
     assert (len(said), Counter(flat(batches))) == (1, Counter(range(10)) + Counter(range(4)))
     assert len(list(made)) == 4  # said once
     with pytest.warns(UserWarning, match="the epoch ends early"):
@@ -521,13 +521,13 @@ def test_a_mix_that_returns_nothing(places: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mix": {}}, r"names 2 sources: add mix=\{Split.train: a callable"),
-        ({"mix": {Split.train: 5}}, r"mix\[Split.train\] must be a callable"),
-        ({"mix": {Split.train: InTurn, Split.val: InTurn}}, "mix has Split.val, but"),
+        ({"mix": {}}, r"names 2 sources: add mix=\{'train': a callable"),
+        ({"mix": {Split.train: 5}}, r"mix\['train'\] must be a callable"),
+        ({"mix": {Split.train: InTurn, Split.val: InTurn}}, "mix has 'val', but"),
         ({"dirs_tars_wds": {Split.train: {}}}, "is empty: name at least one source"),
         ({"dirs_tars_wds": {Split.train: {3: "x"}}}, "names of sources must be text, got 3"),
-        ({"dirs_tars_wds": {Split.train: {"a": "pipe:cat"}}}, r"dirs_tars_wds\[Split.train\]\['a'\] is 'pipe:cat'"),
-        ({"dirs_tars_wds": {Split.train: "one"}}, r"mix has Split.train, but dirs_tars_wds\[Split.train\] is not"),
+        ({"dirs_tars_wds": {Split.train: {"a": "pipe:cat"}}}, r"dirs_tars_wds\['train'\]\['a'\] is 'pipe:cat'"),
+        ({"dirs_tars_wds": {Split.train: "one"}}, r"mix has 'train', but dirs_tars_wds\['train'\] is not"),
     ],
 )
 def test_arguments_that_do_not_fit_together(change: dict[str, Any], message: str) -> None:

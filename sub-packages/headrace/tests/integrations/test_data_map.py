@@ -229,8 +229,8 @@ def test_another_dataset_of_the_same_length_is_refused(tmp_path: Path) -> None:
 
 def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
     dataset, _ = from_hugging_face(tmp_path)
-    told = r"sizes='tokens' must be a column of datasets\[Split\.train\], a Dataset that has 'id', 'text', 'n'"
+    told = r"sizes='tokens' must be a column of datasets\['train'\], a Dataset that has 'id', 'text', 'n'"
     with pytest.raises(ValueError, match=told):
         MapDataModule({"train": dataset}, batch_sampler=by_size, sizes="tokens")
-    with pytest.raises(TypeError, match=r"sizes\[Split\.train\] must be one column, got a datasets"):
+    with pytest.raises(TypeError, match=r"sizes\['train'\] must be one column, got a datasets"):
         MapDataModule({"train": dataset}, batch_sampler=by_size, sizes=dataset)

@@ -138,10 +138,11 @@ class WebDataModule(SplitDataModule):
     ) -> None:
         super().__init__()
         counts = {
-            split: as_int(f"n_samples[{split}]", count, 1) for split, count in by_split("n_samples", n_samples).items()
+            split: as_int(f"n_samples[{split.name!r}]", count, 1)
+            for split, count in by_split("n_samples", n_samples).items()
         }
         places = {
-            split: _checked_places(f"dirs_tars_wds[{split}]", given, allow_pipe=allow_pipe)
+            split: _checked_places(f"dirs_tars_wds[{split.name!r}]", given, allow_pipe=allow_pipe)
             for split, given in by_split("dirs_tars_wds", dirs_tars_wds).items()
         }
         self._splits = {"n_samples": counts, "dirs_tars_wds": places}
@@ -165,12 +166,12 @@ class WebDataModule(SplitDataModule):
                 n_samples=count,
                 global_batch_size=batch_size,
                 training=split is Split.train,
-                stages_wds=stages_of(f"pipeline_wds[{split}]", stages_wds.get(split)),
-                stages_wld=stages_of(f"pipeline_prebatch_wld[{split}]", stages_wld.get(split)),
+                stages_wds=stages_of(f"pipeline_wds[{split.name!r}]", stages_wds.get(split)),
+                stages_wld=stages_of(f"pipeline_prebatch_wld[{split.name!r}]", stages_wld.get(split)),
                 kwargs_wds=options_wds.get(split) or {},
                 kwargs_wld=options_wld.get(split) or {},
-                invoke_wds=calls_of(f"invoke_wds[{split}]", calls_wds.get(split)),
-                invoke_wld=calls_of(f"invoke_wld[{split}]", calls_wld.get(split)),
+                invoke_wds=calls_of(f"invoke_wds[{split.name!r}]", calls_wds.get(split)),
+                invoke_wld=calls_of(f"invoke_wld[{split.name!r}]", calls_wld.get(split)),
                 allowed_classes=tuple(allowed_classes),
                 mix=mixes.get(split),
                 exact=exact,
@@ -269,7 +270,7 @@ class PickledDataWDS(WebDataModule):
         **kwargs: Any,
     ) -> None:
         self._names = {
-            split: _names(f"names_subset[{split}]", names)
+            split: _names(f"names_subset[{split.name!r}]", names)
             for split, names in by_split("names_subset", names_subset).items()
         }
         super().__init__({split: len(names) for split, names in self._names.items()}, *args, **kwargs)
@@ -278,9 +279,9 @@ class PickledDataWDS(WebDataModule):
         for split in self._names:
             places = self._options[split].places if split in self._options else {}
             if list(places) != [""]:
-                raise ValueError(f"names_subset has {split}, dirs_tars_wds has not: add its directory")
+                raise ValueError(f"names_subset has {split.name!r}, dirs_tars_wds has not: add its directory")
             if scheme_of(places[""]) == "pipe":
-                raise ValueError(f"dirs_tars_wds[{split}] is a pipe: shards are written to directories only")
+                raise ValueError(f"dirs_tars_wds[{split.name!r}] is a pipe: shards are written to directories only")
 
     def prepare_data(self) -> None:
         """Write the shards of all splits, their indexes and manifests, unless they are there and up to date.
@@ -348,12 +349,16 @@ def _checked_mixes(places: Mapping[Split, Mapping[str, str]], mixes: Mapping[Spl
     what = "a callable from {name: iterable} to one iterable"
     for split, sources in places.items():
         if "" not in sources and split not in mixes:
-            raise ValueError(f"dirs_tars_wds[{split}] names {len(sources)} sources: add mix={{{split}: {what}}}")
+            raise ValueError(
+                f"dirs_tars_wds[{split.name!r}] names {len(sources)} sources: add mix={{{split.name!r}: {what}}}"
+            )
     for split, mix in mixes.items():
         if "" in places.get(split, {"": ""}):
-            raise ValueError(f"mix has {split}, but dirs_tars_wds[{split}] is not a mapping {{name: directory}}")
+            raise ValueError(
+                f"mix has {split.name!r}, but dirs_tars_wds[{split.name!r}] is not a mapping {{name: directory}}"
+            )
         if not callable(mix):
-            raise TypeError(f"mix[{split}] must be {what}, got {mix!r}")
+            raise TypeError(f"mix[{split.name!r}] must be {what}, got {mix!r}")
     return dict(mixes)
 
 

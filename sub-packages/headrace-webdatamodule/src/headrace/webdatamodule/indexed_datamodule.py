@@ -88,6 +88,8 @@ class IndexedWebDataModule(ResumableDataModule):
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
+    _sizes_are = "the name of a column, the key of a member, whose bytes count, or a function of the sample"
+
     def __init__(
         self,
         shards: Any,
@@ -178,7 +180,7 @@ class IndexedWebDataModule(ResumableDataModule):
 
     def _places(self, split: Split) -> dict[str, Any]:
         """Where the shards of each source are, by its name."""
-        return named_sources(f"shards[{split}]", self._given[split], split.name)
+        return named_sources(f"shards[{split.name!r}]", self._given[split], split.name)
 
     def _shards(self, split: Split, place: Any, transform: Any) -> IndexedShards:
         return IndexedShards(

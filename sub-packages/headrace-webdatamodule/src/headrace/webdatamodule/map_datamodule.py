@@ -87,6 +87,8 @@ class MapDataModule(ResumableDataModule):
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
+    _sizes_are = "an array of one size for each sample, a column of a Hugging Face dataset, or a function of the sample"
+
     def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
         given = _checked(datasets)
         by_size = {
@@ -107,16 +109,14 @@ def _checked(datasets: Any) -> dict[Split, Any]:
     if not given:
         raise ValueError("datasets is empty: give at least one, such as {'train': dataset}")
     for split, dataset in given.items():
-        _refuse_tables(f"datasets[{split}]", dataset)
+        _refuse_tables(f"datasets[{split.name!r}]", dataset)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             kind = type(dataset).__name__
-            raise TypeError(f"datasets[{split}] must have len() and integer indices, got {kind}")
+            raise TypeError(f"datasets[{split.name!r}] must have len() and integer indices, got {kind}")
         if isinstance(dataset, Mapping):
-            _refuse_names(f"datasets[{split}]", dataset)
+            _refuse_names(f"datasets[{split.name!r}]", dataset)
     if Split.train in given and not len(given[Split.train]):
-        raise ValueError(
-            "datasets[Split.train] is empty: training needs samples; leave the split out to evaluate alone"
-        )
+        raise ValueError("datasets['train'] is empty: training needs samples; leave the split out to evaluate alone")
     return given
 
 
@@ -162,18 +162,22 @@ def _read(split: Split, dataset: Any, sizes: Any) -> Any:
         columns = getattr(dataset, "column_names", None) or ()
         if sizes not in columns:
             have = f"has {', '.join(map(repr, columns)) or 'none'}"
-            told = f"sizes={sizes!r} must be a column of datasets[{split}], a {type(dataset).__name__} that {have}"
+            told = (
+                f"sizes={sizes!r} must be a column of datasets[{split.name!r}], a {type(dataset).__name__} that {have}"
+            )
             raise ValueError(f"{told}: give an array, or a function of the sample")
         sizes = dataset[sizes]
-    array = np.asarray(array_of_column(sizes, f"sizes[{split}]"))
+    array = np.asarray(array_of_column(sizes, f"sizes[{split.name!r}]"))
     if array.dtype.kind not in "iuf":
-        raise TypeError(f"sizes[{split}] must be numbers or a function of the sample, got {type(sizes).__name__}")
-    return check_sizes(array, dataset, f"sizes[{split}]")
+        raise TypeError(
+            f"sizes[{split.name!r}] must be numbers or a function of the sample, got {type(sizes).__name__}"
+        )
+    return check_sizes(array, dataset, f"sizes[{split.name!r}]")
 
 
 def _evaluated(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:
     bar = tqdm(range(len(dataset)), desc=f"sizing {split.name}", unit="sample", delay=1.0, disable=None)
     sizes = np.array([function(dataset[index]) for index in bar])
     if sizes.dtype.kind not in "iuf":
-        raise TypeError(f"sizes[{split}] must give numbers, got {sizes.dtype}")
+        raise TypeError(f"sizes[{split.name!r}] must give numbers, got {sizes.dtype}")
     return sizes

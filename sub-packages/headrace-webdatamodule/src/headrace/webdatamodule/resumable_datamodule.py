@@ -54,6 +54,8 @@ class ResumableDataModule(SplitDataModule):
     `sizes` in `_checked_data`, open a split's dataset in `_open_dataset`, and size its samples in `_evaluate_sizes`.
     """
 
+    _sizes_are: str  # what may be given as sizes, in words
+
     def __init__(
         self,
         datasets: BySplit[Any],
@@ -117,7 +119,9 @@ class ResumableDataModule(SplitDataModule):
         where = "[{}]" if self._num_workers.mapped or self._on_error.mapped else ""
         for split in filter(self._given.__contains__, Split):
             workers, on_error = self._num_workers[split], self._on_error[split]
-            check_loading(workers, loading["prefetch_factor"], loading["timeout"], on_error, where.format(split))
+            check_loading(
+                workers, loading["prefetch_factor"], loading["timeout"], on_error, where.format(repr(split.name))
+            )
             check_callable("collate_fn", self._collate_fn[split], split)
             check_factories(
                 split,
@@ -125,6 +129,7 @@ class ResumableDataModule(SplitDataModule):
                 self._batch_sampler[split],
                 self._sizes[split],
                 self._sampler[split],
+                sizes_are=self._sizes_are,
                 ranks_given=any(value is not None for value in self._ranks),
             )
         if not any(self._batch_sampler[split] for split in Split) and self._sizes.given is not None:

@@ -1,7 +1,7 @@
 """The names of the splits, and arguments that are given per split."""
 
 import reprlib
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,9 +45,13 @@ def needed_by(stage: str, given: Container[Split]) -> Split:
 def need(split: Split, what: str, name: str, given: Collection[Split]) -> None:
     """Refuse that an argument, by its name, lacks a split that something needs."""
     if split not in given:
-        have = ", ".join(map(str, given)) or "no split"
-        instead = f" or {Split.test}" if split is Split.predict else ""
-        raise ValueError(f"{what} needs {split}{instead}, but {name} has {have}: add {name}[{split}]")
+        have = _names(given) or "no split"
+        instead = f" or {Split.test.name!r}" if split is Split.predict else ""
+        raise ValueError(f"{what} needs {split.name!r}{instead}, but {name} has {have}: add {name}[{split.name!r}]")
+
+
+def _names(splits: Iterable[Split]) -> str:
+    return ", ".join(repr(split.name) for split in splits)
 
 
 def as_split(key: Any) -> Split | None:
@@ -74,7 +78,7 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> 
     {<Split.train: 'train'>: 10}
     >>> by_split("n_samples", {"train set": 10})
     Traceback (most recent call last):
-    TypeError: n_samples: keys must be Split.train, Split.val, Split.test, Split.predict or their names, got 'train set'
+    TypeError: n_samples: keys must be 'train', 'val', 'test', 'predict' or members of Split, got 'train set'
     """
     if given is None:
         return {}
@@ -86,8 +90,8 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> 
         if split is None:
             meant = meant_split(key)
             told = f": it is {meant!r} here" if meant else ""
-            raise TypeError(f"{name}: keys must be {', '.join(map(str, Split))} or their names, got {key!r}{told}")
+            raise TypeError(f"{name}: keys must be {_names(Split)} or members of Split, got {key!r}{told}")
         if split in found:
-            raise ValueError(f"{name} has {split} twice: as a member of Split and by its name")
+            raise ValueError(f"{name} has {split.name!r} twice: as a member of Split and by its name")
         found[split] = value
     return found

@@ -82,28 +82,29 @@ class InOrder(SequentialSampler):
 def check_callable(name: str, function: Any, split: Split, hint: str = "") -> None:
     """Refuse an argument that is neither None nor a function."""
     if function is not None and not callable(function):
-        raise TypeError(f"{name} must be a function, got {function!r} for {split}{hint}")
+        raise TypeError(f"{name} must be a function, got {function!r} for {split.name!r}{hint}")
 
 
-def check_factories(split: Split, size: Any, factory: Any, sizes: Any, sampler: Any, *, ranks_given: bool) -> None:
-    """Refuse options that leave open how a split is batched, or that say it twice."""
+def check_factories(
+    split: Split, size: Any, factory: Any, sizes: Any, sampler: Any, *, sizes_are: str, ranks_given: bool
+) -> None:
+    """Refuse options that leave open how a split is batched, or that say it twice; `sizes_are` what sizes may be."""
     if size is None and factory is None:
-        raise ValueError(f"no batch_size for {split}: give batch_size (samples of a batch) or batch_sampler")
+        raise ValueError(f"no batch_size for {split.name!r}: give batch_size (samples of a batch) or batch_sampler")
     if size is not None and factory is not None:
-        raise ValueError(f"{split} has both batch_size={size!r} and batch_sampler: give one of them")
+        raise ValueError(f"{split.name!r} has both batch_size={size!r} and batch_sampler: give one of them")
     if size is not None:
         as_int("batch_size", size, 1, "samples of a batch on each rank; for batches by size give batch_sampler")
     if factory is not None and not callable(factory):
-        raise TypeError(f"batch_sampler must be {BATCH_SAMPLER}; got {factory!r} for {split}")
+        raise TypeError(f"batch_sampler must be {BATCH_SAMPLER}; got {factory!r} for {split.name!r}")
     if factory is not None and sizes is None:
         raise ValueError(
-            f"batch_sampler makes batches by size, and {split} has no sizes: give sizes= a column, a member key, "
-            "or a function of the sample"
+            f"batch_sampler makes batches by size, and {split.name!r} has no sizes: give sizes= {sizes_are}"
         )
     check_callable("sampler", sampler, split, f"; give {_SAMPLER}")
     for name in keywords_of(sampler).keys() & set(RANKS):
         raise ValueError(
-            f"sampler for {split} names {name}: the order is that of all ranks, and batches are dealt to them "
+            f"sampler for {split.name!r} names {name}: the order is that of all ranks, and batches are dealt to them "
             f"afterwards; leave {name} out"
         )
     _check_call(sampler, split)
@@ -111,7 +112,9 @@ def check_factories(split: Split, size: Any, factory: Any, sizes: Any, sampler: 
     if given and ranks_given:
         raise ValueError(f"ranks were given twice, {sorted(given)} in batch_sampler and to the module: drop one")
     if sampler is not None and "sampler" in keywords_of(factory):
-        raise ValueError(f"sampler was given twice for {split}: in batch_sampler, and to the data module; drop one")
+        raise ValueError(
+            f"sampler was given twice for {split.name!r}: in batch_sampler, and to the data module; drop one"
+        )
 
 
 def _check_call(sampler: Any, split: Split) -> None:
@@ -126,8 +129,8 @@ def _check_call(sampler: Any, split: Split) -> None:
         signature.bind(None, num_replicas=1, rank=0, seed=0)
     except TypeError as error:
         raise TypeError(
-            f"sampler is called as sampler(dataset, num_replicas=1, rank=0, seed=seed), and that of {split} does not "
-            f"take this ({error}): give {_SAMPLER}; of torch's samplers {_OF_TORCH}"
+            "sampler is called as sampler(dataset, num_replicas=1, rank=0, seed=seed), and that of "
+            f"{split.name!r} does not take this ({error}): give {_SAMPLER}; of torch's samplers {_OF_TORCH}"
         ) from None
 
 
@@ -148,7 +151,7 @@ def refuse_uneven_evaluation(batches: Any) -> None:
         if (value := getattr(batches, name, None)) in values:
             raise ValueError(
                 f"batch_sampler must deliver every sample once for evaluation, got {name}={value!r}: give validation, "
-                "test and predict one without it, as batch_sampler={Split.train: ..., Split.val: ...}"
+                "test and predict one without it, as batch_sampler={'train': ..., 'val': ...}"
             )
 
 

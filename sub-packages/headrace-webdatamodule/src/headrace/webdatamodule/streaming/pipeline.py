@@ -95,7 +95,7 @@ class StreamOptions:
 
     def argument(self, name: str) -> str:
         """An argument's name with the split, for messages."""
-        return f"{name}[Split.{self.name}]"
+        return f"{name}[{self.name!r}]"
 
     def label(self, source: str) -> str:
         """Name of the split, and of a source if it has one, for messages."""
