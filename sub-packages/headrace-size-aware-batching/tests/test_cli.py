@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,12 @@ def test_help_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     assert "--budget" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"headrace-batches {version('headrace-size-aware-batching')}\n"
 
 
 @pytest.mark.parametrize(("cost", "usual"), [("sum", "stratified"), ("padded", "bucketed")])

@@ -59,8 +59,9 @@ def test_what_is_left_out_as_over_the_budget_is_warned_of_and_reported() -> None
     batches = partial(DistributedSizeAwareBatchSampler, max_total_size=1000, oversize="skip")
     module = MapDataModule({"train": range(203)}, sizes=lengths, batch_sampler=batches, collate_fn=list)
     module.setup("fit")
-    with pytest.warns(UserWarning, match="1 sample is left out as larger than max_total_size=1000: 77"):
+    with pytest.warns(UserWarning, match="1 sample is left out as larger than max_total_size=1000: 77") as caught:
         delivered = [sample for batch in module.train_dataloader() for sample in batch]
+    assert [warned.filename for warned in caught] == [__file__]
     assert sorted(delivered) == [n for n in range(203) if n != 77]
     report = module.report()[Split.train]
     assert (report.n_over_budget, report.over_budget) == (1, ("sample 77",))

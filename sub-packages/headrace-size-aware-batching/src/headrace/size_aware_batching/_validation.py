@@ -8,18 +8,17 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch.utils.data
+import torch
 
 Number: TypeAlias = int | float
 Logger: TypeAlias = Callable[[str], None]
 
 UNLIMITED = 2**62  # sizes stay below, so that sums of two fit into int64; a budget from here on is none
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
-_LIBRARY_FILES = (str(Path(__file__).parent), str(Path(torch.utils.data.__file__).parent))
+_LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
@@ -115,10 +114,10 @@ def log_info(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Issue a ``UserWarning`` that points at the line of the user's code, not at this package or torch's."""
+    """Issue a ``UserWarning`` that points at the line of the user's code, not into a library between."""
     # Counted from here, whose own frame is level 1; generators make the distance vary.
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY_FILES):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)
 

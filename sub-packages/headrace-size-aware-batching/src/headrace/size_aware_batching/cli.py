@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ def parser() -> Parser:
         description="Plan the batches of an epoch from the sizes of the samples and print figures about them.",
     )
     add = made.add_argument
+    add("--version", action="version", version=f"%(prog)s {version('headrace-size-aware-batching')}")
     add("sizes", nargs="+", type=Path, metavar="SIZES", help=SIZES)
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
     add("--budget", type=budgets, required=True, metavar="N", help="of a batch; N,N,.. for sizes of several columns")

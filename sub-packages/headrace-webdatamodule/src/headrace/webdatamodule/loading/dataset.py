@@ -176,7 +176,7 @@ class BatchDataset(Dataset[Any]):
                 skipped.append(Skipped(int(index), f"{type(error).__name__}: {error}"))
                 last = error
         if not read:
-            message = f"all {len(skipped)} samples of a batch are damaged, and every rank needs a batch"
+            message = f"no sample of a batch of {len(skipped)} can be read, and every rank needs a batch"
             last.message += f"; {message}: repair the shards, or leave those samples out of them"
             raise last
         return RawBatch(read, samples, skipped)

@@ -68,7 +68,7 @@ def sizes_of(
         return np.array(shards.column(column))
     found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
     if skipped:
-        message = f"{len(skipped)} samples of {name} are damaged and have no size, such as: {skipped[0].message}"
+        message = f"damaged samples of {name} have no size, {len(skipped)} of {len(shards)}: {skipped[0].message}"
         warnings.warn(message, DamagedSampleWarning, stacklevel=2)
     else:
         _keep(source, column, found, shards)
