@@ -153,7 +153,7 @@ TURNS = 60  # of repairing at most
 PATIENCE = 6  # turns without progress before it is given up
 PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
 MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
-QUICK = 3  # first turns
+QUICK = 4  # first turns
 MIXED = 12  # rounds of random swaps
 CANDIDATES = 2**18  # swaps that are looked at together
 

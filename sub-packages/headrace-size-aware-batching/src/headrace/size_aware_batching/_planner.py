@@ -31,7 +31,7 @@ BUCKETED = 2**17  # samples of a window of padded batches
 SHORT = 32  # batches of a window in which samples do not change places
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
-PACKED_WASTE = 9.5e-5  # wasted share that is small enough
+PACKED_WASTE = 9.5e-5  # wasted share that is small enough: fill is to be 0.9999
 BRIM = 1.2e-5  # share that packing leaves empty
 
 
@@ -337,7 +337,7 @@ def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
                 continue
             filled = float(descending[::count].sum(dtype=np.float64)) / max(limits.budgets[0], 1)
             waste = count * np.ceil(filled * (1 + BRIM)) / max(fewest, 1e-9) - 1
-            if waste < least:
+            if waste < least or (waste == least and best > 1):  # of equal ones the shorter window
                 best, least = count, waste
         if least <= PACKED_WASTE or middle == 1:
             break
