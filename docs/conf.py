@@ -5,19 +5,22 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 from docutils import nodes
 from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from sphinx.util import logging
 from sphinx.util.typing import stringify_annotation
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+LINE = 90  # characters of a signature
 SOURCE = "https://github.com/headrace/headrace"
 PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
 PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__}
@@ -28,7 +31,13 @@ COMMANDS = {
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
 _HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_ARRAY = re.compile(r"(~?)numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(.*?)\]\]")
+_ARRAY = re.compile(r"(~?)(?:numpy\.)?ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], (?:~?numpy\.)?dtype\[(.*?)\]\]")
+_WEIGHT = re.compile(r"int \| float \| \S*Fraction \| \S*Decimal \| \S*integer\[\S*Any\] \| \S*floating\[\S*Any\]")
+_PLAIN = {
+    "~headrace.webdatamodule.loading.stats.Reports": "dict[~{Split}, ~{LoaderReport}]".format_map(PUBLIC),
+    "SampleKeys": "Sequence[str]",
+    "Mapping[str, Weight | tuple[Weight, NamedWeights]]": "NamedWeights",
+}
 _BY_SPLIT = re.compile(r"(~?[\w.]*Mapping)\[(~?[\w.]*Split), (.+?)\] \| \1\[str, \3\] \| \1\[\2 \| str, \3\]")
 _logger = logging.getLogger(__name__)
 
@@ -59,13 +68,14 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 autoclass_content = "class"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__"}
+autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__, extra_repr"}
 autodoc_typehints_format = "short"
-maximum_signature_line_length = 90  # a longer one has a line for each argument
+maximum_signature_line_length = 1  # so that Sphinx writes commas; short_signatures() joins short ones
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
+smartquotes_action = "De"  # dashes; "skip" in a docstring is what people type
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!headrace\.).*")]  # types of others: a build needs no network
 
@@ -117,34 +127,39 @@ def plain_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
             lines[number + 1] = f"{lines[number + 1].removesuffix(text)}: {text}"  # an empty type
 
 
-def short_arrays(*event: Any) -> tuple[str | None, str | None]:
-    """Write numpy's aliases for arrays as people write them."""
-    like = stringify_annotation(ArrayLike, "smart")
-    signature, returned = (
-        text
-        and _BY_SPLIT.sub(
-            r"\1[\2 | str, \3]",
-            _ARRAY.sub(r"\1NDArray[\2]", text.replace(like, "ArrayLike").replace("<factory>", "...")),
-        )
-        for text in event[-2:]
-    )
-    what, _, obj = event[1:4]
+def short(text: str) -> str:
+    """Write types as people write them: aliases by their names, and classes that are only containers as such."""
+    text = text.replace(stringify_annotation(ArrayLike, "smart"), "ArrayLike").replace("<factory>", "...")
+    text = _BY_SPLIT.sub(r"\1[\2 | str, \3]", _ARRAY.sub(r"\1NDArray[\2]", _WEIGHT.sub("Weight", text)))
+    for long, plain in _PLAIN.items():
+        text = text.replace(long, plain)
+    return text
+
+
+def short_arguments(*event: Any) -> tuple[str | None, str | None]:
+    """Shorten the types of a signature; leave it out where nobody calls the class."""
+    what, _, obj, _, signature, returned = event[1:]
+    if what == "class" and (is_typeddict(obj) or issubclass(obj, Enum) or getattr(obj, "_is_protocol", False)):
+        return "", None
     if what == "exception" and signature and "__init__" not in vars(obj):
         return "", None  # that of the base
-    return signature, returned
+    return signature and short(signature), returned and short(returned)
 
 
-def short_types(app: Sphinx, domain: str, objtype: str, content: nodes.Element) -> None:  # noqa: ARG001 -- Sphinx names them
-    """Write the types of properties as those of signatures."""
-    for annotation in content.parent.findall(addnodes.desc_annotation):
-        short = re.sub(r"ndarray\[tuple\[Any, \.\.\.\], dtype\[(.*?)\]\]", r"NDArray[\1]", annotation.astext())
-        if short != annotation.astext():
-            annotation[:] = [nodes.Text(short)]
+def short_signatures(app: Sphinx, doctree: nodes.document, docname: str) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Shorten the types of properties, too, and give a long signature a line for each argument."""
+    for signature in doctree.findall(addnodes.desc_signature):
+        for parameters in signature.findall(addnodes.desc_parameterlist):
+            parameters["multi_line_parameter_list"] = len(signature.astext()) > LINE
+        for annotation in signature.findall(addnodes.desc_annotation):
+            if (plain := short(annotation.astext())) != annotation.astext():
+                annotation[:] = [nodes.Text(plain)]
 
 
-def no_aliases(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: ARG001 -- Sphinx names them
-    """Leave out the fields of named tuples, which have no text of their own: the class explains them."""
-    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+def left_out(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: ARG001 -- Sphinx names them
+    """Leave out what a trainer calls, and the fields of named tuples, which have no text of their own."""
+    alias = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if alias or name.startswith("on_") else None
 
 
 def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) -> nodes.Node | None:
@@ -193,12 +208,14 @@ def in_order(env: Any, docname: str) -> Iterator[str]:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    for field in PyObject.doc_field_types:
+        field.label = "Attributes" if field.name == "variable" else field.label
     app.connect("source-read", insert_help)
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_colons, priority=400)
-    app.connect("autodoc-process-signature", short_arrays)
-    app.connect("autodoc-skip-member", no_aliases)
-    app.connect("object-description-transform", short_types)
+    app.connect("autodoc-process-signature", short_arguments)
+    app.connect("autodoc-skip-member", left_out)
     app.connect("missing-reference", find_public)
+    app.connect("doctree-resolved", short_signatures)
     app.connect("env-check-consistency", all_documented)
     app.connect("build-finished", write_llms)
