@@ -16,6 +16,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyObject
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 from sphinx.util.typing import stringify_annotation
 
 DOCS = Path(__file__).parent
@@ -175,6 +176,30 @@ def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) ->
     return found
 
 
+def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Link the first mention of a public name in each section or description to its text."""
+    objects = app.env.domains.python_domain.objects
+    linked = set()
+    for literal in [*doctree.findall(nodes.literal)]:
+        above = [*iter_above(literal)]
+        name = PUBLIC.get(literal.astext().removesuffix("()"), "")
+        within = next((node for node in above if isinstance(node, nodes.section | addnodes.desc)), None)
+        own = {id_ for node in above if isinstance(node, addnodes.desc) for id_ in node[0]["ids"]}
+        fixed = any(isinstance(node, nodes.reference | nodes.title) for node in above)
+        if name in objects and name not in own and not fixed and (id(within), name) not in linked:
+            linked.add((id(within), name))
+            found = objects[name]
+            literal.replace_self(
+                make_refnode(app.builder, docname, found.docname, found.node_id, literal.deepcopy(), name)
+            )
+
+
+def iter_above(node: nodes.Node) -> Iterator[nodes.Node]:
+    """Yield the nodes that hold one, from the innermost."""
+    while node := node.parent:
+        yield node
+
+
 def all_documented(app: Sphinx, env: Any) -> None:  # noqa: ARG001 -- Sphinx names them
     """Warn of public names that no page documents."""
     for name in sorted(set(PUBLIC.values()) - set(env.domains.python_domain.objects)):
@@ -217,5 +242,6 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", left_out)
     app.connect("missing-reference", find_public)
     app.connect("doctree-resolved", short_signatures)
+    app.connect("doctree-resolved", link_names)
     app.connect("env-check-consistency", all_documented)
     app.connect("build-finished", write_llms)
