@@ -22,6 +22,7 @@ from sphinx.util.typing import stringify_annotation
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINE = 90  # characters of a signature
+LONG = 30  # of a cell that is a sentence, or of code that may be broken
 SOURCE = "https://github.com/headrace/headrace"
 PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
 PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__}
@@ -194,6 +195,16 @@ def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             )
 
 
+def classes(app: Sphinx, doctree: nodes.document, docname: str) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Mark cells that are sentences, and code that is short enough to stay on a line."""
+    for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > LONG:
+            cell["classes"].append("text")
+    for literal in doctree.findall(nodes.literal):
+        if len(literal.astext()) < LONG:
+            literal["classes"].append("short")
+
+
 def iter_above(node: nodes.Node) -> Iterator[nodes.Node]:
     """Yield the nodes that hold one, from the innermost."""
     while node := node.parent:
@@ -243,5 +254,6 @@ def setup(app: Sphinx) -> None:
     app.connect("missing-reference", find_public)
     app.connect("doctree-resolved", short_signatures)
     app.connect("doctree-resolved", link_names)
+    app.connect("doctree-resolved", classes)
     app.connect("env-check-consistency", all_documented)
     app.connect("build-finished", write_llms)
