@@ -63,8 +63,8 @@ class SamplerFactory(Protocol):
 
         Args:
             dataset: A concatenation of the sources, which knows their `names` and `cumulative_sizes`.
-            num_replicas: 1: the order is that of all ranks together; batches are dealt to them afterwards.
-            rank: 0.
+            num_replicas: Always 1: the order is that of all ranks together; batches are dealt to them afterwards.
+            rank: Always 0.
             seed: Of all randomness.
         """
         ...
