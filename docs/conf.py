@@ -21,7 +21,7 @@ from sphinx.util.typing import stringify_annotation
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-LINE = 90  # characters of a signature
+LINE = 100  # characters of a signature
 LONG = 30  # of a cell that is a sentence, or of code that may be broken
 SOURCE = "https://github.com/headrace/headrace"
 PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
@@ -180,14 +180,16 @@ def find_public(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) ->
 def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Link the first mention of a public name in each section or description to its text."""
     objects = app.env.domains.python_domain.objects
+    kinds = ("class", "data", "exception", "function")
+    documented = {name.rpartition(".")[2]: name for name, found in objects.items() if found.objtype in kinds}
     linked = set()
     for literal in [*doctree.findall(nodes.literal)]:
         above = [*iter_above(literal)]
-        name = PUBLIC.get(literal.astext().removesuffix("()"), "")
+        name = documented.get(literal.astext().removesuffix("()"), "")
         within = next((node for node in above if isinstance(node, nodes.section | addnodes.desc)), None)
         own = {id_ for node in above if isinstance(node, addnodes.desc) for id_ in node[0]["ids"]}
         fixed = any(isinstance(node, nodes.reference | nodes.title) for node in above)
-        if name in objects and name not in own and not fixed and (id(within), name) not in linked:
+        if name and name not in own and not fixed and (id(within), name) not in linked:
             linked.add((id(within), name))
             found = objects[name]
             literal.replace_self(
