@@ -96,7 +96,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of the last ones.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
-        max_length: Sizes count as at most this (the samples are cut when they are loaded). For sizes of shape
+        max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
