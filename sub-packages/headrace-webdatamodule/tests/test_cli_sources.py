@@ -310,6 +310,44 @@ if __name__ == "__main__":
     check_whole(out)
 
 
+def test_ctrl_c_while_a_process_starts_is_quiet(tmp_path: Path) -> None:
+    """Any thread may receive the signal, those of numpy's libraries for example; the first one then interrupts."""
+    source, out = tmp_path / "a.fasta", tmp_path / "out"
+    source.write_bytes(b">one\nACGT\n" * 40_000)
+    script = """
+import signal, sys, threading
+from multiprocessing import util
+from headrace.webdatamodule.cli import main
+start, begin, done, started = util.spawnv_passfds, threading.Event(), threading.Event(), []
+def receive():
+    begin.wait()
+    signal.raise_signal(signal.SIGINT)
+    done.set()
+def interrupted(path, words, *rest):
+    pid = start(path, words, *rest)
+    if "--multiprocessing-fork" in words:
+        started.append(pid)
+        if len(started) == 2:
+            begin.set()
+            done.wait()
+    return pid
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=receive).start()
+    util.spawnv_passfds = interrupted
+    code = main()
+    assert len(started) == 2
+    sys.exit(code)
+"""
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    options = ["--samples-per-shard", "4000", "--workers", "2"]
+    command = [sys.executable, str(program), "pack", str(source), str(out), *options]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    check_whole(out)
+
+
 @pytest.mark.parametrize("words", [[], pytest.param(["--workers", "2"], marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_run_is_completed_and_whole_shards_are_kept(tmp_path: Path, words: list[str], seed: int) -> None:

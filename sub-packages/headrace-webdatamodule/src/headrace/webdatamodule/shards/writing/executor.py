@@ -92,11 +92,28 @@ class _Pool(ProcessPoolExecutor):
         # Ctrl-C reaches all processes of a terminal, and only the first one is to decide what becomes of the work.
         # Processes start in here and inherit the mask. To ignore the signal in an initializer would be too late: one
         # that is interrupted while it starts breaks the pool, which then hangs.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(function, *args, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with _interrupted_later():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return super().submit(function, *args, **options)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Handle Ctrl-C at the end. A mask alone does not: other threads receive the signal, and this one handles it."""
+    handler, came = signal.getsignal(signal.SIGINT), list[Any]()
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *signalled: came.append(signalled))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 def _end_with_parent() -> None:
@@ -136,10 +153,11 @@ def _run_there(tasks: Sequence[ShardTask], executor: Executor, prefix: str) -> l
     # Not `as_completed`: it waits for ever for what an executor cancels while it is shut down.
     ended: SimpleQueue[Future[Written]] = SimpleQueue()
     try:
-        for task in tasks:
-            future = executor.submit(task)
-            futures[future] = task
-            future.add_done_callback(ended.put)
+        with _interrupted_later():  # or a task would run that nobody stops
+            for task in tasks:
+                future = executor.submit(task)
+                futures[future] = task
+                future.add_done_callback(ended.put)
         with progress(sum(map(len, tasks)), tasks[0].path.parent) as bar:
             for _ in tasks:
                 future = ended.get()
