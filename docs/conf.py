@@ -14,7 +14,7 @@ from docutils import nodes
 from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.domains.python import PyObject
+from sphinx.domains.python._object import PyObject
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from sphinx.util.typing import stringify_annotation
