@@ -9,13 +9,13 @@ TOP = {
     ".ci", ".github", ".gitignore", "LICENSE", "README.md",
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
-MOST_MODULES = {"size_aware_batching": 33, "webdatamodule": 58, "weighted_sampler": 9}  # __init__ not counted
-LINES = range(60, 501)  # of a module
-ANY_LENGTH = {"__init__.py", "errors.py", "size_aware_batching/utils.py", "webdatamodule/utils.py"}  # exports
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
+# Files that packages share, since they do not import one another: the first one of each row is copied to the others.
 COPIES = (
-    ("size-aware-batching", "size_aware_batching/_columns.py"),
-    ("webdatamodule", "webdatamodule/loading/columns.py"),
+    ("size_aware_batching/_columns.py", "webdatamodule/loading/columns.py"),
+    ("size_aware_batching/_cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
+    ("size_aware_batching/_ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),
+    ("size_aware_batching/testing.py", "weighted_sampler/testing.py", "webdatamodule/testing.py"),
 )
 OWN_CACHES = {
     ".git", ".venv", ".quickstart", ".hypothesis",
@@ -41,21 +41,7 @@ def package_faults(root: Path, name: str) -> list[str]:
     if name in PARTS:
         module = package / "src" / "headrace" / name.removeprefix("headrace-").replace("-", "_")
         found += [f"{f} is missing" for f in ("py.typed", "__init__.py") if not (module / f).is_file()]
-        found += module_faults(module)
     return [f"{name}: {fault}" for fault in found]
-
-
-def module_faults(folder: Path) -> list[str]:
-    """Return which modules below a package's folder are too short or too long, and whether they are too many."""
-    modules = [path for path in sorted(folder.rglob("*.py")) if path.name != "__init__.py"]
-    found = []
-    for path in modules:
-        name, lines = path.relative_to(folder.parent).as_posix(), len(path.read_text().splitlines())
-        if lines not in LINES and not {path.name, name} & ANY_LENGTH:
-            found.append(f"{name} has {lines} lines, allowed are {LINES[0]} to {LINES[-1]}")
-    if len(modules) > MOST_MODULES[folder.name]:
-        found.append(f"{folder.name} has {len(modules)} modules, allowed are {MOST_MODULES[folder.name]}")
-    return found
 
 
 def conftest_faults(root: Path) -> list[str]:
@@ -67,10 +53,19 @@ def conftest_faults(root: Path) -> list[str]:
 
 def copy_faults(root: Path) -> list[str]:
     """Return which files differ that packages share, since they do not import one another."""
-    first, *others = (root / "sub-packages" / f"headrace-{name}" / "src/headrace" / path for name, path in COPIES)
-    return [
-        f"{path.relative_to(root)} differs from {first}" for path in others if path.read_bytes() != first.read_bytes()
-    ]
+    found = []
+    for names in COPIES:
+        packages = [f"headrace-{name.partition('/')[0].replace('_', '-')}" for name in names]
+        first, *others = (
+            root / "sub-packages" / package / "src/headrace" / name
+            for package, name in zip(packages, names, strict=True)
+        )
+        found += [
+            f"{path.relative_to(root)} differs from {first.relative_to(root)}"
+            for path in others
+            if path.read_bytes() != first.read_bytes()
+        ]
+    return found
 
 
 def version_faults(root: Path) -> list[str]:

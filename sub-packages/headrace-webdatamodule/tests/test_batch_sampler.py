@@ -216,7 +216,7 @@ def test_a_state_that_lacks_something_says_what(missing: str) -> None:
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batch_size": 1.5}, TypeError, "batch_size"),
         ({"num_replicas": 0}, ValueError, "num_replicas"),
-        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be an int from 0 to num_replicas - 1 = 1, got 2"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be from 0 to 1 with num_replicas=2, got 2"),
         ({"rank": -1}, ValueError, "rank must be an int >= 0, got -1"),
         ({"sampler": iter([1])}, TypeError, "read in every epoch"),
         ({"sampler": 3}, TypeError, "read in every epoch"),
@@ -260,7 +260,7 @@ def test_ranks_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert len(late) == 5
     assert list(late) == list(meshed)
-    with pytest.raises(ValueError, match="mesh and num_replicas/rank were both given"):
+    with pytest.raises(ValueError, match="mesh and rank=1 were both given"):
         DistributedBatchSampler(40, 4, mesh=Mesh(2, 1), rank=1)
 
 

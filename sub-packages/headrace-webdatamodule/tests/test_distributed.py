@@ -18,7 +18,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.distributed import compare_plans, data_parallel_ranks, on_one_rank
+from headrace.webdatamodule.loading.distributed import compare_plans, on_one_rank
 
 slow = pytest.mark.slow
 COUNT = 20
@@ -39,45 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def flat(batches: list[list[str]]) -> list[str]:
     return [key for batch in batches for key in batch]
-
-
-def test_ranks_are_given_or_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert data_parallel_ranks() == (1, 0)
-    assert data_parallel_ranks(4, 3) == (4, 3)
-    assert data_parallel_ranks(mesh=Mesh(8, 5)) == (8, 5)
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert data_parallel_ranks() == (1, 0)  # half of it is nothing
-    monkeypatch.setenv("RANK", "2")
-    assert data_parallel_ranks() == (3, 2)
-    assert data_parallel_ranks(1, 0) == (1, 0)
-    with pytest.raises(ValueError, match=r"got rank=2 with num_replicas=2"):
-        data_parallel_ranks(num_replicas=2)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be an int >= 1, got 0"),
-        ({"num_replicas": 2.0, "rank": 0}, TypeError, "num_replicas must be an int >= 1, got 2.0"),
-        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be an int from 0 to num_replicas - 1 = 1, got 2"),
-        ({"num_replicas": 2}, ValueError, "num_replicas=2 was given without rank, and there is no process group"),
-        ({"rank": 1}, ValueError, "rank=1 was given without num_replicas, and there is no process group"),
-        ({"rank": 1, "mesh": Mesh(2, 1)}, ValueError, "mesh and num_replicas/rank were both given .*drop"),
-        ({"mesh": 4}, TypeError, r"mesh must be a 1-D DeviceMesh or have size\(\) and get_local_rank\(\), got int"),
-    ],
-)
-def test_ranks_that_are_refused(given: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        data_parallel_ranks(**given)
-
-
-def test_a_mesh_of_several_dimensions_is_refused() -> None:
-    mesh = Mesh(4, 1)
-    mesh.ndim = 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"1 dimension, .* got 2: pass that dimension alone"):
-        data_parallel_ranks(mesh=mesh)
 
 
 def test_a_loader_takes_the_ranks_of_the_moment(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
+from headrace.size_aware_batching._collectives import gather
 from headrace.size_aware_batching._random import LONGEST_ROW, derive, shuffle_rows, splitmix64
-from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._ranks import Mesh
 
 SORTED_AT_ONCE = 2**18  # samples
 COUNTED = 2**16  # sizes below this are sorted by counting
@@ -291,7 +292,7 @@ class SamplerOrder:
                 f"{begin}: resume with load_state_dict of the batch sampler, and not of its sampler"
             )
 
-    def refuse_different_orders(self, ranks: Ranks) -> None:
+    def refuse_different_orders(self, mesh: Mesh | None) -> None:
         """Compare the order across ranks, where the sampler has no fingerprint that stands for it."""
         if getattr(self.sampler, "fingerprint", None) is not None:
             return
@@ -303,7 +304,7 @@ class SamplerOrder:
             "give it generator=torch.Generator().manual_seed(seed) with one seed on all ranks, or leave out sampler, "
             "since shuffle=True gives all ranks one random order"
         )
-        gathered = ranks.gather(found)
+        gathered = gather(found, mesh)
         if gathered is None or len(gathered) < 2:
             if getattr(self.sampler, "generator", self) is None:
                 raise ValueError(

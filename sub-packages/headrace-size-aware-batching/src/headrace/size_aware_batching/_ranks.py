@@ -1,125 +1,160 @@
-"""Which rank of how many this process is, asked when an epoch begins, and what all ranks must agree on."""
+"""The data-parallel ranks: how many there are, and which one this process is.
 
-import json
+One rule for all packages of headrace. They do not import one another, so each has this file; the copies are equal.
+"""
+
+import operator
+import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 
-from headrace.size_aware_batching._validation import shown
+
+@runtime_checkable
+class Mesh(Protocol):
+    """The data-parallel ranks: a 1-D ``DeviceMesh``, or anything with these two methods."""
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+    def get_local_rank(self) -> int:
+        """Return the rank of this process among them."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """World size and rank: given, of a mesh, or of the process group at the time of asking.
+    """The arguments ``num_replicas``, ``rank`` and ``mesh``, and what they stand for at the time of asking.
 
-    >>> Ranks(4, 1).current(), Ranks().current()
+    What is given counts; else the process group of ``torch.distributed``; else WORLD_SIZE and RANK of the environment,
+    which ``torchrun`` sets; else there is one rank.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is not allowed, or ``mesh`` is given beside ``num_replicas`` or ``rank``.
+
+    >>> Ranks(4, 1).current(), Ranks(1).current()
     ((4, 1), (1, 0))
     """
 
     num_replicas: int | None = None
-    rank: int | Literal["all"] | None = None
-    mesh: Any = None
+    rank: int | None = None
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        if self.mesh is None:
-            for name, least, allowed in (("num_replicas", 1, "an int >= 1"), ("rank", 0, 'an int >= 0 or "all"')):
-                value = None if name == "rank" and self.of_all else getattr(self, name)
-                if value is not None and (not hasattr(value, "__index__") or int(value) < least):
-                    raise ValueError(f"{name} must be {allowed}, got {shown(value)}")
-            if self.num_replicas is not None and self.rank is not None and not self.of_all:
-                _refuse_rank(self.num_replicas, int(self.rank))
-            return
+        for name, least in (("num_replicas", 1), ("rank", 0)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _checked_int(name, value, least))
+        if self.num_replicas is not None and self.rank is not None:
+            _refuse_rank(self.num_replicas, self.rank)
+        if self.mesh is not None:
+            self._check_mesh()
+
+    def _check_mesh(self) -> None:
         for name in ("num_replicas", "rank"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(
-                    f"give either mesh or {name}, got mesh and {name}={shown(value)}: the mesh says the number of "
-                    f"ranks and the rank, so leave out {name}"
+                    f"mesh and {name}={value} were both given: the mesh says the number of ranks and the rank, so "
+                    f"leave out {name}"
                 )
-        missing = [name for name in ("size", "get_local_rank") if not callable(getattr(self.mesh, name, None))]
-        if missing:
+        if not isinstance(self.mesh, Mesh):
             raise TypeError(
-                f"mesh must have size() and get_local_rank(), got {type(self.mesh).__name__} without "
-                f"{' and '.join(missing)}: give a 1-D DeviceMesh, or num_replicas and rank"
+                f"mesh must be a 1-D DeviceMesh or have size() and get_local_rank(), got {type(self.mesh).__name__}: "
+                "give one, or num_replicas and rank"
             )
         if (dimensions := getattr(self.mesh, "ndim", 1)) != 1:
             raise ValueError(
-                f"mesh must have one dimension, that of the data-parallel ranks, got {dimensions}: give a part of it, "
+                f"mesh must have 1 dimension, the data-parallel ranks, got {dimensions}: give that dimension alone, "
                 'such as mesh["dp"]'
             )
 
     @property
-    def of_all(self) -> bool:
-        """Whether the batches of all ranks are wanted."""
-        return self.rank == "all"
+    def given(self) -> bool:
+        """Whether any of the arguments is there."""
+        return not (self.num_replicas is None and self.rank is None and self.mesh is None)
 
     def world_size(self) -> int:
-        """Return the number of ranks, as it is now."""
-        if self.mesh is not None:
-            return int(self.mesh.size())
-        if self.num_replicas is not None:
-            return int(self.num_replicas)
-        return dist.get_world_size() if _has_group() else 1
+        """Return the number of ranks, as of now; unlike ``current()`` it needs no rank."""
+        return self.num_replicas if self.num_replicas is not None else self.current()[0]
 
     def current(self) -> tuple[int, int]:
-        """Return the number of ranks and the rank, as they are now."""
-        world_size, rank = self.world_size(), self.rank
-        if self.of_all:
-            return world_size, dist.get_rank() if _has_group() else 0
-        if self.mesh is not None:
-            rank = self.mesh.get_local_rank()
-        elif rank is None:
-            if not _has_group() and world_size > 1:
-                raise ValueError(
-                    f"rank must be given with num_replicas={world_size} where no process group is initialized: "
-                    "give it, or call torch.distributed.init_process_group first"
-                )
-            rank = dist.get_rank() if _has_group() else 0
-        rank = int(rank)
-        _refuse_rank(world_size, rank)
-        return world_size, rank
+        """Return the number of ranks and the rank, as of now.
 
-    def gather(self, value: str) -> list[str] | None:
-        """Return the values of all ranks, or None where there is no process group to ask.
-
-        It is a collective: every rank of the mesh's group, or of the default group, has to call it.
+        Raises:
+            ValueError: If only one of both was given, and what tells the other is missing or contradicts it.
         """
-        if not _has_group():
-            return None
-        group = None
         if self.mesh is not None:
-            if not callable(getattr(self.mesh, "get_group", None)):
-                return None
-            group = self.mesh.get_group()
-        values = [""] * dist.get_world_size(group)
-        dist.all_gather_object(values, value, group=group)
-        return values
+            size = _checked_int("mesh.size()", self.mesh.size(), 1)
+            rank = _checked_int("mesh.get_local_rank()", self.mesh.get_local_rank(), 0)
+            if rank >= size:
+                raise ValueError(f"mesh.get_local_rank() must be an int from 0 to {size - 1}, got {rank}")
+            return size, rank
+        if self.num_replicas is not None and self.rank is not None:
+            return self.num_replicas, self.rank
+        if self.num_replicas == 1:
+            return 1, 0
+        found = _process_group_or_environment()
+        if not self.given or (found is None and self.rank == 0):
+            return found or (1, 0)
+        given, missing = ("rank", "num_replicas") if self.num_replicas is None else ("num_replicas", "rank")
+        told = f"{given}={getattr(self, given)} was given without {missing}"
+        if found is None:
+            raise ValueError(
+                f"{told}, and neither a process group nor RANK and WORLD_SIZE of the environment tell it: give "
+                f"{missing} as well, or call torch.distributed.init_process_group first"
+            )
+        if found != (found[0] if self.num_replicas is None else self.num_replicas, found[1]):
+            raise ValueError(f"{told}, but there are {found[0]} ranks: give {missing} as well, or mesh in their place")
+        if self.rank not in (None, found[1]):
+            raise ValueError(f"{told}, but this is rank {found[1]} of {found[0]}: give {missing} as well, or neither")
+        return found
 
-    def gather_json(self, value: Any) -> list[Any]:
-        """Return a JSON value of every rank; this one's alone where there is no process group. A collective, too."""
-        return [json.loads(each) for each in self.gather(json.dumps(value)) or [json.dumps(value)]]
+
+def process_group() -> tuple[int, int] | None:
+    """Return the size of the default process group and this process's rank in it, or None without a group."""
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else None
 
 
-def refuse_sharding_again(depth: int = 2) -> None:
-    """Raise if one rank's batches are about to be distributed once more, by accelerate.
+def refuse_sharding_again(cure: str) -> None:
+    """Raise if one rank's part is about to be distributed once more, by accelerate.
 
-    Only the calls that are going on show it: accelerate tells a batch sampler nothing.
+    Call it in the generator that ``__iter__`` returns. Accelerate tells a sampler nothing, so only the frames below
+    show it: its ``BatchSamplerShard``, and torch's batch sampler between where the sampler gives single indices.
     """
-    frame = sys._getframe(depth) if "accelerate" in sys.modules else None
-    while frame is not None and frame.f_globals.get("__name__") == "accelerate.data_loader":
-        shard: Any = frame.f_locals.get("self")
+    frame = sys._getframe(2) if "accelerate" in sys.modules else None
+    for _ in range(4):
+        shard: Any = None if frame is None else frame.f_locals.get("self")
         if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
             raise RuntimeError(
                 f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
-                'and lose the others: construct the batch sampler with rank="all", or leave its loader out of '
-                "prepare()"
+                f"and lose the others: construct the sampler with {cure}, or leave its loader out of prepare()"
             )
-        frame = frame.f_back
+        frame = None if frame is None else frame.f_back
 
 
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def _process_group_or_environment() -> tuple[int, int] | None:
+    world, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    if (group := process_group()) is not None or world is None or rank is None:
+        return group
+    if not (world.isdecimal() and rank.isdecimal() and int(rank) < int(world)):
+        raise ValueError(
+            f"RANK and WORLD_SIZE of the environment must be ints with 0 <= RANK < WORLD_SIZE, got RANK={rank!r} and "
+            f"WORLD_SIZE={world!r}: unset them, or give num_replicas and rank"
+        )
+    return int(world), int(rank)
+
+
+def _checked_int(name: str, value: Any, least: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an int >= {least}, got {value!r} of type {type(value).__name__}")
+    if number < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {number}")
+    return number
 
 
 def _refuse_rank(num_replicas: int, rank: int) -> None:

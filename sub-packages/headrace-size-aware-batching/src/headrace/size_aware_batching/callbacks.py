@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.size_aware_batching._ranks import Ranks
 from headrace.size_aware_batching._training_state import unchanged, unsynchronized
 from headrace.size_aware_batching.memory import free_memory, out_of_memory
 from headrace.size_aware_batching.memory_budget import raise_if_out_of_memory, with_optimizer_state
@@ -62,7 +61,7 @@ class WorstBatchesFirst(Callback):
                 f"{type(sampler).__name__}: give WorstBatchesFirst sampler= and batches_of="
             )
         batches_of = self.batches_of or partial(collated, loader)
-        model, ranks = trainer.strategy.model, Ranks()
+        model = trainer.strategy.model
         with unchanged(model, trainer.optimizers), unsynchronized(model), ExitStack() as stack:
             for metric in new_metrics(pl_module):  # called in reverse: a collection last
                 stack.callback(metric.reset)
@@ -71,7 +70,7 @@ class WorstBatchesFirst(Callback):
                 stack.callback(pl_module.__dict__.pop, name)
             for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
                 failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
-                raise_if_out_of_memory(sampler, indices, number, failed, ranks)
+                raise_if_out_of_memory(sampler, indices, number, failed)
         pl_module.zero_grad(set_to_none=True)
         free_memory()
 

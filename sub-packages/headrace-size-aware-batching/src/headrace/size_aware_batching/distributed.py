@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._budget import plain_budget, prepare, warn_of_skipped
+from headrace.size_aware_batching._cursor import EpochCursor
 from headrace.size_aware_batching._options import (
     CostFunction,
     Options,
@@ -24,7 +26,7 @@ from headrace.size_aware_batching._options import (
 from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
 from headrace.size_aware_batching._planner import Planner, make_planner
 from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._ranks import Ranks, refuse_sharding_again
+from headrace.size_aware_batching._ranks import Mesh, Ranks, process_group, refuse_sharding_again
 from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_evenly, distribute_steps, n_steps
 from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import (
@@ -65,7 +67,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
             k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or
-            ``num_tokens(index)``. An array is not copied: do not change it afterwards.
+            ``num_tokens(index)``. What can be written to is copied, so that a later change moves no budget; a
+            read-only array, such as a memory map of ``mmap_mode="r"``, is not.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
         strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in
             the order of the sampler or of the shuffle (``shuffle=False`` for the dataset's); a batch ends where the
@@ -131,7 +134,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         tail: Tail = "split",
         num_replicas: int | None = None,
         rank: int | Literal["all"] | None = None,
-        mesh: Any = None,
+        mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
         work: Any = None,
@@ -142,10 +145,16 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         one_of("tail", tail, TAILS)
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
-        self.sizes = read_sizes(sizes)
+        self.sizes = _kept(read_sizes(sizes))
         self.max_total_size = plain_budget(max_total_size)
         self.max_length = column_limits(max_length, 1 if self.sizes.ndim == 1 else self.sizes.shape[1])
-        self.epoch = 0
+        self._of_all = isinstance(rank, str)
+        if isinstance(rank, str):
+            if rank != "all":
+                raise ValueError(f'rank must be an int >= 0 or "all", got {shown(rank)}')
+            if mesh is not None:
+                raise ValueError("mesh and rank='all' were both given: give num_replicas=mesh.size() in place of mesh")
+            rank = None
         self._ranks = Ranks(num_replicas, rank, mesh)
         self.work = None if work is None else _checked_work(work, len(self.sizes))
         prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
@@ -153,10 +162,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
         self._planner: tuple[SliceOrder | None, Planner] | None = None  # and the order it reads, if a sampler gives it
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
-        self._start = 0  # where the next iteration begins
-        self._position = 0  # where the latest iteration is
-        self._iteration: object = None  # the latest one: only that moves the position
-        self._pending: int | None = None  # an epoch that was set and not iterated yet
+        self._cursor = EpochCursor()  # its positions count samples of the epoch's list
         self._last_epoch: tuple[int, NDArray[np.uint64]] | None = None  # hashes of the batches of an iterated epoch
 
     @property
@@ -170,6 +176,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return EpochSetter(self)
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or of the next one."""
+        return self._cursor.epoch
+
+    @property
     def num_replicas(self) -> int:
         """Number of data-parallel ranks, as it is now."""
         return self._ranks.world_size()
@@ -177,7 +188,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def rank(self) -> int | Literal["all"]:
         """Rank of this process, as it is now, or ``"all"``."""
-        return "all" if self._ranks.of_all else self._ranks.current()[1]
+        return "all" if self._of_all else self._ranks.current()[1]
 
     @property
     def oversize_indices(self) -> NDArray[np.int64]:
@@ -197,7 +208,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
-        return self._n_batches(self._plan_epoch().count(self._key(self.epoch), self._position))
+        return self._n_batches(self._plan_epoch().count(self._key(self.epoch), self._cursor.position))
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
@@ -213,22 +224,22 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
-        replicas, rank = self._ranks.current()
-        of_all = self._ranks.of_all  # then a position may lie inside a step, so that its samples keep their order
-        if not of_all:
-            refuse_sharding_again()
+        of_all = self._of_all  # then a position may lie inside a step, so that its samples keep their order
+        if of_all:
+            replicas, rank = self._ranks.world_size(), (process_group() or (1, 0))[1]
+        else:
+            replicas, rank = self._ranks.current()
+            refuse_sharding_again('rank="all"')
         if self._order is not None:
             self._order.refuse_other_ranks(replicas)
             if replicas > 1:
-                self._order.refuse_different_orders(self._ranks)
+                self._order.refuse_different_orders(self._ranks.mesh)
         planner, epoch = self._plan_epoch(), self.epoch
-        position, self._start, self._pending = self._start, 0, None
         if rank == 0 and len(self.skipped_indices):
             warn_of_skipped(self.skipped_indices, self.max_total_size)
-        if position == 0 and self.tail == "drop":
+        if self._cursor.start == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
-        self._position = position
-        self._iteration = this = object()
+        this, position = self._cursor.begin(), self._cursor.position
         hashes = []
         deal = None if of_all or self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
         for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail, deal):
@@ -240,12 +251,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 hashes.append(batch_hashes(steps.indices, offsets))
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
-                if self._iteration is this:
-                    self._position = position + int(offsets[min(reached, repeated_from)])
+                self._cursor.move(this, position + int(offsets[min(reached, repeated_from)]))
                 yield steps.indices[offsets[number] : offsets[number + 1]].tolist()
             position += int(offsets[repeated_from])
-        if self._iteration is this:
-            self._position = planner.n_samples
+        if self._cursor.move(this, planner.n_samples):
             if self._order is not None:
                 self._order.finished()
             if hashes:
@@ -320,9 +329,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
-        epoch = checked_epoch(epoch)
-        self._go_to(epoch)
-        self._pending = epoch
+        changed = self._cursor.choose(checked_epoch(epoch))
+        if self._order is not None:
+            self._order.set_epoch(self.epoch, changed)
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """Return the state to resume from: version, seed, epoch, position and fingerprint.
@@ -332,7 +341,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 default those of the batches that were taken from this sampler, which with workers runs ahead of
                 the loop.
         """
-        position = self._position if position is None else self._checked_position(position)
+        position = self._cursor.position if position is None else self._checked_position(position)
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
         return dict(zip(STATE, values, strict=True))
 
@@ -348,23 +357,20 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
         epoch = self._checked_epoch_of(state)
-        if self._pending is not None and epoch < self._pending:
-            self._start = self._position = 0
+        if self._cursor.overrules(epoch):
             return
-        if self._order is None:
-            self._checked_position(state["position"])  # before anything changes
-        elif state["position"]:
-            self._order.refuse_resume()
-        self._go_to(epoch)
-        self._start = self._position = self._checked_position(state["position"])
-        self._iteration = self._pending = None
-
-    def _go_to(self, epoch: int) -> None:
-        changed = epoch != self.epoch
-        if changed:
-            self.epoch, self._start, self._position, self._iteration = epoch, 0, 0, None
-        if self._order is not None:
-            self._order.set_epoch(epoch, changed)
+        order, changed = self._order, epoch != self.epoch
+        if order is not None:
+            if state["position"]:
+                order.refuse_resume()
+            order.set_epoch(epoch, changed)
+        try:
+            position = self._checked_position(state["position"])
+        except (TypeError, ValueError):
+            if order is not None:
+                order.set_epoch(self.epoch, changed)
+            raise
+        self._cursor.resume(epoch, position)
 
     def _key(self, epoch: int) -> int:
         return int(derive(self.seed, epoch if self.options.shuffle else 0)[0])
@@ -379,7 +385,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def _n_batches(self, n_batches: int) -> int:
         """Return how many of a list of batches are this rank's, or those of all ranks."""
         steps = n_steps(n_batches, self.num_replicas, self.tail)
-        return steps * self.num_replicas if self._ranks.of_all else steps
+        return steps * self.num_replicas if self._of_all else steps
 
     def _refuse_empty(self, n_batches: int, replicas: int) -> None:
         if self.tail == "drop" and 0 < n_batches < replicas:
@@ -406,6 +412,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "cost": cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity),
             "sampler": order,
             "seed": self.seed,
+            "tail": self.tail,
             "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
             "work": self.work,
         }
@@ -457,7 +464,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A planner is large and is made again when it is needed.
-        return self.__dict__ | {"_planner": None, "_iteration": None, "_last_epoch": None}
+        return self.__dict__ | {"_planner": None, "_last_epoch": None, "_cursor": copy(self._cursor)}
 
 
 class EpochSetter:
@@ -471,8 +478,16 @@ class EpochSetter:
         self._owner.set_epoch(epoch)
 
 
+def _kept(sizes: NDArray[Any]) -> NDArray[Any]:
+    """Return sizes that nobody else can change."""
+    if sizes.flags.writeable:
+        sizes = sizes.copy()
+        sizes.flags.writeable = False
+    return sizes
+
+
 def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
-    vector = size_vector(work, "work").astype(np.float64)
+    vector = size_vector(work, "work").astype(np.float64)  # a copy
     if len(vector) != n_samples:
         raise ValueError(f"work must hold one number for each of {n_samples} samples, got {len(vector)} numbers")
     if (wrong := np.flatnonzero(~np.isfinite(vector))).size:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._ranks import Ranks, process_group
 
 
 def global_num_tokens(
@@ -71,7 +71,7 @@ def global_num_tokens(
     total = torch.zeros((), dtype=torch.int64, device=device)
     for count in counts:
         total += count if isinstance(count, int) else count.to(total.device)
-    if Ranks(mesh=mesh).world_size() == 1:
+    if _world_size(mesh) == 1:
         return total
     if mesh is not None and not callable(getattr(mesh, "get_group", None)):
         raise TypeError(f"mesh must have get_group(), got {type(mesh).__name__}: give a 1-D DeviceMesh")
@@ -122,4 +122,11 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
     if total.device.type == "cpu" and total.item() < 0:
         raise ValueError(f"num_tokens must be a number >= 0, got {total.item()}: give the result of global_num_tokens")
     total = total.to(loss.device).reshape(())
-    return loss.sum() * Ranks(mesh=mesh).world_size() * (total > 0) / total.clamp(min=1)
+    return loss.sum() * _world_size(mesh) * (total > 0) / total.clamp(min=1)
+
+
+def _world_size(mesh: Any) -> int:
+    """Return the number of ranks that reduce gradients: without a process group none does, whatever torchrun says."""
+    if mesh is not None:
+        return Ranks(mesh=mesh).world_size()
+    return (process_group() or (1, 0))[0]

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from headrace.size_aware_batching._budget import largest_count
-from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._collectives import gather_json
+from headrace.size_aware_batching._ranks import Mesh, Ranks
 from headrace.size_aware_batching._sizes import read_sizes
 from headrace.size_aware_batching._training_state import (
     Optimizers,
@@ -165,7 +166,7 @@ def fit_budget(
     calibration = whole_number("calibration", calibration) or 1
     memory_model = BatchMemoryModel(features, coverage=coverage, memory=memory)
     with unchanged(model, optimizer) as before, unsynchronized(model):
-        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh), before, target)
+        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh).mesh, before, target)
         anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
         with tqdm(
             total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
@@ -216,12 +217,12 @@ def run_worst_batches(
     >>> torch.equal(layer.weight, before)
     True
     """
-    ranks = Ranks(mesh=mesh)
+    mesh = Ranks(mesh=mesh).mesh  # checked
     with unchanged(model, optimizer), unsynchronized(model):
         for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = np.array(batch, np.int64)
             failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
-            raise_if_out_of_memory(sampler, batch, number, failed, ranks)
+            raise_if_out_of_memory(sampler, batch, number, failed, mesh)
     free_memory()
 
 
@@ -232,10 +233,14 @@ def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[
 
 
 def raise_if_out_of_memory(
-    sampler: DistributedSizeAwareBatchSampler, batch: list[int], number: int, failed: str | None, ranks: Ranks
+    sampler: DistributedSizeAwareBatchSampler,
+    batch: list[int],
+    number: int,
+    failed: str | None,
+    mesh: Mesh | None = None,
 ) -> None:
     """Raise on every rank if a batch ran out of memory on one of them; ``failed`` says why on this one, or is None."""
-    answers = ranks.gather_json(failed)
+    answers = gather_json(failed, mesh)
     if all(answer is None for answer in answers):
         return
     free_memory()
@@ -259,13 +264,13 @@ class _Probes:
         work: Callable[[Any], object],
         sizes: NDArray[Any],
         device: Any,
-        ranks: Ranks,
+        mesh: Mesh | None,
         before: TrainingState,
         target: float,
     ) -> None:
-        self.work, self.sizes, self.ranks, self.before, self.target = work, sizes, ranks, before, target
+        self.work, self.sizes, self.mesh, self.before, self.target = work, sizes, mesh, before, target
         self.memory = device_memory(device)
-        self.capacity: int = min(ranks.gather_json(self.memory.total()))
+        self.capacity: int = min(gather_json(self.memory.total(), mesh))
         self._too_large: list[NDArray[np.float64]] = []
         self._warm = False
 
@@ -284,7 +289,7 @@ class _Probes:
             for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
                 failed, *peaks = attempt(self.work, batch, self.memory, None)
             self._warm = True
-            answers = self.ranks.gather_json([failed, *peaks, self.memory.total()])
+            answers = gather_json([failed, *peaks, self.memory.total()], self.mesh)
             # Kernels and buffers of libraries take memory outside torch's allocator, most of it in the first steps.
             self.capacity = min(self.capacity, *(answer[3] for answer in answers))
             failed = next((answer[0] for answer in answers if answer[0] is not None), None)

@@ -22,7 +22,7 @@ from headrace.size_aware_batching._budget import (
 )
 from headrace.size_aware_batching._options import Capacity, CostFunction, Options, Oversize
 from headrace.size_aware_batching._random import derive, random_words
-from headrace.size_aware_batching._ranks import Ranks
+from headrace.size_aware_batching._ranks import Mesh, Ranks
 from headrace.size_aware_batching._sharding import split_longest
 from headrace.size_aware_batching._sizes import SizeOf, checked_size, size_lookup
 from headrace.size_aware_batching._validation import (
@@ -149,7 +149,7 @@ class BucketedBatching:
     oversize: Oversize = "raise"
     num_replicas: int | None = None
     rank: int | None = None
-    mesh: Any = None
+    mesh: Mesh | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     info_logger: Logger | None = None
     warn_logger: Logger | None = None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule.loading.distributed import check_given_ranks, data_parallel_ranks
 from headrace.webdatamodule.loading.options import as_int
+from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, Split, by_split
@@ -155,8 +154,7 @@ class WebDataModule(SplitDataModule):
         options_wld = by_split("kwargs_wld", kwargs_wld)
         calls_wds = by_split("invoke_wds", invoke_wds)
         calls_wld = by_split("invoke_wld", invoke_wld)
-        check_given_ranks(num_replicas, rank, mesh)
-        self._ranks = num_replicas, rank, mesh
+        self._ranks = Ranks(num_replicas, rank, mesh)
         self._options = {
             split: StreamOptions(
                 name=split.name,
@@ -215,7 +213,7 @@ class WebDataModule(SplitDataModule):
 
     def _open(self, split: Split) -> None:
         self._datasets[split] = open_stream(self._options[split])
-        self._datasets[split].check_ranks(*data_parallel_ranks(*self._mesh_or_ranks()))
+        self._datasets[split].check_ranks(*self._present_ranks().current())
 
     def _loader(self, split: Split) -> StreamLoader:
         if self._in_stage:
@@ -230,7 +228,7 @@ class WebDataModule(SplitDataModule):
     def _make_loader(self, split: Split) -> StreamLoader:
         if split not in self._datasets:
             self._datasets[split] = open_stream(self._options[split])
-        return open_loader(self._datasets[split], partial(data_parallel_ranks, *self._mesh_or_ranks()))
+        return open_loader(self._datasets[split], self._present_ranks().current)
 
 
 class PickledDataWDS(WebDataModule):

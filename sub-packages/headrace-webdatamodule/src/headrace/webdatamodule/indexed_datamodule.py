@@ -10,9 +10,9 @@ import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
-from headrace.webdatamodule.loading.distributed import Mesh
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.options import PerSplit, named_sources
+from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member

@@ -22,7 +22,7 @@ from headrace.webdatamodule.loading.dataset import (
     describe_sample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, compare_plans, data_parallel_ranks
+from headrace.webdatamodule.loading.distributed import compare_plans
 from headrace.webdatamodule.loading.epochs import EpochLoader
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 from headrace.webdatamodule.loading.options import check_loading, seed_int
@@ -42,6 +42,7 @@ from headrace.webdatamodule.loading.position import (
     rewind,
     set_epoch,
 )
+from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.worker import WorkerTimeout, end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards
@@ -130,7 +131,7 @@ class ResumableLoader(EpochLoader):
         check_ranks: bool = True,
     ) -> None:
         check_loading(num_workers, prefetch_factor, timeout, on_error)
-        check_given_ranks(num_replicas, rank, mesh)
+        self._given_ranks = Ranks(num_replicas, rank, mesh)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset must have len() and integer indices, got {type(dataset).__name__}")
         is_factory = callable(batch_sampler) and not hasattr(batch_sampler, "__iter__")
@@ -138,7 +139,7 @@ class ResumableLoader(EpochLoader):
         self._batch_sampler: Any = None if is_factory else check_batch_sampler(batch_sampler, dataset)
         self.dataset, self._name = dataset, name
         self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
-        self._given_ranks, self._seed = (num_replicas, rank, mesh), seed_int(seed)
+        self._seed = seed_int(seed)
         self._fixed, self._check_ranks = fixed_epoch, check_ranks
         self._timeout = WorkerTimeout(timeout)
         self._options: dict[str, Any] = {
@@ -192,7 +193,7 @@ class ResumableLoader(EpochLoader):
     @property
     def ranks(self) -> tuple[int, int]:
         """The number of data-parallel ranks and this rank, as of now."""
-        return data_parallel_ranks(*self._given_ranks)
+        return self._given_ranks.current()
 
     @property
     def epoch(self) -> int:

@@ -15,7 +15,7 @@ from headrace.webdatamodule._lightning import LastIndices
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.dataset import OnError
-from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, on_one_rank
+from headrace.webdatamodule.loading.distributed import on_one_rank
 from headrace.webdatamodule.loading.factories import (
     BATCH_SAMPLER,
     RANKS,
@@ -39,6 +39,7 @@ from headrace.webdatamodule.loading.options import (
     seed_int,
 )
 from headrace.webdatamodule.loading.position import has_state
+from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import Reports
 from headrace.webdatamodule.split_datamodule import SplitDataModule
@@ -97,8 +98,7 @@ class ResumableDataModule(SplitDataModule):
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
         }
-        check_given_ranks(num_replicas, rank, mesh)
-        self._ranks = num_replicas, rank, mesh
+        self._ranks = Ranks(num_replicas, rank, mesh)
         self._check()
         self._hide_val()
         self._datasets: dict[Split, Any] = {}
@@ -130,7 +130,7 @@ class ResumableDataModule(SplitDataModule):
                 self._sizes[split],
                 self._sampler[split],
                 sizes_are=self._sizes_are,
-                ranks_given=any(value is not None for value in self._ranks),
+                ranks_given=self._ranks.given,
             )
         if not any(self._batch_sampler[split] for split in Split) and self._sizes.given is not None:
             raise ValueError(f"sizes is for batch_sampler, and there is none: give {BATCH_SAMPLER}")
@@ -335,11 +335,11 @@ class ResumableDataModule(SplitDataModule):
     def _make_loader(self, split: Split) -> ResumableLoader:
         data = self._dataset(split)
         sizes = None if self._batch_sampler[split] is None else self._sizes_of(split)
-        training, ranks = split is Split.train, self._mesh_or_ranks()
+        training, ranks = split is Split.train, self._present_ranks()
         if training:
             self._options = self._described()
         if own := {name: value for name, value in keywords_of(self._batch_sampler[split]).items() if name in RANKS}:
-            ranks = (own.get("num_replicas"), own.get("rank"), own.get("mesh"))
+            ranks = Ranks(**own)
         loader = ResumableLoader(
             data,
             partial(self._make_batches, split, data, sizes),
@@ -349,9 +349,9 @@ class ResumableDataModule(SplitDataModule):
             sizes=sizes,
             seed=self._seed,
             fingerprint=self._fingerprint(split),
-            num_replicas=ranks[0],
-            rank=ranks[1],
-            mesh=ranks[2],
+            num_replicas=ranks.num_replicas,
+            rank=ranks.rank,
+            mesh=ranks.mesh,
             name=split.name,
             fixed_epoch=not training,
             pin_memory=torch.cuda.is_available() if self._pin_memory is None else self._pin_memory,

@@ -7,6 +7,7 @@ import lightning
 
 from headrace.webdatamodule._lightning import FitLoop
 from headrace.webdatamodule.loading.distributed import TrainerMesh
+from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
 
@@ -17,7 +18,7 @@ class SplitDataModule(lightning.LightningDataModule):
     """
 
     _splits: Mapping[str, Collection[Split]]  # those that are there, by the argument that names them
-    _ranks: tuple[Any, Any, Any]  # num_replicas, rank and mesh, as they were given
+    _ranks: Ranks  # as they were given
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,10 +143,10 @@ class SplitDataModule(lightning.LightningDataModule):
             self._loaders[split] = loader
         return self._loaders[split]
 
-    def _mesh_or_ranks(self) -> tuple[Any, Any, Any]:
-        """num_replicas, rank and mesh: as they were given, else the trainer's."""
-        if self.trainer is not None and self._ranks == (None, None, None):
-            return None, None, TrainerMesh(self.trainer)
+    def _present_ranks(self) -> Ranks:
+        """The ranks as they were given, else the trainer's."""
+        if self.trainer is not None and not self._ranks.given:
+            return Ranks(mesh=TrainerMesh(self.trainer))
         return self._ranks
 
     def _has(self, split: Split) -> bool:

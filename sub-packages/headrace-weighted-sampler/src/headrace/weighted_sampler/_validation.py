@@ -1,18 +1,15 @@
-"""What the sampler and the stream dataset have in common: checks of arguments and states, and the ranks."""
+"""What the sampler and the stream dataset have in common: checks of arguments and states."""
 
 import hashlib
 import operator
 import re
 import reprlib
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch.distributed as dist
 
 SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
 DIGEST_DIGITS = 16
@@ -144,100 +141,3 @@ def check_keys(name: str, state: object, keys: Collection[str], owner: str) -> N
         raise ValueError(
             f"{name} lacks {missing}, got the keys {listed(list(state))}; pass what {owner}.state_dict() returned"
         )
-
-
-# -- Data-parallel ranks -------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class Mesh(Protocol):
-    """The data-parallel ranks: a 1-D ``DeviceMesh``, or anything with these two methods."""
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-
-    def get_local_rank(self) -> int:
-        """Return this process's rank among them."""
-
-
-def process_group() -> tuple[int, int] | None:
-    """Return the default process group's (world size, rank), or None when there is no group."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(), dist.get_rank()
-    return None
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The data-parallel ranks: given as numbers, by a mesh, or by the process group; looked up when asked."""
-
-    num_replicas: int | None = None
-    rank: int | None = None
-    mesh: Mesh | None = None
-
-    @classmethod
-    def parse(cls, num_replicas: object, rank: object, mesh: object) -> "Ranks":
-        """Check the three arguments of a constructor, as far as they can be checked before an epoch begins."""
-        if mesh is not None and (num_replicas is not None or rank is not None):
-            raise ValueError(
-                f"mesh and num_replicas/rank were both given (num_replicas={num_replicas}, rank={rank}): "
-                "the mesh already says both; drop num_replicas and rank, or drop mesh"
-            )
-        if mesh is not None and not isinstance(mesh, Mesh):
-            raise TypeError(
-                f"mesh must be a 1-D DeviceMesh or have size() and get_local_rank(), got {type(mesh).__name__}"
-            )
-        if (dimensions := getattr(mesh, "ndim", 1)) != 1:
-            raise ValueError(
-                f"mesh must have 1 dimension, the data-parallel ranks, got {dimensions}: "
-                'pass that dimension alone, such as mesh["dp"]'
-            )
-        ranks = cls(
-            None if num_replicas is None else as_int("num_replicas", num_replicas, 1),
-            None if rank is None else as_int("rank", rank, 0),
-            mesh,
-        )
-        if ranks.num_replicas is not None and ranks.rank is not None:
-            ranks.resolve()
-        return ranks
-
-    def resolve(self) -> tuple[int, int]:
-        """Return (num_replicas, rank) as of now; one single rank when nothing is known."""
-        if self.mesh is not None:
-            size = as_int("mesh.size()", self.mesh.size(), 1)
-            return size, as_int("mesh.get_local_rank()", self.mesh.get_local_rank(), 0, size - 1)
-        group = process_group()
-        if self.rank is None and group is None and self.num_replicas not in (None, 1):
-            raise ValueError(
-                f"num_replicas={self.num_replicas} was given without rank, and torch.distributed is not initialised: "
-                "every process would take rank 0 and read the same samples. Give rank as well, or call "
-                "torch.distributed.init_process_group first"
-            )
-        if self.num_replicas is None and group is None and self.rank not in (None, 0):
-            raise ValueError(
-                f"rank={self.rank} was given without num_replicas, and torch.distributed is not initialised; give "
-                "num_replicas as well, or call torch.distributed.init_process_group first"
-            )
-        group_size, group_rank = group or (1, 0)
-        size = group_size if self.num_replicas is None else self.num_replicas
-        rank = group_rank if self.rank is None else self.rank
-        if rank >= size:
-            raise ValueError(f"rank must be from 0 to num_replicas - 1, got rank={rank} with num_replicas={size}")
-        return size, rank
-
-
-def refuse_sharding_again(num_replicas: int) -> None:
-    """Raise if one rank's samples are about to be distributed once more, by accelerate.
-
-    Only the calls that are going on show it: accelerate tells a sampler nothing.
-    """
-    frame = sys._getframe(2) if num_replicas > 1 and "accelerate" in sys.modules else None
-    for _ in range(4):  # torch's batch sampler, and what accelerate puts around that
-        shard: Any = None if frame is None else frame.f_locals.get("self")
-        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
-            raise RuntimeError(
-                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
-                "and lose the others: construct the sampler with num_replicas=1 and rank=0, or leave its loader out of "
-                "prepare()"
-            )
-        frame = None if frame is None else frame.f_back

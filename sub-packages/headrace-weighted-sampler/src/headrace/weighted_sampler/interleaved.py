@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._mixture import Stage, StreamOrder, stages_before
+from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._streams import (
     END,
     FINGERPRINT,
@@ -27,15 +28,12 @@ from headrace.weighted_sampler._streams import (
 )
 from headrace.weighted_sampler._validation import (
     MAX_POSITION,
-    Mesh,
-    Ranks,
     Weight,
     as_int,
     check_fingerprint,
     check_keys,
     check_state,
     listed,
-    process_group,
 )
 
 T = TypeVar("T")
@@ -216,7 +214,7 @@ class InterleavedDataset(IterableDataset[T]):
         mesh: Mesh | None = None,
     ) -> None:
         self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature, schedule)
-        self._ranks = Ranks.parse(num_replicas, rank, mesh)
+        self._ranks = Ranks(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
         self._chosen = _ChosenEpoch()
         self._begun: set[str] = set()
@@ -301,16 +299,16 @@ class InterleavedDataset(IterableDataset[T]):
     def _stream(self) -> Stream:
         worker = get_worker_info()
         if worker is None:
-            num_replicas, rank = self._ranks.resolve()
+            num_replicas, rank = self._ranks.current()
             return Stream(rank, num_replicas)
         sent = self._ranks_when_sent if process_group() is None else None
-        num_replicas, rank = sent or self._ranks.resolve()
+        num_replicas, rank = sent or self._ranks.current()
         return Stream(rank, num_replicas, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """A spawned worker has no process group and no mesh: it receives the ranks."""
         try:
-            ranks: tuple[int, int] | None = self._ranks.resolve()
+            ranks: tuple[int, int] | None = self._ranks.current()
         except ValueError:  # not known yet; the copy will look them up
             ranks = None
         asked = self._ranks if self._ranks.mesh is None or ranks is None else Ranks(*ranks)

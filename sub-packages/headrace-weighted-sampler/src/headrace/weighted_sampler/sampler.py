@@ -9,13 +9,12 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._semantics import Schedule, is_by_range, parse_mixture
 from headrace.weighted_sampler._validation import (
     DIGEST_DIGITS,
     MAX_POSITION,
     SEED_BOUND,
-    Mesh,
-    Ranks,
     Weight,
     as_bool,
     as_int,
@@ -23,7 +22,6 @@ from headrace.weighted_sampler._validation import (
     check_state,
     data_identity,
     digest,
-    refuse_sharding_again,
     shown,
 )
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
@@ -164,7 +162,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 f"weight_dict must be a mapping {{(begin, end): ratio}}, got {shown(weight_dict)}; "
                 "give weights by name, by position or by sample as weights="
             )
-        self._ranks = Ranks.parse(num_replicas, rank, mesh)
+        self._ranks = Ranks(num_replicas, rank, mesh)
         self.seed = as_int("seed", seed, 0, SEED_BOUND - 1)
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
@@ -192,12 +190,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
         """Number of data-parallel ranks, as of now."""
-        return self._ranks.resolve()[0]
+        return self._ranks.world_size()
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
         """This rank, as of now."""
-        return self._ranks.resolve()[1]
+        return self._ranks.current()[1]
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # torch stores it, here it is computed
@@ -253,8 +251,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def _iterate(self, iteration: _Iteration) -> Iterator[int]:
         # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
         # workers makes two iterators and throws the first away.
-        (num_replicas, rank), epoch, start = self._ranks.resolve(), self.epoch, self._next_start()
-        refuse_sharding_again(num_replicas)
+        (num_replicas, rank), epoch, start = self._ranks.current(), self.epoch, self._next_start()
+        if num_replicas > 1:
+            refuse_sharding_again("num_replicas=1 and rank=0")
         end, most = self._end(start, num_replicas), self._order.block(num_replicas)
         self._loaded, self._skip, self._epoch_pending = None, None, False
         iteration.start = iteration.block_end = start

@@ -6,17 +6,19 @@ import hashlib
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from headrace.webdatamodule.loading.distributed import Mesh, check_given_ranks, data_parallel_ranks
+from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import as_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.position import check_state
+from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
 
 VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together
@@ -67,31 +69,44 @@ class DistributedBatchSampler(Sampler[list[int]]):
     ) -> None:
         self.n_samples = as_int("n_samples", n_samples, 0, "give len(dataset)")
         self.batch_size = as_int("batch_size", batch_size, 1)
-        check_given_ranks(num_replicas, rank, mesh)
-        self._ranks = (num_replicas, rank, mesh)
+        self._ranks = Ranks(num_replicas, rank, mesh)
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
         self.sampler, self.shuffle, self.drop_last, self.seed = sampler, shuffle, drop_last, seed_int(seed)
-        self.epoch = self._start_sample = self._samples_taken = 0
-        self._chosen = False  # whether set_epoch was called since the last iteration began
-        self._iteration: object = None
+        self._cursor = EpochCursor()  # its positions count samples of all ranks
         self._stamp = ""  # the fingerprint of the epoch that is iterated, which every batch's state holds
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or of the next one."""
+        return self._cursor.epoch
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of data-parallel ranks, as of now."""
+        return self._ranks.world_size()
+
+    @property
+    def rank(self) -> int:
+        """This rank, as of now."""
+        return self._ranks.current()[1]
+
     def __len__(self) -> int:
         """Batches of the whole epoch on each rank."""
-        return self._steps(0, data_parallel_ranks(*self._ranks)[0])
+        return self._steps(0, self._ranks.world_size())
 
     @property
     def remaining(self) -> int:
         """Batches that are left of the epoch, at the present number of ranks."""
-        return self._steps(self._samples_taken, data_parallel_ranks(*self._ranks)[0])
+        return self._steps(self._cursor.position, self._ranks.world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
-        start, self._start_sample, self._chosen = self._start_sample, 0, False
-        self._iteration = token = object()  # only the latest iteration moves the position
-        self._samples_taken, self._stamp = start, self._epoch_fingerprint(self.epoch)
-        end, (world, rank) = self._end(), data_parallel_ranks(*self._ranks)
+        world, rank = self._ranks.current()
+        if world > 1:
+            refuse_sharding_again("num_replicas=1 and rank=0")
+        iteration, start, end = self._cursor.begin(), self._cursor.position, self._end(self.epoch)
+        self._stamp = self._epoch_fingerprint(self.epoch)
         steps = self._steps(start, world)
         if end and not steps and not start:
             raise ValueError(
@@ -108,8 +123,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             begin = spans[0][0]
             ids = order(begin, spans[-1][1]).tolist()
             for low, high in spans:
-                if self._iteration is token:
-                    self._samples_taken = high
+                self._cursor.move(iteration, high)
                 own = equal_share(low, high, rank, world)
                 if high - low < world:
                     own = self._repeated(low, high, rank, world, ids, begin)
@@ -126,14 +140,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
-        epoch = as_int("epoch", epoch, 0)
-        if epoch != self.epoch:
-            self._go_to(epoch)
-        self._chosen = True
+        if self._cursor.choose(as_int("epoch", epoch, 0)):
+            self._set_inner_epoch(epoch)
 
-    def _go_to(self, epoch: int) -> None:
-        self.epoch, self._start_sample, self._samples_taken = epoch, 0, 0
-        self._iteration = None
+    def _set_inner_epoch(self, epoch: int) -> None:
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -143,8 +153,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             "version": VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
-            "position": self._samples_taken,
-            "fingerprint": self._stamp if self._iteration else self._epoch_fingerprint(self.epoch),
+            "position": self._cursor.position,
+            "fingerprint": self._stamp if self._cursor.iterates else self._epoch_fingerprint(self.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,17 +171,13 @@ class DistributedBatchSampler(Sampler[list[int]]):
         epoch, position = state["epoch"], state["position"]
         own["fingerprint"] = self._epoch_fingerprint(epoch)
         check_state(state, type(self).__name__, own, ("epoch", "position"))
-        if self._chosen and self.epoch > epoch:
+        if self._cursor.overrules(epoch):
             return
-        before = self.epoch, self._start_sample, self._samples_taken, self._iteration
-        self._go_to(epoch)
-        end = self._end()
-        if not 0 <= position <= end:
-            self._go_to(before[0])
-            self._start_sample, self._samples_taken, self._iteration = before[1:]
+        self._set_inner_epoch(epoch)
+        if position > (end := self._end(epoch)):
+            self._set_inner_epoch(self.epoch)
             raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
-        self._start_sample = self._samples_taken = position
-        self._chosen = False
+        self._cursor.resume(epoch, position)
 
     @property
     def fingerprint(self) -> str:
@@ -188,20 +194,23 @@ class DistributedBatchSampler(Sampler[list[int]]):
         parts = f"{self.n_samples} {self.batch_size} {bool(self.drop_last)} {order} {self.seed}"
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cursor": copy(self._cursor)}
+
     @property
     def order_digest(self) -> str:
         """Stands for an order that says nothing of itself; ranks compare it before an epoch."""
         if self.sampler is None or own_fingerprint(self.sampler) is not None:
             return ""
-        return hashlib.blake2b(self._list().tobytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(self._list(self.epoch).tobytes(), digest_size=8).hexdigest()
 
     def _steps(self, start: int, world: int) -> int:
-        return n_steps(self._end() - start, self.batch_size, world, drop_last=self.drop_last)
+        return n_steps(self._end(self.epoch) - start, self.batch_size, world, drop_last=self.drop_last)
 
-    def _end(self) -> int:
+    def _end(self, epoch: int) -> int:
         if self.sampler is None:
             return self.n_samples
-        return int(self.sampler.epoch_length) if self._has_slices else len(self._list())  # type: ignore[attr-defined]
+        return int(self.sampler.epoch_length) if self._has_slices else len(self._list(epoch))  # type: ignore[attr-defined]
 
     @property
     def _has_slices(self) -> bool:
@@ -213,12 +222,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
             return Shuffle(self.n_samples, self.seed, self.epoch).take if self.shuffle else np.arange
         if self._has_slices:
             return self.sampler.take  # type: ignore[attr-defined]
-        listed = self._list()
+        listed = self._list(self.epoch)
         return lambda start, stop: listed[start:stop]
 
-    def _list(self) -> npt.NDArray[np.int64]:
-        if self._listed is None or self._listed[0] != self.epoch:
-            self._listed = self.epoch, np.fromiter(map(operator.index, self.sampler or ()), np.int64)
+    def _list(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self._listed is None or self._listed[0] != epoch:
+            self._listed = epoch, np.fromiter(map(operator.index, self.sampler or ()), np.int64)
         return self._listed[1]
 
 

@@ -28,10 +28,17 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
         OSError: If the file cannot be read, or its name is a pattern.
         TypeError: If it is a table or a dataset, and not one column of it.
         ValueError: If the file has no such column, a folder holds no file, or the dataset has a transform, which may
-            change the column.
+            change the column; or a masked array has masked values.
     """
     if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
         sizes = _parquet_column(sizes[0], sizes[1])
+    if isinstance(sizes, np.ma.MaskedArray):
+        if (masked := np.flatnonzero(np.ma.getmaskarray(sizes).reshape(len(sizes), -1).any(axis=1))).size:
+            raise ValueError(
+                f"{name} must hold a number for each sample, got a masked array without one at index {masked[0]} "
+                f"({masked.size} are masked): fill them with {name}.filled(...), or leave those samples out"
+            )
+        return sizes.data
     kind = type(sizes)
     library = kind.__module__.partition(".")[0]
     if library == "datasets" and hasattr(sizes, "column_name") and hasattr(_rooted(sizes)[0], "data"):

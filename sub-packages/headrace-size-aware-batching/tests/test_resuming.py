@@ -1,0 +1,191 @@
+"""Resuming: from every place, after looking, with an argument changed, and before there is a process group."""
+
+import copy
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.testing import check_resumes
+
+SIZES = np.random.default_rng(0).integers(1, 100, 203)
+PADDED = {"strategy": "bucketed", "cost": "padded"}
+
+
+class Order:
+    """An order of another library, which knows its epochs and can be sliced."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def take(self, start: int, stop: int) -> Any:
+        return np.random.default_rng(self.epoch).permutation(len(SIZES))[start:stop]
+
+
+class WithoutTake(Order):
+    take = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        return iter(np.random.default_rng(self.epoch).permutation(len(SIZES)).tolist())
+
+
+del WithoutTake.take
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "packed": {"strategy": "packed"},
+    "padded": PADDED,
+    "in order": {"strategy": "sequential", "shuffle": False},
+    "a rank of four": {"num_replicas": 4, "rank": 1},
+    "dropped tail": {"num_replicas": 8, "rank": 7, "tail": "drop"},
+    "padded tail": {"num_replicas": 8, "rank": 7, "tail": "pad"},
+    "an order with slices": {"sampler": Order},
+}
+
+
+def made(**options: Any) -> DistributedSizeAwareBatchSampler:
+    options = {name: value() if isinstance(value, type) else value for name, value in options.items()}
+    return DistributedSizeAwareBatchSampler(options.pop("sizes", SIZES), **{"max_total_size": 300} | options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_resumes_everywhere(case: str) -> None:
+    check_resumes(lambda: made(**CASES[case]))
+
+
+LOOKS: dict[str, Callable[[Any], object]] = {
+    "repr": repr,
+    "str": str,
+    "len": len,
+    "copy": lambda one: list(copy.copy(one)),
+    "deepcopy": lambda one: list(copy.deepcopy(one)),
+    "pickle": lambda one: list(pickle.loads(pickle.dumps(one))),
+    "a debugger": lambda one: [getattr(one, name, None) for name in dir(one)],
+    "inspect": inspect.getmembers,
+    "plan": lambda one: one.plan(0),
+    "report": lambda one: str(one.report(2)),
+    "another iterator that is dropped": iter,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("case", ["default", "padded", "an order with slices"])
+def test_what_only_looks_moves_nothing(case: str, look: str) -> None:
+    whole = list(made(**CASES[case]))
+    sampler = made(**CASES[case])
+    LOOKS[look](sampler)
+    batches = iter(sampler)
+    begun = list(islice(batches, 3))
+    state = sampler.state_dict()
+    LOOKS[look](sampler)
+    assert sampler.state_dict() == state
+    assert begun + list(batches) == whole
+    resumed = made(**CASES[case])
+    resumed.load_state_dict(state)
+    LOOKS[look](resumed)
+    assert list(resumed) == whole[3:]
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: other options, and its other value
+    "sizes": [({}, SIZES + 1), ({}, SIZES[:-1]), ({}, SIZES[::-1])],
+    "max_total_size": [({}, 301), ({}, 299.5)],
+    "strategy": [({}, name) for name in ("sequential", "bucketed", "packed")],
+    "cost": [({"strategy": "bucketed"}, "padded"), (PADDED, lambda n, largest: n * largest**2 / 100)],
+    "sampler": [({}, Order)],
+    "shuffle": [({}, False)],
+    "seed": [({}, 1)],
+    "max_items": [({}, 5)],
+    "batch_size_multiple": [(PADDED, 4)],
+    "length_multiple": [(PADDED, 8)],
+    "oversize": [({}, "skip"), ({}, "own_batch")],
+    "tail": [({}, "drop"), ({}, "pad")],
+    "max_length": [({}, 50)],
+    "window": [({}, 50)],
+    "work": [({}, SIZES**2)],
+}
+ACCEPTED: dict[str, list[dict[str, Any]]] = {  # a resume may change these: the rest is dealt to other ranks
+    "num_replicas": [{"num_replicas": 2, "rank": 0}, {"num_replicas": 4, "rank": 0}],
+    "rank": [{"num_replicas": 2, "rank": 1}, {"num_replicas": 1, "rank": "all"}],
+    "mesh": [{"mesh": type("Mesh", (), {"size": lambda self: 2, "get_local_rank": lambda self: 1})}],
+}
+
+
+def test_every_argument_is_refused_or_accepted_when_it_changes() -> None:
+    arguments = set(inspect.signature(DistributedSizeAwareBatchSampler).parameters)
+    assert arguments == REFUSED.keys() | ACCEPTED.keys()
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name in REFUSED for case in range(len(REFUSED[name]))])
+def test_another_value_of_an_argument_that_decides_the_batches_is_refused(name: str, case: int) -> None:
+    options, value = REFUSED[name][case]
+    saved, other = made(**options), made(**options | {name: value})
+    batches = iter(saved)
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(ValueError, match=f"state.*{name}"):
+        other.load_state_dict(saved.state_dict())
+    assert list(other) == list(made(**options | {name: value}))  # a refusal leaves it as it was
+
+
+@pytest.mark.parametrize("options", [case for cases in ACCEPTED.values() for case in cases])
+def test_other_ranks_resume_each_sample_once(options: dict[str, Any]) -> None:
+    saved = made()
+    batches = iter(saved)
+    delivered = [index for batch in islice(batches, 3) for index in batch]
+    count = made(**options).num_replicas
+    ranks = [options] if options.get("rank") == "all" else [{"num_replicas": count, "rank": r} for r in range(count)]
+    for of_rank in ranks:
+        resumed = made(**of_rank)
+        resumed.load_state_dict(saved.state_dict())
+        delivered += [index for batch in resumed for index in batch]
+    assert sorted(delivered) == list(range(len(SIZES)))
+
+
+def test_a_change_of_the_sizes_afterwards_moves_no_budget() -> None:
+    sizes = SIZES.copy()
+    sampler = made(sizes=sizes)
+    before = list(sampler)
+    sizes[:] = 899
+    assert list(sampler) == before
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.sizes[0] = 1
+
+
+def test_masked_sizes_are_refused_as_nulls_are() -> None:
+    masked = np.ma.masked_array(SIZES, mask=SIZES[7] == SIZES)
+    with pytest.raises(ValueError, match=r"sizes must hold a number for each sample, got a masked array .* at index"):
+        made(sizes=masked)
+    assert list(made(sizes=np.ma.masked_array(SIZES))) == list(made())
+
+
+BEFORE_THE_GROUP = """
+import json, sys
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+sampler = DistributedSizeAwareBatchSampler([1 + n % 7 for n in range(100)], 20)
+print(json.dumps([len(sampler), list(sampler)]))
+"""
+
+
+def test_ranks_come_from_torchruns_environment_until_there_is_a_process_group() -> None:
+    answers = []
+    for rank in range(2):
+        environment = {"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{BEFORE_THE_GROUP}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout))
+    assert answers[0][0] == answers[1][0] == len(answers[0][1]) == len(answers[1][1])
+    assert sorted(index for _, batches in answers for batch in batches for index in batch) == list(range(100))
