@@ -124,7 +124,8 @@ def trained(width: int = 32) -> tuple[torch.nn.Module, torch.optim.Optimizer, Ca
 def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     state = optimizer.state_dict()["state"]
     tensors = [*model.state_dict().values(), *(value for entry in state.values() for value in entry.values())]
-    draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    drawn: Any = np.random.get_state()  # noqa: NPY002 - the state of the process is what is looked at
+    draws = torch.get_rng_state(), random.getstate(), drawn[1].tolist()
     return [tensor.clone() for tensor in tensors], draws, [p.grad is None for p in model.parameters()]
 
 
