@@ -225,12 +225,40 @@ class Stateful(Protocol):
         """Restore it."""
 
 
+_HUGGING_FACE = "datasets.iterable_dataset"
+_SHUFFLE = "shuffle"  # key in the state of a source that is read again
+
+
+def is_hugging_face(source: object) -> bool:
+    """Whether a source is a stream of Hugging Face's datasets."""
+    return any((kind.__module__, kind.__name__) == (_HUGGING_FACE, "IterableDataset") for kind in type(source).__mro__)
+
+
+def buffered_shuffle(source: object) -> str | None:
+    """Return what stands for the order of a stream with a shuffle buffer; None for sources without one.
+
+    The states of such a stream do not hold the buffer: loading one loses what was in it, and datasets only logs that.
+    """
+    if not is_hugging_face(source):
+        return None
+    buffered, generators, waiting = False, [], list(vars(source).values())
+    for part in waiting:  # grows on the way
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, np.random.Generator):
+            generators.append(part.bit_generator.state)
+        elif type(part).__module__ == _HUGGING_FACE:
+            waiting += vars(part).values()
+            buffered |= getattr(part, "buffer_size", 0) > 1
+    return digest(generators) if buffered else None
+
+
 class SourceState(TypedDict):
     """The position in one source."""
 
     drawn: int  # items of its present pass that were yielded
     exhausted: int  # how often it has run out; the number of its present pass
-    source: dict[str, Any] | None  # the source's own state
+    source: dict[str, Any] | None  # the source's own state, or what stands for its shuffle where it has a buffer
     iterator: dict[str, Any] | None  # the same of its iterator
 
 
@@ -243,7 +271,8 @@ class SourceReader(Generic[T]):
     """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
 
     In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
-    method. ``begun`` holds the names of one-shot iterators that were begun before; this one's is added.
+    method. ``begun`` holds the names of sources that do not begin anew by themselves, and this one's is added: one-shot
+    iterators that were begun before, and streams of Hugging Face that hold a state that was loaded.
     """
 
     def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:
@@ -283,7 +312,11 @@ class SourceReader(Generic[T]):
         """Return the position in the source."""
         source, iterator = self._saved["source"], self._saved["iterator"]
         if self._iterator is not None:
-            source = self._source.state_dict() if isinstance(self._source, Stateful) else None
+            shuffle = buffered_shuffle(self._source)
+            if shuffle is not None:
+                source = {_SHUFFLE: shuffle}
+            else:
+                source = self._source.state_dict() if isinstance(self._source, Stateful) else None
             iterator = self._iterator.state_dict() if isinstance(self._iterator, Stateful) else None
         return SourceState(drawn=self.drawn, exhausted=self.exhausted, source=source, iterator=iterator)
 
@@ -297,14 +330,30 @@ class SourceReader(Generic[T]):
             self._begun.add(self.name)
         set_source_epoch(self._source, self._epoch + self.exhausted)
         source, iterator = self._saved["source"], self._saved["iterator"]
+        shuffle = buffered_shuffle(self._source)
+        if shuffle is not None:
+            self._refuse_another_shuffle(source, shuffle)
+            source = None  # read again
         if source is not None:
             self._stateful(self._source).load_state_dict(source)
+            if is_hugging_face(self._source):
+                self._begun.add(self.name)
+        elif is_hugging_face(self._source) and self.name in self._begun:
+            self._stateful(self._source).load_state_dict({})  # else it begins where the loaded state stands, again
         begun = iter(self._source)
         if iterator is not None:
             self._stateful(begun).load_state_dict(iterator)
         if source is None and iterator is None:
-            self._skip(begun)
+            reason = "no state of its own (state_dict and load_state_dict)"
+            self._skip(begun, reason if shuffle is None else "a shuffle buffer, which its own state leaves out")
         return begun
+
+    def _refuse_another_shuffle(self, saved: Mapping[str, Any] | None, shuffle: str) -> None:
+        if saved is not None and saved.get(_SHUFFLE, shuffle) != shuffle:  # states of earlier releases do not hold it
+            raise RuntimeError(
+                f"sources[{self.name!r}] is shuffled in another order than when the state was saved; shuffle it with "
+                "the same seed in every run: shuffle(seed=..., buffer_size=...)"
+            )
 
     def _stateful(self, part: object) -> Stateful:
         if isinstance(part, Stateful):
@@ -314,12 +363,11 @@ class SourceReader(Generic[T]):
             "load_state_dict; resume with the source it was saved with"
         )
 
-    def _skip(self, iterator: Iterator[T]) -> None:
+    def _skip(self, iterator: Iterator[T], reason: str) -> None:
         if not self.drawn:
             return
         warnings.warn(
-            f"sources[{self.name!r}] has no state of its own (state_dict and load_state_dict): to resume, its "
-            f"first {self.drawn} items are read and dropped",
+            f"sources[{self.name!r}] has {reason}: to resume, its first {self.drawn} items are read and dropped",
             stacklevel=2,
         )
         for number in range(self.drawn):

@@ -1,0 +1,144 @@
+"""Streams of Hugging Face's datasets as sources of `InterleavedDataset`, with the real library: they resume exactly."""
+
+import json
+import warnings
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from headrace.weighted_sampler import InterleavedDataset
+
+datasets = pytest.importorskip("datasets")
+Mixture = InterleavedDataset[dict[str, int]]
+
+SIZE, BUFFER = 200, 32
+READ_AGAIN = r"sources\['[ab]'\] has a shuffle buffer, which its own state leaves out: .* read and dropped"
+IGNORE_READ_AGAIN = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
+
+
+def stream(begin: int, seed: int | None = None, shuffled: bool = True) -> Any:
+    """Numbers from ``begin`` on, in two shards."""
+    table = datasets.Dataset.from_dict({"number": list(range(begin, begin + SIZE))})
+    numbers = table.to_iterable_dataset(num_shards=2)
+    return numbers.shuffle(seed=seed, buffer_size=BUFFER) if shuffled else numbers
+
+
+def mixture(stopping: Any = "drop_exhausted", seed: int | None = 3, shuffled: bool = True) -> Mixture:
+    sources = {"a": stream(0, seed, shuffled), "b": stream(1000, seed, shuffled)}
+    return InterleavedDataset(sources, {"a": 1, "b": 1}, seed=1, stopping=stopping)
+
+
+def numbers(items: Iterable[dict[str, int]], most: int | None = None) -> list[int]:
+    return [item["number"] for item in islice(items, most)]
+
+
+@pytest.mark.parametrize("cut", [1, 150, 399])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_shuffled_stream_resumes_exactly_by_reading_again(cut: int, epoch: int) -> None:
+    first = mixture()
+    first.set_epoch(epoch)
+    whole = numbers(first)
+    assert len(set(whole)) == 2 * SIZE
+    assert numbers(first, cut) == whole[:cut]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = mixture()
+    second.load_state_dict(state)
+    with pytest.warns(UserWarning, match=READ_AGAIN) as caught:
+        assert numbers(second) == whole[cut:]
+    assert len(caught) == sum(source["drawn"] > 0 for source in state["sources"].values())
+
+
+@IGNORE_READ_AGAIN
+def test_a_state_that_holds_the_streams_own_states_is_read_again_too() -> None:
+    whole = numbers(mixture())
+    first = mixture()
+    numbers(first, 150)
+    state = first.state_dict()
+    for name, source in zip("ab", first._mixture.sources, strict=True):
+        assert isinstance(source, datasets.IterableDataset)
+        state["sources"][name]["source"] = source.state_dict()
+    second = mixture()
+    second.load_state_dict(state)
+    assert numbers(second) == whole[150:]
+
+
+@IGNORE_READ_AGAIN
+def test_a_stream_that_was_shuffled_without_a_seed_is_refused() -> None:
+    first = mixture(seed=None)
+    numbers(first, 150)
+    second = mixture(seed=None)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(RuntimeError, match=r"sources\['[ab]'\] is shuffled in another order .* shuffle\(seed=\.\.\.,"):
+        numbers(second)
+
+
+@pytest.mark.parametrize("make", ["map", "interleave", "concatenate", "take", "batch"])
+@IGNORE_READ_AGAIN
+def test_the_buffer_is_found_wherever_the_shuffle_stands(make: str) -> None:
+    def build() -> Mixture:
+        shuffled, other = stream(0, seed=3), stream(1000, shuffled=False)
+        source = {
+            "map": lambda: shuffled.map(lambda item: {"number": 2 * item["number"]}),
+            "interleave": lambda: datasets.interleave_datasets([other, shuffled]),
+            "concatenate": lambda: datasets.concatenate_datasets([shuffled, other]),
+            "take": lambda: shuffled.take(150),
+            "batch": lambda: shuffled.batch(3),
+        }[make]()
+        return InterleavedDataset({"a": source}, {"a": 1}, seed=1)
+
+    whole = [item["number"] for item in build()]
+    first = build()
+    list(islice(first, 40))
+    second = build()
+    second.load_state_dict(first.state_dict())
+    assert [item["number"] for item in second] == whole[40:]
+
+
+@pytest.mark.parametrize("stopping", ["drop_exhausted", "all_exhausted"])
+def test_a_stream_without_a_shuffle_resumes_from_its_own_state(stopping: str) -> None:
+    whole = numbers(mixture(stopping, shuffled=False))
+    first = mixture(stopping, shuffled=False)
+    numbers(first, 150)
+    second = mixture(stopping, shuffled=False)
+    second.load_state_dict(first.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is read again
+        assert numbers(second) == whole[150:]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("last", [None, 20])
+@IGNORE_READ_AGAIN
+def test_after_a_resume_iterating_again_gives_the_whole_epoch(shuffled: bool, last: int | None) -> None:
+    whole = numbers(mixture(shuffled=shuffled))
+    first = mixture(shuffled=shuffled)
+    numbers(first, 150)
+    second = mixture(shuffled=shuffled)
+    second.load_state_dict(first.state_dict())
+    assert numbers(second, last) == whole[150:][:last]
+    assert numbers(second) == whole
+    assert numbers(second) == whole
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
+@IGNORE_READ_AGAIN
+def test_streams_resume_in_the_stateful_loader(workers: int, shuffled: bool) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def load() -> Any:
+        return stateful.StatefulDataLoader(mixture(shuffled=shuffled), batch_size=None, num_workers=workers)
+
+    whole = numbers(load())
+    assert sorted(whole) == sorted(
+        numbers(DataLoader(mixture(shuffled=shuffled), batch_size=None, num_workers=workers))
+    )
+    loader = load()
+    assert numbers(loader, 150) == whole[:150]
+    again = load()
+    again.load_state_dict(loader.state_dict())
+    assert numbers(again) == whole[150:]
