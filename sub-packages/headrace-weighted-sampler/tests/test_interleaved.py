@@ -4,51 +4,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from sources_of_items import Again, Item, Plain
 
 from headrace.weighted_sampler._mixture import Stage, StreamOrder
 from headrace.weighted_sampler._streams import STOPPINGS, Stopping, parse_streams
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 T = TypeVar("T")
-Item = tuple[str, int]
-
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 2**62)
-
-
-class Plain(IterableDataset[Item]):
-    """Items ``(name, number)``; no state. The epoch it is told moves the numbers by 1,000."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name, self.size, self.epoch, self.begun = name, size, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Item]:
-        self.begun += 1
-        return (self._item(number, self.epoch) for number in range(self.size))
-
-    def _item(self, number: int, epoch: int) -> Item:
-        return self.name, epoch * 1000 + number
-
-
-class Again(Generic[T]):
-    """An iterable that is no sequence, with nothing else to it."""
-
-    def __init__(self, items: Sequence[T]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
 
 
 @st.composite

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from sources_of_items import Again, Plain
+from torch.utils.data import DataLoader
 
 from headrace.weighted_sampler._streams import Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
@@ -21,36 +22,6 @@ from headrace.weighted_sampler.interleaved import InterleavedDataset
 # webdataset closes no shard itself: what a test leaves open is collected before the next test, its warning ignored.
 UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 COLLECTED = pytest.mark.usefixtures("garbage_collected")
-
-T = TypeVar("T")
-Item = tuple[str, int]
-
-
-class Plain(IterableDataset[Item]):
-    """Items ``(name, number)``; no state. The epoch it is told moves the numbers by 1,000."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name, self.size, self.epoch, self.begun = name, size, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Item]:
-        self.begun += 1
-        return (self._item(number, self.epoch) for number in range(self.size))
-
-    def _item(self, number: int, epoch: int) -> Item:
-        return self.name, epoch * 1000 + number
-
-
-class Again(Generic[T]):
-    """An iterable that is no sequence, with nothing else to it."""
-
-    def __init__(self, items: Sequence[T]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
 
 
 def test_every_worker_has_exact_shares_and_an_order_of_its_own() -> None:

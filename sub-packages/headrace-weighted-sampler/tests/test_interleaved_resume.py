@@ -1,134 +1,25 @@
 """States of the mixture of streams: resuming gives the exact remainder."""
 
 import json
-import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from sources_of_items import IGNORE_SKIPS, KINDS, Again, Item, Kind, Plain, StatefulSource, make
+from torch.utils.data import DataLoader
 
 from headrace.weighted_sampler import WeightedDistributedSampler
 from headrace.weighted_sampler._streams import STOPPINGS, Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
-T = TypeVar("T")
-Item = tuple[str, int]
-Kind = Literal["plain", "iterator", "dataset", "both"]
-
 SEEDS = st.integers(0, 2**64 - 1)
-KINDS: list[Kind] = ["plain", "iterator", "dataset", "both"]
 # torchdata 0.11 calls what torch 2.13 has deprecated; nobody here can act on it.
 IGNORE_TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-IGNORE_SKIPS = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
-
-
-class Plain(IterableDataset[Item]):
-    """Items ``(name, number)``; no state. The epoch it is told moves the numbers by 1,000."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name, self.size, self.epoch, self.begun = name, size, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Item]:
-        self.begun += 1
-        return (self._item(number, self.epoch) for number in range(self.size))
-
-    def _item(self, number: int, epoch: int) -> Item:
-        return self.name, epoch * 1000 + number
-
-
-class Cursor(Iterator[Item]):
-    """An iterator over a ``Plain`` source."""
-
-    def __init__(self, source: Plain, start: int = 0) -> None:
-        self.source, self.epoch, self.at = source, source.epoch, start
-
-    def __next__(self) -> Item:
-        if self.at >= self.source.size:
-            raise StopIteration
-        self.at += 1
-        return self.source._item(self.at - 1, self.epoch)
-
-
-class StatefulCursor(Cursor):
-    """An iterator that says where it stands."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.at = state_dict["at"]
-
-
-class WithStatefulIterator(Plain):
-    """Its iterators say where they stand."""
-
-    def __iter__(self) -> Iterator[Item]:
-        self.begun += 1
-        return StatefulCursor(self)
-
-
-class StatefulSource(Plain):
-    """The source says where its latest iterator stands."""
-
-    cursor: Cursor | None = None
-    start = 0
-
-    def __iter__(self) -> Iterator[Item]:
-        self.begun += 1
-        self.cursor = self.make(self.start)
-        self.start = 0
-        return self.cursor
-
-    def make(self, start: int) -> Cursor:
-        return Cursor(self, start)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.cursor.at if self.cursor else self.start}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.start = state_dict["at"]
-
-
-class StatefulBoth(StatefulSource):
-    """The source and its iterators say where they stand."""
-
-    def make(self, start: int) -> Cursor:
-        return StatefulCursor(self, start)
-
-
-CLASSES: dict[Kind, type[Plain]] = {
-    "plain": Plain,
-    "iterator": WithStatefulIterator,
-    "dataset": StatefulSource,
-    "both": StatefulBoth,
-}
-
-
-class Again(Generic[T]):
-    """An iterable that is no sequence, with nothing else to it."""
-
-    def __init__(self, items: Sequence[T]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
-
-
-def make(
-    kinds: Sequence[Kind], sizes: Sequence[int], weights: Sequence[int], stopping: Stopping, seed: int = 0
-) -> InterleavedDataset[Item]:
-    names = [f"s{place}" for place in range(len(sizes))]
-    sources = {name: CLASSES[kind](name, size) for name, kind, size in zip(names, kinds, sizes, strict=True)}
-    return InterleavedDataset(sources, dict(zip(names, weights, strict=True)), seed=seed, stopping=stopping)
 
 
 @IGNORE_SKIPS
@@ -303,13 +194,17 @@ def test_mixtures_of_mixtures_resume() -> None:
         assert list(islice(second, 200 - cut)) == whole[cut:]
 
 
-def test_it_is_pickled_without_its_iteration() -> None:
-    dataset = make(["iterator", "plain"], [10, 10], [1, 1], "endless", seed=9)
+@pytest.mark.xfail(strict=True, reason="the position falls to 0")
+def test_a_loaded_position_outlives_a_state_of_an_older_epoch() -> None:
+    def state_at(epoch: int, position: int) -> Mapping[str, Any]:
+        return _state_at(make(["iterator"], [10], [1], "first_exhausted"), epoch, position)
+
+    dataset = make(["iterator"], [10], [1], "first_exhausted")
+    dataset.load_state_dict(state_at(2, 6))
     dataset.set_epoch(2)
-    items = list(islice(dataset, 50))
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again.epoch == 2
-    assert list(islice(again, 50)) == items
+    dataset.load_state_dict(state_at(0, 3))
+    assert (dataset.epoch, dataset.state_dict()["position"]) == (2, 6)
+    assert [number for _, number in dataset] == [2006, 2007, 2008, 2009]
 
 
 STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()

@@ -1,6 +1,5 @@
 """States of the sampler, and resuming in the places where PyTorch users put it."""
 
-import pickle
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -201,14 +200,6 @@ def test_only_the_latest_iteration_reports_its_position() -> None:
     assert sampler.position == 4
 
 
-def test_a_copy_made_during_an_iteration_begins_at_the_beginning() -> None:
-    [sampler] = ranks_of(1)
-    next(iter(sampler))
-    copy = pickle.loads(pickle.dumps(sampler))
-    assert copy.position == 0
-    assert list(copy) == list(sampler)
-
-
 # -- set_epoch and states ----------------------------------------------------------------------------------------
 
 
@@ -225,6 +216,15 @@ def test_a_set_epoch_wins_over_a_state_of_an_older_epoch_that_is_loaded_after_it
     assert (sampler.epoch, sampler.position) == (1, 0)
     sampler.load_state_dict(saved(0, 60))  # some loaders load twice
     assert (sampler.epoch, sampler.position, len(list(sampler))) == (1, 0, 110)
+
+
+@pytest.mark.xfail(strict=True, reason="the position falls to 0")
+def test_a_loaded_position_outlives_a_state_of_an_older_epoch() -> None:
+    [sampler] = ranks_of(1)
+    sampler.load_state_dict(saved(2, 60))
+    sampler.set_epoch(2)
+    sampler.load_state_dict(saved(0, 30))
+    assert (sampler.epoch, sampler.position) == (2, 60)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -1,5 +1,6 @@
 """The sources of an interleaved dataset: their weights, and reading one of them item by item."""
 
+import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -267,6 +268,15 @@ def fresh_state() -> SourceState:
     return SourceState(drawn=0, exhausted=0, source=None, iterator=None)
 
 
+class Nested(threading.local):
+    """How many sources are being read in this thread, one inside the other."""
+
+    depth = 0
+
+
+nested = Nested()
+
+
 class SourceReader(Generic[T]):
     """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
 
@@ -287,12 +297,15 @@ class SourceReader(Generic[T]):
 
     def draw(self) -> object:
         """Return the next item, or ``END``; RuntimeError if the source cannot be begun or resumed."""
-        if self._iterator is None:
-            try:
+        nested.depth += 1
+        try:
+            if self._iterator is None:
                 self._iterator = self._begin()
-            except StopIteration as error:  # would look like the end of the whole stream
-                raise RuntimeError(f"sources[{self.name!r}] raised StopIteration when it was begun") from error
-        item = next(self._iterator, END)
+            item = next(self._iterator, END)
+        except StopIteration as error:  # would look like the end of the whole stream
+            raise RuntimeError(f"sources[{self.name!r}] raised StopIteration when it was begun") from error
+        finally:
+            nested.depth -= 1
         self.drawn += item is not END
         return item
 
@@ -319,6 +332,9 @@ class SourceReader(Generic[T]):
                 source = self._source.state_dict() if isinstance(self._source, Stateful) else None
             iterator = self._iterator.state_dict() if isinstance(self._iterator, Stateful) else None
         return SourceState(drawn=self.drawn, exhausted=self.exhausted, source=source, iterator=iterator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_saved": self.state(), "_iterator": None}  # a copy restores an iterator of its own
 
     def _begin(self) -> Iterator[T]:
         if is_one_shot(self._source):

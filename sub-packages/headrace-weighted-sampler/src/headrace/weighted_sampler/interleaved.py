@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypedDict, TypeVar, cast
@@ -23,6 +23,7 @@ from headrace.weighted_sampler._streams import (
     StreamSources,
     StreamWeights,
     fresh_state,
+    nested,
     parse_streams,
     set_source_epoch,
 )
@@ -133,6 +134,19 @@ class _ChosenEpoch:
             self._shared[2] = self._shared[1]
             self._shared[3] = 0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]  # copies of a tensor are not
+
+
+@dataclass(frozen=True)
+class _Resume:
+    """Where the next iteration begins."""
+
+    process: int  # that loaded the state, or made the copy
+    state: StreamState
+    loaded: bool  # else it is the position of the dataset that this one is a copy of
+
 
 def _loader() -> int:
     """A number that the workers of one loader's iteration have in common; 0 in the main process."""
@@ -163,7 +177,8 @@ class InterleavedDataset(IterableDataset[T]):
 
     In epoch ``e`` the ``k``-th time a source begins, its ``set_epoch(e + k)`` is called, where it has that method.
     Resuming is exact for sources that yield the same items again in the same epoch, or that save their own state.
-    Iterating again without ``set_epoch`` gives the same epoch from its beginning, also after a ``break``.
+    Iterating again without ``set_epoch`` gives the same epoch from its beginning, also after a ``break``. A copy
+    (``copy.copy``, ``copy.deepcopy``, ``pickle``) goes on where ``state_dict()`` stands; loader workers begin anew.
 
     Args:
         sources: ``{name: iterable}``, or a list of iterables.
@@ -218,7 +233,7 @@ class InterleavedDataset(IterableDataset[T]):
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
         self._chosen = _ChosenEpoch()
         self._begun: set[str] = set()
-        self._resume: tuple[int, StreamState] | None = None  # (process, state) of load_state_dict
+        self._resume: _Resume | None = None
         self._latest: InterleavedIterator[T] | None = None
 
     @property
@@ -281,19 +296,21 @@ class InterleavedDataset(IterableDataset[T]):
         if self._chosen.pending and checked["epoch"] < self.epoch:
             self._resume = None
             return
-        self._resume = os.getpid(), checked
+        self._resume = _Resume(os.getpid(), checked, loaded=True)
         self._chosen.resume(checked["epoch"])
 
     def _iterator(self) -> "InterleavedIterator[T]":
         iterator = InterleavedIterator(self._mixture, self._chosen, self._stream(), self._begun)
-        if self._resume is not None:
-            process, state = self._resume
-            if process != os.getpid():
+        if (resume := self._resume) is None:
+            return iterator
+        if get_worker_info() is not None and resume.process != os.getpid():
+            if resume.loaded:
                 raise RuntimeError(
                     "load_state_dict was called in another process than this loader worker; every worker needs a "
                     "state of its own: use torchdata's StatefulDataLoader, or num_workers=0"
                 )
-            iterator.load_state_dict(state)
+        elif resume.loaded or not nested.depth:  # else the dataset that this one is a source of knows the position
+            iterator.load_state_dict(resume.state)
         return iterator
 
     def _stream(self) -> Stream:
@@ -306,13 +323,25 @@ class InterleavedDataset(IterableDataset[T]):
         return Stream(rank, num_replicas, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A spawned worker has no process group and no mesh: it receives the ranks."""
+        """A copy begins where this one's ``state_dict()`` stands.
+
+        A spawned worker begins anew. It has no process group and no mesh: it receives the ranks.
+        """
         try:
             ranks: tuple[int, int] | None = self._ranks.current()
         except ValueError:  # not known yet; the copy will look them up
             ranks = None
         asked = self._ranks if self._ranks.mesh is None or ranks is None else Ranks(*ranks)
-        return {**self.__dict__, "_latest": None, "_ranks": asked, "_ranks_when_sent": ranks}
+        resume = self._resume
+        if self._latest is not None:
+            resume = _Resume(os.getpid(), self._latest.state_dict(), loaded=False)
+        own = {"_latest": None, "_resume": resume, "_ranks": asked, "_ranks_when_sent": ranks}
+        return {**self.__dict__, **own}
+
+    def __copy__(self) -> "InterleavedDataset[T]":
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__getstate__(), _chosen=deepcopy(self._chosen))  # an epoch of its own
+        return made
 
 
 class InterleavedIterator(Iterator[T], Generic[T]):
@@ -427,6 +456,9 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 left = zip(stages[0].weights, exhausted, strict=True)
                 stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
             self._order = StreamOrder(stages, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": [copy(reader) for reader in self._readers]}
 
     def _ended(self) -> bool:
         return self._mixture.over([reader.exhausted for reader in self._readers], self.position)

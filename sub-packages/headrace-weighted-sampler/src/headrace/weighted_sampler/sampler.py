@@ -79,7 +79,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     dropped: ``padded()`` and ``dropped()`` name those samples.
 
     Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
-    also after a ``break``. ``state_dict()`` is exact at any moment of an iteration. ``len()`` is the length of the
+    also after a ``break``. ``state_dict()`` is exact at any moment of an iteration, and a copy (``copy.copy``,
+    ``copy.deepcopy``, ``pickle``) goes on from there. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` counts the rest.
 
     It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only
@@ -494,4 +495,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._fingerprints[stages]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iteration": None}  # a copy begins an iteration of its own
+        """A copy begins where this one's ``state_dict()`` stands."""
+        copied = {**self.__dict__, "_iteration": None}
+        if self._iteration is not None and self._iteration.started:
+            copied |= {"_loaded": self.position, "_skip": None}
+        return copied
