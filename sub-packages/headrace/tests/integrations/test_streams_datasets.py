@@ -19,11 +19,11 @@ READ_AGAIN = r"sources\['[ab]'\] has a shuffle buffer, which its own state leave
 IGNORE_READ_AGAIN = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
 
 
-def stream(begin: int, seed: int | None = None, shuffled: bool = True) -> Any:
+def stream(begin: int, seed: int | None = None, shuffled: bool = True, buffer: int = BUFFER) -> Any:
     """Numbers from ``begin`` on, in two shards."""
     table = datasets.Dataset.from_dict({"number": list(range(begin, begin + SIZE))})
     numbers = table.to_iterable_dataset(num_shards=2)
-    return numbers.shuffle(seed=seed, buffer_size=BUFFER) if shuffled else numbers
+    return numbers.shuffle(seed=seed, buffer_size=buffer) if shuffled else numbers
 
 
 def mixture(stopping: Any = "drop_exhausted", seed: int | None = 3, shuffled: bool = True) -> Mixture:
@@ -107,6 +107,20 @@ def test_a_stream_without_a_shuffle_resumes_from_its_own_state(stopping: str) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is read again
         assert numbers(second) == whole[150:]
+
+
+def test_shards_that_are_shuffled_without_a_buffer_resume_from_the_streams_own_state() -> None:
+    def build() -> Mixture:
+        return InterleavedDataset({"a": stream(0, seed=3, buffer=1)}, {"a": 1})
+
+    whole = numbers(build())
+    assert whole != sorted(whole)
+    first, second = build(), build()
+    numbers(first, 50)
+    second.load_state_dict(first.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numbers(second) == whole[50:]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -176,7 +176,9 @@ class InterleavedDataset(IterableDataset[T]):
     item.
 
     In epoch ``e`` the ``k``-th time a source begins, its ``set_epoch(e + k)`` is called, where it has that method.
-    Resuming is exact for sources that yield the same items again in the same epoch, or that save their own state.
+    Resuming is exact for sources that yield the same items again in the same epoch, or whose own state holds all that
+    decides the next ones. A ``datasets.IterableDataset`` with a shuffle buffer leaves it out of its states, so it is
+    read again up to where it was, which costs reading; shuffled without a ``seed``, it cannot resume, and that raises.
     Iterating again without ``set_epoch`` gives the same epoch from its beginning, also after a ``break``. A copy
     (``copy.copy``, ``copy.deepcopy``, ``pickle``) goes on where ``state_dict()`` stands; loader workers begin anew.
 
