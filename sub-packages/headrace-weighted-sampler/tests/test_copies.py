@@ -118,9 +118,10 @@ def test_a_look_moves_no_position(make_one: Callable[[], Any], cut: int) -> None
 def test_a_copy_goes_on_where_the_state_stands(
     make_one: Callable[[], Any], cut: int, copied: Callable[[Any], Any]
 ) -> None:
-    thing = make_one()
+    thing, other = make_one(), make_one()
     thing.set_epoch(2)
-    whole = list(thing)
+    other.set_epoch(2)
+    whole = list(other)
     items = iter(thing)
     assert list(islice(items, cut)) == whole[:cut]
     state = thing.state_dict()

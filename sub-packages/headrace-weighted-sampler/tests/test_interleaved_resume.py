@@ -194,7 +194,6 @@ def test_mixtures_of_mixtures_resume() -> None:
         assert list(islice(second, 200 - cut)) == whole[cut:]
 
 
-@pytest.mark.xfail(strict=True, reason="the position falls to 0")
 def test_a_loaded_position_outlives_a_state_of_an_older_epoch() -> None:
     def state_at(epoch: int, position: int) -> Mapping[str, Any]:
         return _state_at(make(["iterator"], [10], [1], "first_exhausted"), epoch, position)

@@ -189,7 +189,7 @@ class Stream(IterableDataset[int]):
         ({"dataset": None}, TypeError, "dataset must have a length, got NoneType"),
         ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be an int >= 1, got 0"),
         ({"num_replicas": 2.0}, TypeError, "num_replicas must be an int >= 1, got 2.0"),
-        ({"num_replicas": 4, "rank": 4}, ValueError, "rank must be from 0 to num_replicas - 1, got rank=4"),
+        ({"num_replicas": 4, "rank": 4}, ValueError, "rank must be from 0 to 3 with num_replicas=4, got 4"),
         ({"num_replicas": 4, "rank": -1}, ValueError, "rank must be an int >= 0, got -1"),
         ({"num_replicas": 4, "rank": True}, TypeError, "rank must be an int >= 0, got True"),
         ({"seed": -1}, ValueError, "seed must be an int from 0 to"),

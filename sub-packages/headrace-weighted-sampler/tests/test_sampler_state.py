@@ -185,8 +185,10 @@ def test_after_a_break_the_epoch_begins_anew() -> None:
     assert list(islice(sampler, 9)) == whole[:9]
     assert sampler.position == 9
     indices = iter(sampler)
-    assert sampler.position == 0
-    assert list(indices) == whole
+    assert sampler.position == 9  # a loader may make an iterator that it never uses
+    assert next(indices) == whole[0]
+    assert sampler.position == 1
+    assert list(indices) == whole[1:]
 
 
 def test_only_the_latest_iteration_reports_its_position() -> None:
@@ -218,7 +220,6 @@ def test_a_set_epoch_wins_over_a_state_of_an_older_epoch_that_is_loaded_after_it
     assert (sampler.epoch, sampler.position, len(list(sampler))) == (1, 0, 110)
 
 
-@pytest.mark.xfail(strict=True, reason="the position falls to 0")
 def test_a_loaded_position_outlives_a_state_of_an_older_epoch() -> None:
     [sampler] = ranks_of(1)
     sampler.load_state_dict(saved(2, 60))

@@ -3,6 +3,8 @@
 The packages of headrace do not import one another, so each has this file; the copies are equal.
 """
 
+from typing import Any
+
 
 class EpochCursor:
     """Where an iterable with epochs stands: in which epoch, where it begins next, how far the latest iteration is.
@@ -17,6 +19,7 @@ class EpochCursor:
         epoch: Of the latest iteration, or of the next one where it was chosen or resumed since.
         start: Where the next iteration begins.
         position: Where the latest iteration is, or else ``start``.
+        iteration: What stands for the latest iteration, at its end too; None where ``start`` was set since.
 
     >>> cursor = EpochCursor()
     >>> cursor.resume(2, 7), cursor.choose(2), cursor.resume(0, 3), cursor.choose(2)
@@ -31,7 +34,7 @@ class EpochCursor:
     def __init__(self) -> None:
         self.epoch = self.start = self.position = 0
         self._chosen = False  # by set_epoch, and not iterated since
-        self._iteration: object = None  # the latest one: only that moves the position
+        self.iteration: Any = None  # only this one moves the position
 
     def choose(self, epoch: int) -> bool:
         """Go to an epoch, as ``set_epoch`` does; return whether it is another one, which starts at its beginning."""
@@ -55,24 +58,19 @@ class EpochCursor:
 
     def go_to(self, epoch: int, position: int) -> None:
         """Let the next iteration begin at a place; the latest one moves the position no more."""
-        self.epoch, self.start, self.position, self._iteration = epoch, position, position, None
+        self.epoch, self.start, self.position, self.iteration = epoch, position, position, None
 
-    @property
-    def iterates(self) -> bool:
-        """Whether the position is that of an iteration, at its end too, and not one that was chosen or loaded since."""
-        return self._iteration is not None
-
-    def begin(self) -> object:
-        """Begin an iteration at ``start``, which becomes ``position``; return what stands for the iteration."""
-        self.position, self.start = self.start, 0
-        self._chosen, self._iteration = False, object()
-        return self._iteration
+    def begin(self, iteration: object = None) -> object:
+        """Begin an iteration at ``start``, which becomes ``position``; return what stands for it, if not given."""
+        self.position, self.start, self._chosen = self.start, 0, False
+        self.iteration = object() if iteration is None else iteration
+        return self.iteration
 
     def move(self, iteration: object, position: int) -> bool:
         """Note how far an iteration is, if it is the latest one; return whether it is."""
-        if latest := iteration is self._iteration:
+        if latest := iteration is self.iteration:
             self.position = position
         return latest
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "start": self.position, "_iteration": None}
+        return {**self.__dict__, "start": self.position, "iteration": None}

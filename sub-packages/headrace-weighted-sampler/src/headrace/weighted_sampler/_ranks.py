@@ -5,6 +5,7 @@ One rule for all packages of headrace. They do not import one another, so each h
 
 import operator
 import os
+import reprlib
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -151,7 +152,7 @@ def _checked_int(name: str, value: Any, least: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{name} must be an int >= {least}, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be an int >= {least}, got {reprlib.repr(value)} of type {type(value).__name__}")
     if number < least:
         raise ValueError(f"{name} must be an int >= {least}, got {number}")
     return number

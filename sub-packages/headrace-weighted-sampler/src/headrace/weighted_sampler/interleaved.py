@@ -294,10 +294,9 @@ class InterleavedDataset(IterableDataset[T]):
             ValueError: If it was saved with other sources or options, or another seed.
         """
         checked = check_stream_state(state, self._mixture)
-        self._latest = None
         if self._chosen.pending and checked["epoch"] < self.epoch:
-            self._resume = None
             return
+        self._latest = None
         self._resume = _Resume(os.getpid(), checked, loaded=True)
         self._chosen.resume(checked["epoch"])
 
@@ -424,7 +423,6 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         """
         checked = check_stream_state(state, self._mixture)
         if self._chosen.pending and checked["epoch"] < self._chosen.value:
-            self._go_to(self._chosen.value, 0)
             return
         saved = Stream(**checked["stream"])
         if saved != self._stream:

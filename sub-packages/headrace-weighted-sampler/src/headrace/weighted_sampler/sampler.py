@@ -2,12 +2,14 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sized
+from copy import copy
 from typing import Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
+from headrace.weighted_sampler._cursor import EpochCursor
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._semantics import Schedule, is_by_range, parse_mixture
@@ -54,10 +56,9 @@ class State(TypedDict):
 class _Iteration:
     """Where one iteration over the sampler stands."""
 
-    def __init__(self) -> None:
-        self.started = False
-        self.start = self.block_end = 0
-        self.num_replicas = 1
+    def __init__(self, start: int, num_replicas: int) -> None:
+        self.start = self.block_end = start
+        self.num_replicas = num_replicas
         self.block: Iterator[int] = iter(())  # of a list: it knows how many of its items are left, at no cost for each
 
     def position(self) -> int:
@@ -168,7 +169,6 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
-        self.epoch = 0
         self._spec = parse_mixture(
             "weights" if weight_dict is None else "weight_dict",
             dataset,
@@ -183,10 +183,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         )
         self._order = self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
-        self._epoch_pending = False  # set_epoch was called and its epoch not yet iterated
-        self._loaded: int | None = None  # position of a loaded state
+        self._cursor = EpochCursor()  # its iterations know their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
-        self._iteration: _Iteration | None = None  # the latest
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # torch stores it, here the cursor has it
+        """The epoch of the latest iteration, or of the next one."""
+        return self._cursor.epoch
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
@@ -231,9 +234,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
         Before an iteration: where it will begin, which is 0 unless a state was loaded or batches are to be skipped.
         """
-        if self._iteration is None or not self._iteration.started:
+        if self._cursor.iteration is None:
             return self._next_start()
-        return min(self._iteration.position(), self.epoch_length)  # padding is not part of the sequence
+        position: int = self._cursor.iteration.position()
+        return min(position, self.epoch_length)  # padding is not part of the sequence
 
     @property
     def remaining(self) -> int:
@@ -246,19 +250,14 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._end(0, num_replicas) // num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        self._iteration = _Iteration()
-        return self._iterate(self._iteration)
-
-    def _iterate(self, iteration: _Iteration) -> Iterator[int]:
         # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
         # workers makes two iterators and throws the first away.
         (num_replicas, rank), epoch, start = self._ranks.current(), self.epoch, self._next_start()
         if num_replicas > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
         end, most = self._end(start, num_replicas), self._order.block(num_replicas)
-        self._loaded, self._skip, self._epoch_pending = None, None, False
-        iteration.start = iteration.block_end = start
-        iteration.num_replicas, iteration.started = num_replicas, True
+        iteration, self._skip = _Iteration(start, num_replicas), None
+        self._cursor.begin(iteration)
         size = min(most, _FIRST_BLOCK)
         while (low := iteration.block_end) < end:
             high = min(low + size * num_replicas, end)
@@ -325,11 +324,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Args:
             epoch: From 0; the sequence up to the epoch's end must have at most 2**62 positions.
         """
-        epoch = as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1)
-        if epoch != self.epoch:
-            self._loaded = None
-            self._forget_iteration()
-        self.epoch, self._epoch_pending = epoch, True
+        self._cursor.choose(as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1))
 
     def set_skip_batches(self, num_skip_batches: int, micro_batch_size: int) -> None:
         """Leave out the batches that this rank has already had, in the next iteration only.
@@ -353,8 +348,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         size = as_int("micro_batch_size", micro_batch_size, 1)
         if self._ranks.num_replicas is None or self._ranks.rank is not None:
             self._skipped(count, size)  # otherwise the process group may still tell the rank
-        self._skip, self._loaded = (count, size), None
-        self._forget_iteration()
+        self._skip = count, size
+        self._cursor.go_to(self.epoch, 0)
 
     def state_dict(self, position: int | None = None) -> State:
         """Return the few numbers to resume from.
@@ -414,12 +409,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         }
         check_fingerprint(saved, own, _FINGERPRINT, faults)
         as_int("state['position']", position, 0, self.epoch_length)
-        if self._epoch_pending and epoch < self.epoch:
-            self._loaded = None
-        else:
-            self.epoch, self._loaded = epoch, position
-            self._skip, self._epoch_pending = None, False
-        self._forget_iteration()
+        if self._cursor.resume(epoch, position):
+            self._skip = None
 
     def report(self) -> MixtureReport:
         """Count what the whole current epoch asks for and delivers, source by source; iterations are not disturbed."""
@@ -450,13 +441,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         """Where the next iteration begins."""
         if self._skip is not None:
             return self._skipped(*self._skip)  # computed late: the number of ranks may not be known before
-        return self._loaded or 0
+        return self._cursor.start
 
     def _start(self, start: int | None) -> int:
         if start is not None:
             return as_int("start", start, 0, self.epoch_length)
-        started = self._iteration is not None and self._iteration.started
-        return self._iteration.start if self._iteration is not None and started else self._next_start()
+        return self._next_start() if self._cursor.iteration is None else int(self._cursor.iteration.start)
 
     def _skipped(self, count: int, size: int) -> int:
         if count > (batches := -(-len(self) // size)):
@@ -466,11 +456,6 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 "and skip only within the current one"
             )
         return min(count * size * self.num_replicas, self.epoch_length)
-
-    def _forget_iteration(self) -> None:
-        """Stop reporting the position of the latest iteration, unless it has not begun yet."""
-        if self._iteration is not None and self._iteration.started:
-            self._iteration = None
 
     def _end(self, start: int, num_replicas: int) -> int:
         """Where an iteration from ``start`` on stops, after the same number of samples on every rank."""
@@ -496,7 +481,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins where this one's ``state_dict()`` stands."""
-        copied = {**self.__dict__, "_iteration": None}
-        if self._iteration is not None and self._iteration.started:
-            copied |= {"_loaded": self.position, "_skip": None}
-        return copied
+        cursor = copy(self._cursor)
+        if self._cursor.iteration is not None:
+            cursor.go_to(self.epoch, self.position)
+        return {**self.__dict__, "_cursor": cursor}

@@ -154,7 +154,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self._cursor.position,
-            "fingerprint": self._stamp if self._cursor.iterates else self._epoch_fingerprint(self.epoch),
+            "fingerprint": self._stamp if self._cursor.iteration else self._epoch_fingerprint(self.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
