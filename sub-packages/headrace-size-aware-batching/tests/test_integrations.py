@@ -3,8 +3,10 @@
 The loops themselves run in ``headrace/tests/integrations``, with the real libraries.
 """
 
+import time
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,6 +94,41 @@ def test_a_stateful_loader_goes_on_with_another_number_of_workers(before: int, a
     sampler = of_rank(1)
     sampler.load_state_dict(sampler_state(state))
     assert begun + list(loader(after, sampler)) == whole
+
+
+class Waiting(Numbers):
+    """One batch waits until it is released."""
+
+    def __init__(self, batch: list[int], release: Path) -> None:
+        self.batch, self.release = set(batch), release
+
+    def __getitem__(self, index: int) -> int:
+        while index in self.batch and not self.release.exists():
+            time.sleep(0.01)
+        return index
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_state_of_batches_out_of_order_is_refused(tmp_path: Path, behind: bool) -> None:
+    whole, release = list(of_rank(1)), tmp_path / "release"
+    loader = StatefulDataLoader(
+        Waiting(whole[2], release), batch_sampler=of_rank(1), collate_fn=numbers, num_workers=2, in_order=False
+    )
+    batches, seen = iter(loader), list[list[int]]()
+    while whole[5] not in seen:
+        seen.append(next(batches))
+    assert whole[2] not in seen
+    while not behind and whole[2] not in seen:
+        release.touch()
+        seen.append(next(batches))
+    state = loader.state_dict()
+    release.touch()
+    assert (state["_steps_since_snapshot"] > 0) == behind
+    with pytest.raises(ValueError, match=r"in_order=True"):
+        sampler_state(state)
+    del batches
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")

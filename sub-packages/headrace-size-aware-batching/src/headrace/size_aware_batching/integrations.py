@@ -28,7 +28,9 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: If it is not a mapping.
-        ValueError: If it holds no such state, or not that of the last batch (``snapshot_every_n_steps``).
+        ValueError: If it holds no such state, or not that of the last batch (``snapshot_every_n_steps``), or if batches
+            came out of order (``in_order=False``). To see this when a checkpoint is saved and not when it is needed,
+            save what this function returns.
 
     Example:
         >>> state = {"version": 1, "seed": 0, "epoch": 2, "position": 40, "fingerprint": "c0ffee"}
@@ -40,9 +42,18 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     if behind := loader_state.get("_steps_since_snapshot"):
         raise ValueError(
             f"loader_state must hold the state of the last batch, got one that is {behind} batches behind: construct "
-            "the StatefulDataLoader with snapshot_every_n_steps=1"
+            "the StatefulDataLoader with snapshot_every_n_steps=1 and in_order=True, its defaults"
         )
-    main = loader_state.get("_snapshot", {}).get("_main_snapshot", loader_state)  # with workers, else without
+    snapshot = loader_state.get("_snapshot", {})
+    main = snapshot.get("_main_snapshot", loader_state)  # with workers, else without
+    # Where batches come as they are ready, the sampler's state may be older than the batches that were delivered.
+    delivered, given = snapshot.get("_snapshot_step"), main.get("_sampler_iter_yielded")
+    if None not in (delivered, given) and delivered != given:
+        raise ValueError(
+            f"loader_state must hold a position of the order, got one of in_order=False, where {delivered} batches were "
+            f"delivered and not the first {delivered}: a resume would lose and repeat samples. Construct the "
+            "StatefulDataLoader with in_order=True, and take a checkpoint that was saved so"
+        )
     iterator = main.get("_sampler_iter_state") or {}
     for state in (main.get("_index_sampler_state"), iterator.get("sampler_state")):
         if isinstance(state, Mapping) and set(state) >= _STATE:
