@@ -194,3 +194,76 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait(
         next(iter(waits))
     assert "in collate_fn, of 2 samples: sample 's00'" in str(caught.value)
     assert len(list(loader(folder, [[0, 1], [2, 3]], collate_fn=collate))) == 2  # nothing is sent
+
+
+class Answers(torch.utils.data.Dataset[dict[str, Any]]):
+    """Has a way of its own to read a batch."""
+
+    def __init__(self, answer: Any, name: Any = "s{:02d}".format) -> None:
+        self.answer, self.name, self.singly = answer, name, 0
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.singly += 1
+        return {"__key__": f"s{index:02d}", "number": index}
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.answer([{"__key__": f"s{index:02d}", "number": index} for index in indices])
+
+    def key(self, index: int) -> str:
+        return str(self.name(index))
+
+
+def number(sample: dict[str, Any]) -> int:
+    return int(sample["number"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda samples: samples[:-1], r"asked for 3, got 2 \(a list\)"),
+        (lambda samples: samples * 2, r"asked for 3, got 6 \(a list\)"),
+        (lambda samples: {"number": [1, 2, 3]}, "asked for 3, got a dict"),
+        (iter, "asked for 3, got a list_iterator"),
+        (lambda samples: None, "asked for 3, got a NoneType"),
+        (lambda samples: torch.tensor(3), "asked for 3, got a Tensor"),
+    ],
+)
+def test_a_batch_of_more_or_fewer_samples_than_asked_for_is_refused(answer: Any, told: str, workers: int) -> None:
+    loader = ResumableLoader(Answers(answer), [[0, 3, 1]], collate_fn=list, num_workers=workers)
+    expected = rf"Answers.__getitems__ must return a list with one sample for each index, in their order, {told}: "
+    with pytest.raises((TypeError, ValueError), match=expected + "to leave samples out, leave them out of"):
+        next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda samples: sorted(samples, key=number),
+        lambda samples: samples[::-1],
+        lambda samples: [*samples[:-1], samples[0]],
+    ],
+)
+def test_samples_under_other_keys_than_asked_for_are_refused(answer: Any, workers: int) -> None:
+    loader = ResumableLoader(Answers(answer), [[0, 3, 1]], collate_fn=list, num_workers=workers)
+    with pytest.raises(ValueError, match=r"Answers.__getitems__ must return .* in their order, index \d is 's0\d', "):
+        next(iter(loader))
+    loader.close()
+
+
+def test_keys_of_another_form_are_left_alone() -> None:
+    dataset = Answers(list, name=lambda index: f"proteins/{index}")
+    loader = ResumableLoader(dataset, [[0, 3, 1], [2, 4]], collate_fn=list)
+    assert [list(map(number, batch)) for batch in loader] == [[0, 3, 1], [2, 4]]
+    assert dataset.singly == 1
+
+
+def test_a_subset_of_such_a_dataset_is_refused_too() -> None:
+    data = torch.utils.data.Subset(Answers(lambda samples: samples[:-1]), range(5))
+    with pytest.raises(ValueError, match=r"Subset.__getitems__ must return .*, asked for 2, got 1 \(a list\)"):
+        next(iter(ResumableLoader(data, [[0, 3]], collate_fn=list)))

@@ -66,8 +66,9 @@ class ResumableLoader(EpochLoader):
 
     Args:
         dataset: Anything with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`, `IndexedShards`.
-            Read with `__getitems__`, a batch at a time, where it has that; `names` and `cumulative_sizes` tell its
-            sources in reports.
+            Read with `__getitems__`, a batch at a time, where it has that: a list with one sample for each index, in
+            their order. The number is checked; the order where samples are mappings with `__key__` and the dataset
+            has `key(index)`. `names` and `cumulative_sizes` tell its sources in reports.
         batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict` and `load_state_dict` it
             is resumed, and with `remaining` at any number of ranks; else its batches are counted. Or a function of
             `num_replicas` and `rank` that makes it, called when an epoch begins with other ranks than before.

@@ -32,7 +32,7 @@ class MapDataModule(ResumableDataModule):
 
     Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. Samples have the indices 0
     to n - 1, unlike in tables, whose rows make a dataset. It is read with `__getitems__`, a batch at a time, where it
-    has that.
+    has that: a list with one sample for each index, in their order, see `ResumableLoader`.
 
     Batches are a function of the data, the options, the seed and the epoch; every rank gets as many. A checkpoint of
     any moment holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes

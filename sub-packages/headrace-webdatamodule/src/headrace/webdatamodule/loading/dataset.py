@@ -134,6 +134,8 @@ class BatchDataset(Dataset[Any]):
         self.dataset, self.on_error = dataset, on_error
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._checked = False
+        key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
+        self._key_of: Callable[[int], Any] | None = key if callable(key) else None
 
     def __getitems__(self, request: Request | Sequence[int]) -> RawBatch:
         indices: Sequence[int] = request  # type: ignore[assignment]
@@ -153,7 +155,31 @@ class BatchDataset(Dataset[Any]):
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         read = getattr(self.dataset, "__getitems__", None)
-        return [self.dataset[index] for index in indices] if read is None else read(indices)
+        if read is None:
+            return [self.dataset[index] for index in indices]
+        samples = read(indices)
+        if _count(samples) != len(indices):
+            raise _wrong_answer(self.dataset, f"asked for {len(indices)}, got {_described(samples)}")
+        if self._key_of is not None:
+            self._check_keys(indices, samples, self._key_of)
+        return samples  # type: ignore[no-any-return]
+
+    def _check_keys(self, indices: Sequence[int], samples: Sequence[Any], key_of: Callable[[int], Any]) -> None:
+        """Refuse samples in another order, where each has a `__key__` that the dataset's `key(index)` tells, too."""
+        for index, sample in zip(indices, samples, strict=True):
+            if not isinstance(sample, Mapping) or "__key__" not in sample:
+                return
+            if sample["__key__"] == (key := key_of(int(index))):
+                continue
+            try:
+                alone = self.dataset[index]
+            except NotImplementedError:
+                alone = self.dataset.__getitems__([index])[0]
+            if isinstance(alone, Mapping) and alone.get("__key__") == sample["__key__"]:
+                self._key_of = None  # keys of another form
+                return
+            told = f"index {index} is {key!r}, got {sample['__key__']!r} in its place"
+            raise _wrong_answer(self.dataset, told)
 
     def _read(self, indices: Sequence[int]) -> RawBatch:
         try:
@@ -195,6 +221,32 @@ class BatchDataset(Dataset[Any]):
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             more = " ..." if len(read.indices) > 5 else ""
             raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
+
+
+def _count(samples: Any) -> int | None:
+    """How many samples a dataset's `__getitems__` returned; None if it is no list, as a generator or columns are."""
+    if isinstance(samples, list):
+        return len(samples)
+    try:
+        count = len(samples)
+        if count:
+            samples[0]
+    except (TypeError, KeyError):
+        return None
+    return count
+
+
+def _described(samples: Any) -> str:
+    count, kind = _count(samples), type(samples).__name__
+    return f"a {kind}" if count is None else f"{count} (a {kind})"
+
+
+def _wrong_answer(dataset: Any, told: str) -> ValueError:
+    return ValueError(
+        f"{type(dataset).__name__}.__getitems__ must return a list with one sample for each index, in their order, "
+        f"{told}: to leave samples out, leave them out of the batch sampler's indices; without __getitems__ they are "
+        "read one by one"
+    )
 
 
 def raise_explained(error: Exception, where: str, *notes: str) -> NoReturn:
