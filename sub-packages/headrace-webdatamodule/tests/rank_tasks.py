@@ -137,6 +137,46 @@ def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
     return model.seen["train"]
 
 
+def asked_early(rank: int, kind: str) -> dict[str, Any]:
+    """Asks for the length, and reads an epoch, before there is a process group; then reads two among the ranks."""
+    makes: dict[str, Any] = {
+        "instance": lambda: DistributedBatchSampler(COUNT, 4),
+        "function": lambda: lambda world, rank: DistributedBatchSampler(COUNT, 4, num_replicas=world, rank=rank),
+        "without a state": WithoutState,
+    }
+
+    def alone() -> ResumableLoader:
+        loader = ResumableLoader(list(range(COUNT)), makes[kind](), collate_fn=list)
+        assert len(loader) == loader.remaining == 14
+        return loader
+
+    asked, read = (without_environment(make) for make in (alone, lambda: read_epoch(alone())))
+    dist.init_process_group("gloo")
+    assert (len(asked), asked.remaining, len(read)) == (7, 7, 7)
+    return {"came": [*asked, *asked], "read": list(read)}
+
+
+COUNT = 53
+
+
+class WithoutState:
+    """This rank's batches, as of the moment; without a state."""
+
+    def batches(self) -> list[list[int]]:
+        return list(DistributedBatchSampler(COUNT, 4))
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    def __iter__(self) -> Any:
+        return iter(self.batches())
+
+
+def read_epoch(loader: ResumableLoader) -> ResumableLoader:
+    assert len(list(loader)) == 14
+    return loader
+
+
 def without_environment(make: Any) -> Any:
     """Calls a function as in a process that no launcher has told its rank."""
     hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}

@@ -185,6 +185,17 @@ def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: 
 
 
 @slow
+@pytest.mark.parametrize("kind", ["instance", "function", "without a state"])
+def test_a_length_that_was_asked_for_before_the_process_group(tmp_path: Path, kind: str) -> None:
+    ranks = run_ranks(rank_tasks.asked_early, tmp_path, 2, kind)
+    for came in ("came", "read"):
+        for begin in range(0, len(ranks[0][came]), 7):
+            epoch = [number for rank in ranks for batch in rank[came][begin : begin + 7] for number in batch]
+            assert sorted(epoch) == list(range(rank_tasks.COUNT))
+    assert [len(rank["came"]) for rank in ranks] == [14, 14]
+
+
+@slow
 @pytest.mark.parametrize("place", ["a list of tars", "a read-only folder"])
 def test_sizes_of_a_function_are_evaluated_by_one_rank(tmp_path: Path, place: str) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users

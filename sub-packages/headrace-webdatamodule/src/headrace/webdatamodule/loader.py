@@ -176,15 +176,15 @@ class ResumableLoader(EpochLoader):
         self._current: weakref.ref[Iteration] | None = None
         self._positions: deque[Position] = deque([Position(0, None)])
         self._steps_before = 0
-        self._length: int | None = None
+        self._length: tuple[tuple[int, int], int] | None = None  # of the epoch that began: its ranks and batches
         self._begun = self._resumed = False
 
     def __len__(self) -> int:
         """Batches of the whole epoch on this rank, those before a resumed position included."""
         batches = self._batches()
-        if self._length is None:
-            self._length = length_of(batches, self._steps_before)
-        return self._length
+        if self._begun and self._length is not None and (self._latest() or self._length[0] == self.ranks):
+            return self._length[1]
+        return length_of(batches, self._steps_before)
 
     @property
     def num_workers(self) -> int:
@@ -331,7 +331,6 @@ class ResumableLoader(EpochLoader):
                 raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
             self._batch_sampler, self._factory_ranks = check_batch_sampler(self._factory(*ranks), self.dataset), ranks
             set_epoch(self._batch_sampler, self._epoch)
-            self._length = None
             if mid_epoch:
                 load_state(self._batch_sampler, position.state or {}, self._epoch)
             if not self._begun:
@@ -340,7 +339,7 @@ class ResumableLoader(EpochLoader):
         return self._batch_sampler
 
     def _restart(self, steps: int, before: State | None = None) -> None:
-        self._steps_before, self._length, self._begun, self._resumed, self._finished = steps, None, False, False, False
+        self._steps_before, self._begun, self._resumed, self._finished = steps, False, False, False
         state = self._batch_sampler.state_dict() if has_state(self._batch_sampler) else before
         if state is not None and not steps and "position" in state:
             state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
@@ -408,6 +407,7 @@ class ResumableLoader(EpochLoader):
         iteration = Iteration(start)
         key = int(derive(self._seed, self._epoch, rank, name)[0])
         self._requests.next = requested(batches, iteration, length, key)
+        self._length = (world, rank), length
         self._stats.rank = (world, rank)
         kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
         self._positions = deque(self._positions, kept)
