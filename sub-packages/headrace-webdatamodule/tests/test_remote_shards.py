@@ -42,6 +42,8 @@ fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no ty
 COUNT = 60
 QUICK = RetryPolicy(max_attempts=4, backoff=0.001)
 FAULTS = ["500", "503", "429", "cut", "short", "wrong range", "slow"]
+WRONG = ["web page", "flipped bit", "short body"]  # with status 200, and a length that fits
+PAGE = b"\xef\xbb\xbf\n<!DOCTYPE html><title>Please log in</title>"
 
 
 @dataclass
@@ -91,6 +93,12 @@ class Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         if fault == "slow":
             time.sleep(0.05)
+        if fault == "web page":
+            return self.answer(200, PAGE, head=head)
+        if fault == "flipped bit":
+            data = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+        if fault == "short body":
+            data = data[: len(data) // 2]
         if not span or fault == "no ranges":
             return self.answer(200, data, head=head, cut=fault == "cut")
         first, _, last = span.removeprefix("bytes=").partition("-")
@@ -342,6 +350,84 @@ def test_small_files_are_asked_for_again(site: Site, cache: Path | None, name: s
     site.faults.kind, site.faults.times, site.faults.name = fault, 3, name
     assert site.dataset(cache)[3]["json"] == [3]
     assert site.faults.times == 0
+
+
+def read_small_file(site: Site, cache: Path | None, name: str) -> None:
+    """Open shards, and read what takes this small file."""
+    dataset = site.dataset(cache)
+    assert dataset[3]["json"] == [3]
+    if name == ".npy":
+        assert dataset.column("tokens").tolist() == [3 * i for i in range(COUNT)]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.hrs", "000000.tar.hri", ".npy"])
+@pytest.mark.parametrize("fault", WRONG)
+def test_one_wrong_answer_for_a_small_file_does_no_harm(
+    own_site: Site, cache: Path | None, name: str, fault: str
+) -> None:
+    if name.endswith(".hri"):
+        (own_site.folder / "manifest.hrs").unlink()
+    own_site.faults.kind, own_site.faults.times, own_site.faults.name = fault, 1, name
+    read_small_file(own_site, cache, name)
+    assert own_site.faults.times == 0
+    assert [asked for asked, _ in own_site.faults.asked if asked.endswith(name)] != []
+    others = [asked for asked, _ in own_site.faults.asked if asked.endswith(".hri") and not asked.endswith(name)]
+    assert others == []  # no other file takes the place of one that came damaged once
+
+
+@pytest.mark.parametrize("check", ["read", "none"])
+@pytest.mark.parametrize("fault", WRONG)
+def test_one_wrong_answer_for_the_index_of_a_listed_shard_does_no_harm(
+    site: Site, cache: Path | None, fault: str, check: Any
+) -> None:
+    urls = [f"{site.url}/wdshards-{number:06d}.tar" for number in range(4)]
+    site.faults.kind, site.faults.times, site.faults.name = fault, 1, "000002.tar.hri"
+    dataset = IndexedShards(Remote(urls, cache_dir=cache, retry=QUICK), verify=check)
+    assert list(dataset) == list(IndexedShards(site.folder))
+    assert site.faults.times == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("manifest.json", ManifestError), ("000000.tar.hri", DamagedIndexError), (".npy", ManifestError)],
+)
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_small_file_that_stays_wrong_is_said_to_come_from_the_server(
+    own_site: Site, cache: Path | None, name: str, kind: type[ShardError], fault: str
+) -> None:
+    if name.endswith(".hri"):
+        (own_site.folder / "manifest.hrs").unlink()
+    own_site.faults.kind, own_site.faults.times, own_site.faults.name = fault, 10**6, name
+    with pytest.raises(kind) as caught:
+        read_small_file(own_site, cache, name)
+    asked = [asked for asked, _ in own_site.faults.asked if asked.endswith(name)]
+    assert len(asked) == 2
+    message = str(caught.value)
+    assert f"{own_site.url}/{asked[0]}" in message
+    assert "after 2 attempts" in message
+    assert "index the" not in message.partition("Compare")[0]
+    if fault == "web page":
+        assert "<!DOCTYPE html><title>Please log in" in message
+        assert "login" in message
+        assert "proxy" in message
+        assert "storage_options" in message
+    else:
+        assert "bytes" in message
+        assert "Compare" in message
+    assert len(message) < 1000
+
+
+def test_an_index_of_a_set_that_stays_wrong_is_done_without(site: Site, cache: Path | None) -> None:
+    site.faults.kind, site.faults.times, site.faults.name = "web page", 10**6, "manifest.hrs"
+    assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
+    assert [asked for asked, _ in site.faults.asked].count("manifest.hrs") == 2
+
+
+def test_who_asks_once_gets_a_wrong_answer_once(site: Site) -> None:
+    site.faults.kind, site.faults.times, site.faults.name = "web page", 10**6, "manifest.json"
+    with pytest.raises(ManifestError, match="web page"):
+        IndexedShards(Remote(site.url, retry=RetryPolicy(max_attempts=1)))
+    assert len(site.faults.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,11 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
 def unpack(data: memoryview) -> Unpacked:
     """Take an index file apart: head and description are checked, the arrays' bytes are not even read."""
     if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
-        raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}; index the shard again")
+        raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
     check_version(version, VERSION)
     if length > MAX_DESCRIPTION_BYTES:
-        message = f"the index has a description of {length} bytes, more than {MAX_DESCRIPTION_BYTES}"
-        raise DamagedIndexError(f"{message}: index the shard again")
+        raise DamagedIndexError(f"the index has a description of {length} bytes, more than {MAX_DESCRIPTION_BYTES}")
     text = bytes(data[_HEAD.size : _HEAD.size + length])
     head = _head(text, body_checksum)
     if len(text) < length or head != bytes(data[: _HEAD.size]):

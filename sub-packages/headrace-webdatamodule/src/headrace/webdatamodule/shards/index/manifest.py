@@ -153,7 +153,7 @@ class Manifest:
         try:
             table = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ManifestError(f"the manifest is no JSON ({error}): index the directory again") from error
+            raise ManifestError(f"the manifest is no JSON ({error})") from error
         _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
         is_ours = type(version) is int and version == VERSION
@@ -175,7 +175,7 @@ class Manifest:
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
         except ManifestError as error:
-            error.message = f"{path}: {error.message}"
+            error.message = f"{path}: {error.message}: index the directory again"
             raise
 
     def save(self, directory: str | Path) -> None:
@@ -231,7 +231,7 @@ def _entries(kind: type[_Entry], table: Mapping[str, Any], key: str) -> tuple[_E
 
 def _require(holds: object, message: str) -> None:
     if not holds:
-        raise ManifestError(f"{message}: index the directory again")
+        raise ManifestError(message)
 
 
 def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:

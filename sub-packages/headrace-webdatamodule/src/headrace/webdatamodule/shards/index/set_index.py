@@ -41,25 +41,25 @@ _HEAD = struct.Struct("<8sII16s")
 
 
 class SetIndex:
-    """The indexes of a set's shards, each made when it is asked for."""
+    """The indexes of a set's shards, each made when it is asked for, from `data`, the bytes of all."""
 
     def __init__(self, data: bytes | mmap.mmap | memoryview, manifest: Manifest) -> None:
-        self._data, self._manifest = memoryview(data), manifest
+        self.data, self._manifest = memoryview(data), manifest
         count = len(manifest.shards)
         begin = head_bytes(count)
-        if len(self._data) < _HEAD.size or bytes(self._data[:8]) != MAGIC:
-            raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self._data[:16])!r}")
-        _, version, found, fingerprint = _HEAD.unpack(self._data[: _HEAD.size])
+        if len(self.data) < _HEAD.size or bytes(self.data[:8]) != MAGIC:
+            raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self.data[:16])!r}")
+        _, version, found, fingerprint = _HEAD.unpack(self.data[: _HEAD.size])
         check_version(version, VERSION)
         if (found, fingerprint) != (count, shards_fingerprint(manifest)):
             raise StaleIndexError("the index of the set belongs to another manifest: index the directory again")
-        head = bytes(self._data[: begin - 8])
-        if checksum64(head) != int.from_bytes(self._data[begin - 8 : begin], "little"):
+        head = bytes(self.data[: begin - 8])
+        if checksum64(head) != int.from_bytes(self.data[begin - 8 : begin], "little"):
             raise DamagedIndexError("the head of the set's index is damaged: its checksum does not fit")
         self._bounds = [begin, *np.frombuffer(head, "<u8", count, _HEAD.size).tolist()]
-        if self._bounds != sorted(self._bounds) or self._bounds[-1] != len(self._data):
+        if self._bounds != sorted(self._bounds) or self._bounds[-1] != len(self.data):
             raise DamagedIndexError(
-                f"the index of the set has {len(self._data)} bytes, not {self._bounds[-1]}: it is cut"
+                f"the index of the set has {len(self.data)} bytes, not {self._bounds[-1]}: it is cut"
             )
 
     @classmethod
@@ -80,10 +80,10 @@ class SetIndex:
     def shard(self, number: int, path: str) -> ShardIndex:
         """The index of one shard."""
         begin, end = self._bounds[number : number + 2]
-        whole = self._data.obj
+        whole = self.data.obj
         if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look behind its end would kill the process
             raise DamagedIndexError("the index of the set was cut since it was opened", shard=path)
-        index = ShardIndex(self._data[begin:end], shard=path, end=end)
+        index = ShardIndex(self.data[begin:end], shard=path, end=end)
         if f"{index.checksum:016x}" != self._manifest.shards[number].index:
             message = "the shard's index in that of the set does not match the manifest: index the directory again"
             raise StaleIndexError(message, shard=path)

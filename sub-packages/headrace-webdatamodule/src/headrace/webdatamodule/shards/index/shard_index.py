@@ -29,6 +29,7 @@ Integers = npt.NDArray[Any]
 SUFFIX = ".hri"
 # To read a file takes as long as to map it up to here; larger ones are shared by all processes that map them.
 READ_BYTES = 1 << 18
+_CURE = ": index the shard again"
 _TYPES = {"checksums": ("<u4",), "gap_checksums": ("<u8",), "blocks": ("<u4", "<u8"), "sizes": ("<u4", "<u8")}
 
 
@@ -84,7 +85,7 @@ class ShardIndex:
             error.shard = shard
             raise
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            message = f"the index does not fit together ({type(error).__name__}: {error}): index the shard again"
+            message = f"the index does not fit together ({type(error).__name__}: {error})"
             raise DamagedIndexError(message, shard=shard) from error
 
     @classmethod
@@ -101,7 +102,12 @@ class ShardIndex:
             IndexVersionError: It has the format of another release.
         """
         most = READ_BYTES if mapped else sys.maxsize
-        made = cls(read_or_map(index_path(shard), DamagedIndexError, most_read=most), shard=str(shard))
+        data = read_or_map(index_path(shard), DamagedIndexError, most_read=most)
+        try:
+            made = cls(data, shard=str(shard))
+        except DamagedIndexError as error:
+            error.message += _CURE
+            raise
         made._from_file = True
         return made
 
@@ -261,13 +267,14 @@ class ShardIndex:
         """
         if self._map is not None and self._map.size() < self._mapped_bytes:
             message = f"the index had {self._mapped_bytes} bytes when it was opened, and has {self._map.size()} now"
-            raise DamagedIndexError(f"{message}: index the shard again", shard=self.shard)
+            raise DamagedIndexError(message + _CURE, shard=self.shard)
 
     def check_self(self) -> None:
         """Read all of the index, and check it against its checksum; a DamagedIndexError when it was changed."""
         self.check_size()
         if checksum64(self._body) != self._body_checksum:
-            raise DamagedIndexError("the arrays of the index are damaged: index the shard again", shard=self.shard)
+            message = "the arrays of the index are damaged: their checksum does not fit"
+            raise DamagedIndexError(message + (_CURE if self._from_file else ""), shard=self.shard)
 
 
 def _again(kind: type[ShardIndex], data: bytes, shard: str, checksum: int) -> ShardIndex:

@@ -180,28 +180,37 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
+    def put_or_again() -> BinaryIO:
+        try:
+            return put()
+        except (DamagedShardError, StaleIndexError):  # on the way, perhaps
+            return put()
+
     def again() -> _Mapped:
         cache.drop(name)
         with _named(cache, index.shard), closing(put()) as file:
             return _map(file)
 
-    return _kept(cache, name, put, lambda data: CachedShard(index, data, again, verified=verified), index.shard)
+    def use(data: _Mapped) -> CachedShard:
+        return CachedShard(index, data, again, verified=verified)
+
+    return _kept(cache, name, put_or_again, use, index.shard)
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
     """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
-    def use(data: _Mapped) -> ShardIndex:
-        index = ShardIndex(data, shard=url)
-        index.check_self()
-        return index
-
     def put() -> BinaryIO:
-        data = files.read(beside(url, SUFFIX), most)
-        name = cached_name(url, use(data).checksum, SUFFIX)
-        return cache.put(name, len(data), lambda file: file.writelines([data]))
+        index = fetch_index(files, url, most)
+        name = cached_name(url, index.checksum, SUFFIX)
+        return cache.put(name, len(index.data), lambda file: file.writelines([index.data]))
 
-    return _kept(cache, cached_name(url, checksum, SUFFIX), put, use, url)
+    return _kept(cache, cached_name(url, checksum, SUFFIX), put, lambda data: _checked_index(data, url), url)
+
+
+def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
+    """Fetch the index of a shard, and check all of it."""
+    return files.read_as(beside(url, SUFFIX), most, lambda data: _checked_index(data, url))
 
 
 def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
@@ -209,8 +218,7 @@ def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manif
     name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
 
     def put() -> BinaryIO:
-        data = files.read(url, most)
-        SetIndex(data, manifest)
+        data = files.read_as(url, most, lambda data: SetIndex(data, manifest)).data
         return cache.put(name, len(data), lambda file: file.writelines([data]))
 
     return _kept(cache, name, put, lambda data: SetIndex(data, manifest), url)
@@ -227,6 +235,12 @@ def split_query(url: str) -> tuple[str, str, str]:
     return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
 
 
+def _checked_index(data: _Mapped, url: str) -> ShardIndex:
+    index = ShardIndex(data, shard=url)
+    index.check_self()
+    return index
+
+
 def _map(file: BinaryIO) -> _Mapped:
     empty = file.seek(0, os.SEEK_END) == 0  # an empty file cannot be mapped
     return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -241,11 +255,7 @@ def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[_
                     return use(_map(found))
             except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
                 cache.drop(name)
-        try:
-            file = put()
-        except (DamagedShardError, DamagedIndexError, StaleIndexError):  # on the way, perhaps
-            file = put()
-        with closing(file):
+        with closing(put()) as file:
             return use(_map(file))
 
 

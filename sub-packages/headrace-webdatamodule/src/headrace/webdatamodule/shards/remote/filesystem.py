@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
@@ -38,6 +39,8 @@ _PERMANENT = (
 _TRANSIENT_STATUS = (408, 425, 429)
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
 _REASON = 500
+_BEGIN = 80  # bytes of a wrong file that are shown
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 # Files up to here are read in many threads at the same time, larger ones one after another: nobody knows which of
 # them are larger than they should be before they are here.
 _SMALL = 1 << 20
@@ -103,6 +106,33 @@ class RemoteFiles:
         if data is None:
             raise ShardError(f"the file has more than {most} bytes, which no such file should have", shard=url)
         return data
+
+    def read_as(self, url: str, most: int, make: Callable[[bytes], _Got]) -> _Got:
+        """A small file as what `make` makes of all its bytes; it is fetched once more when they do not fit.
+
+        One answer may be damaged, or the page of a proxy, though its status and its length say that all is well.
+        """
+        attempts = min(2, self._retry.max_attempts)
+        for _ in range(attempts):
+            data = self.read(url, most)
+            try:
+                return make(data)
+            except ShardError as error:
+                failed = copy(error)  # its traceback would keep the data
+            nbytes, begin = len(data), data.lstrip(_BLANK)[:_BEGIN]
+            del data
+        tried = f"after {attempts} attempts" if attempts > 1 else "at the first attempt"
+        if begin.startswith(b"<"):
+            failed.message = (
+                f"the server sent a web page for {url}, {tried}, beginning {begin!r}: correct the URL. Where it is"
+                " a login page or that of a proxy, give credentials in storage_options, or let the proxy pass it"
+            )
+        else:
+            failed.message += (
+                f". The server sent it so for {url}, {tried}: {nbytes} bytes, beginning {begin!r}. Compare them with"
+                " the file where the shards were written, and copy it again; index the shards there if it is the same"
+            )
+        raise failed
 
     def download(self, url: str, nbytes: int, file: BinaryIO) -> None:
         """Write all bytes of a file on a web server that does not read ranges into another file."""

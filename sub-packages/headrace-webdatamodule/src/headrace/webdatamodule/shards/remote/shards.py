@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -44,6 +43,7 @@ from headrace.webdatamodule.shards.remote.cache import (
     cached_index,
     cached_set_index,
     cached_shard,
+    fetch_index,
     split_query,
 )
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
@@ -151,7 +151,7 @@ class RemoteSet(ShardSet):
         url, remote = _inside(self.folder, SET_INDEX_NAME), self.remote
         most = head_bytes(len(self.names)) + sum(map(most_index_bytes, self.nbytes))
         if remote.cache is None:
-            return SetIndex(remote.files.read(url, min(most, _SET_INDEX_MOST)), self.manifest)
+            return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, self.manifest))
         return cached_set_index(remote.cache, remote.files, url, self.manifest, min(most, remote.cache_bytes))
 
     def read_index(self, number: int) -> ShardIndex:
@@ -160,7 +160,7 @@ class RemoteSet(ShardSet):
         most = most_index_bytes(self.nbytes[number]) if self.nbytes else _INDEX_MOST
         if remote.cache is not None:
             return cached_index(remote.cache, remote.files, url, self.checksums[number], most)
-        return _fetch_index(remote.files, url, most)
+        return fetch_index(remote.files, url, most)
 
     def open_shard(
         self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
@@ -176,8 +176,12 @@ class RemoteSet(ShardSet):
         """As of `ShardSet`: the column is fetched and checked."""
         manifest = self.check_manifest(name, lambda: _manifest(self.folder, self.remote.files))
         entry = column_entry(manifest, name)
-        data = self.remote.files.read(_inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples))
-        return checked_column(manifest, entry, lambda: read_column(data, entry.checksum))
+
+        def read(data: bytes) -> npt.NDArray[Any]:
+            return checked_column(manifest, entry, lambda: read_column(data, entry.checksum))
+
+        url, most = _inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples)
+        return self.remote.files.read_as(url, most, read)
 
     def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
         """As of `ShardSet`, in threads, because most of the time is spent waiting."""
@@ -297,19 +301,9 @@ def most_index_bytes(shard_bytes: int) -> int:
     return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
 
 
-def _fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
-    data = files.read(beside(url, SUFFIX), most)
-    try:
-        return ShardIndex(data, shard=url)
-    except ShardError as error:
-        failed = copy(error)  # its traceback would keep the data
-    del data
-    raise failed
-
-
 def _head(files: RemoteFiles, url: str) -> Head:
     try:
-        return head(_fetch_index(files, url, _INDEX_MOST))
+        return head(fetch_index(files, url, _INDEX_MOST))
     except ShardError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
@@ -327,10 +321,7 @@ def _inside(folder: str, name: str) -> str:
 def _manifest(folder: str, files: RemoteFiles) -> Manifest:
     url = _inside(folder, NAME)
     try:
-        return Manifest.from_json(files.read(url, MOST_BYTES))
-    except ManifestError as error:
-        error.message = f"{url}: {error.message}"
-        raise
+        return files.read_as(url, MOST_BYTES, Manifest.from_json)
     except ShardError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             message = f"there is no {NAME} in {folder!r}: call index_shards where the shards are written, and copy all"
