@@ -1,4 +1,5 @@
 import contextlib
+import gzip
 import json
 import os
 import pickle
@@ -518,6 +519,14 @@ def test_a_shard_of_another_size_is_stale(own_site: Site, cache: Path | None) ->
     path.write_bytes(path.read_bytes() + bytes(512))
     with pytest.raises(StaleIndexError, match="when it was indexed"):
         own_site.dataset(cache, "none" if cache is None else "read")[0]
+
+
+def test_a_shard_that_was_compressed_since_is_told(own_site: Site, cache: Path | None) -> None:
+    path = sorted(own_site.folder.glob("*.tar"))[0]
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(StaleIndexError, match=r"compressed with gzip.*`gzip -dc") as caught:
+        own_site.dataset(cache, "none" if cache is None else "read")[0]
+    assert caught.value.shard == f"{own_site.url}/{path.name}"
 
 
 def test_an_index_that_was_replaced_or_damaged(own_site: Site, cache: Path | None) -> None:

@@ -7,6 +7,7 @@ import glob
 import os
 import random
 import re
+import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -21,7 +22,10 @@ from torch.utils.data import get_worker_info
 
 from headrace.webdatamodule.loading.batch_sampler import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex, decode_member
+from headrace.webdatamodule.shards.format.tar import compressed_beside, compressed_message, compression
 
+# Those that `tarfile` decompresses in a stream: zstd since Python 3.14.
+_READ_COMPRESSED = {"gzip", "bzip2", "xz", *(("zstd",) if "zst" in tarfile.TarFile.OPEN_METH else ())}
 Mix = Callable[[dict[str, Any]], Iterable[Any]]
 # A mixture numbers the passes over its sources: by epoch, lap, repetition, and restart of the source within that.
 _EPOCH, _LAP, _REPETITION = 2**32, 2**24, 2**16
@@ -93,6 +97,8 @@ def find_tars(place: str, prefix: str) -> list[str]:
     stems = {path.stem for path in directory.glob("*-*.tar") if not path.name.startswith(".")}
     prefixes = sorted({stem.rpartition("-")[0] for stem in stems} - {""})
     cure = "correct dirs_tars_wds or prefix_tars_wds, or write the shards first"
+    if compressed := compressed_beside(directory):
+        raise FileNotFoundError(f"{directory} {what} named {prefix}-*.tar{compressed}")
     if prefixes:
         named = ", ".join(map(repr, prefixes[:5])) + (f" and {len(prefixes) - 5} more" if len(prefixes) > 5 else "")
         cure = f"the shards there have the prefix {named}: pass prefix_tars_wds, such as {prefixes[0]!r}"
@@ -271,6 +277,9 @@ def _check_complete(path: str) -> None:
         head = stream.read(512)
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1024))
         tail = stream.read()
+    program = compression(head)
+    if program and program not in _READ_COMPRESSED:
+        raise ShardError(compressed_message(program), shard=path)
     if head[257:262] == b"ustar" and tail != bytes(1024):
         raise ShardError("the shard is cut off: its end is missing. Write or copy it again", shard=path)
     if not head:

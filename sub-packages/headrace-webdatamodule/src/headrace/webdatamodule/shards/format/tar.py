@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
@@ -174,6 +175,8 @@ def _check_end(view: Bytes, at: int) -> None:
 
 def _what_is_wrong(view: Bytes, at: int) -> DamagedShardError:
     block = bytes(view[at : min(at + BLOCK, len(view))])
+    if compressed := compression(block):
+        return DamagedShardError(compressed_message(compressed))
     if len(view) < BLOCK:
         return DamagedShardError(f"this is no tar file, or cut: it has {len(view)} bytes, beginning {block[:24]!r}")
     if len(block) < BLOCK and block:
@@ -182,9 +185,36 @@ def _what_is_wrong(view: Bytes, at: int) -> DamagedShardError:
         return DamagedShardError("the shard is cut: an extended header is not followed by its member")
     if block[257:262] == b"ustar":
         return DamagedShardError("the header is damaged: its checksum or a number in it does not fit")
-    if block.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return DamagedShardError("this is compressed: unpack it to a plain tar file first")
     return DamagedShardError(f"here is no tar header, but {block[:24]!r}")
+
+
+# How compressed files begin, by the program that makes and unpacks them.
+_COMPRESSED = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
+_COMPRESSED_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+
+
+def compression(begin: bytes) -> str:
+    """The program that compressed a file, by its first bytes; empty for others, and for tar files."""
+    if begin[257:262] == b"ustar":
+        return ""
+    return next((program for program, magic in _COMPRESSED.items() if begin.startswith(magic)), "")
+
+
+def compressed_message(program: str) -> str:
+    """What is wrong with a tar file that is compressed, and what to do."""
+    cure = f"decompress it, such as with `{program} -dc < COMPRESSED > PLAIN`"
+    return f"this is no plain tar file, but one compressed with {program}: {cure}"
+
+
+def is_compressed_name(name: str) -> bool:
+    """Whether a name is that of a compressed tar file."""
+    return name.lower().endswith(_COMPRESSED_NAMES)
+
+
+def compressed_beside(folder: Path) -> str:
+    """What to say, behind another message, of a directory that holds compressed tar files; empty for others."""
+    names = sorted(path.name for path in folder.iterdir() if is_compressed_name(path.name)) if folder.is_dir() else []
+    return f", only {len(names)} compressed ones such as {names[0]}: decompress them first" if names else ""
 
 
 class Skipped(NamedTuple):

@@ -33,7 +33,7 @@ from headrace.webdatamodule.shards.format.files import (
     expanded,
     read_plain,
 )
-from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, group, walk
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, group, walk
 from headrace.webdatamodule.shards.index.container import (
     content_fingerprint,
     fingerprint_ranges,
@@ -279,7 +279,7 @@ def _tar_files(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"there is no directory {str(folder)!r}: give the one that the .tar files lie in")
     if not folder.is_dir():
         raise FileNotFoundError(f"{str(folder)!r} is no directory: give the one that the .tar files lie in")
-    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}")
+    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}{compressed_beside(folder)}")
 
 
 def _warn(done: Sequence[Indexed]) -> None:

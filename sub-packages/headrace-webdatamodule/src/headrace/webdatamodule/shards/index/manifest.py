@@ -22,7 +22,7 @@ import xxhash
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, directory_lock, expanded, read_or_map, read_plain
-from headrace.webdatamodule.shards.format.tar import RESERVED
+from headrace.webdatamodule.shards.format.tar import RESERVED, compressed_beside
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.keys import LARGEST, is_int, is_utf8
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -202,8 +202,8 @@ def _missing(folder: Path) -> str:
     if unfinished:
         return f"there is no {NAME}: {unfinished}"
     if folder.is_dir() and not any(folder.glob("*.tar")):
-        cure = "give a directory of shards, or write some with write_shards"
-        return f"there are no .tar files in {str(folder)!r}, and so there is no {NAME}: {cure}"
+        cure = compressed_beside(folder) or ": give a directory of shards, or write some with write_shards"
+        return f"there are no .tar files in {str(folder)!r}, and so there is no {NAME}{cure}"
     return f"there is no {NAME} in {str(folder)!r}: call index_shards on that directory first"
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
-from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, padded
+from headrace.webdatamodule.shards.format.tar import BLOCK, RESERVED, compressed_message, compression, padded
 from headrace.webdatamodule.shards.index.container import (
     GAPS_PER_CHECKSUM,
     checksum64,
@@ -252,6 +252,8 @@ class ShardIndex:
             message = "the shard has the size that it had when it was indexed, but other content"
         else:
             return
+        if program := compression(bytes(read(0, min(BLOCK, shard_bytes)))):
+            raise StaleIndexError(f"{message}: {compressed_message(program)}", shard=self.shard)
         cure = "it was replaced, cut or damaged: call verify_shards, which names the damage, and restore it;"
         cure += " index it again only if you changed it on purpose"
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from headrace.webdatamodule.shards.format.files import expanded
+from headrace.webdatamodule.shards.format.tar import is_compressed_name
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.local.shard_set import (
@@ -77,6 +78,8 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
             cure = "a list is one of tar files; for several sources give IndexedWebDataModule {name: directory}"
             raise ValueError(f"{str(path)!r} is a directory: {cure}")
         if not path.name.lower().endswith(".tar") and not index_path(path).exists():
+            if is_compressed_name(path.name):
+                raise ValueError(f"{str(path)!r} is a compressed tar file: decompress it, and call index_shards")
             raise ValueError(f"{str(path)!r} is not a tar: headrace-shards pack makes shards of files, FASTA and LMDBs")
     names = list(map(str, paths))
     return of_heads(names, (head(open_index(name)) for name in names))

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
 from headrace.webdatamodule.shards.errors import ShardError, as_int, check_seconds
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Span = tuple[int, int]
@@ -176,7 +177,8 @@ class RemoteFiles:
     def check_shard(self, index: ShardIndex) -> None:
         """Check by its size and three short pieces whether a shard is the one that was indexed."""
         size = self.size(index.shard)
-        parts = self.parts(index.shard, index.fingerprint_ranges() if size == index.shard_bytes else [])
+        wanted = index.fingerprint_ranges() if size == index.shard_bytes else [(0, min(BLOCK, size))]
+        parts = self.parts(index.shard, wanted)
         index.check_shard(size, lambda begin, end: parts[begin:end])
 
     def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
