@@ -33,11 +33,13 @@ def test_a_mapping_serves_its_splits_and_leaves_the_others_the_default() -> None
 
 
 def test_a_mapping_that_is_a_value_is_one() -> None:
-    named = {"a": "/x", "b": "/y"}
-    one = PerSplit("shards", named)
+    named = {"json": None, "text": len}
+    one = PerSplit("decode", named, mappings=True)
     assert not one.mapped
     assert one[Split.test] is named
-    assert PerSplit("decode", {Split.train: {"json": None}})[Split.train] == {"json": None}
+    assert PerSplit("decode", {Split.train: {"json": None}}, mappings=True)[Split.train] == {"json": None}
+    with pytest.raises(TypeError, match=r"decode: keys must be .* got 'json'; ask for values"):
+        PerSplit("decode", named, cure="ask for values")
 
 
 def test_none_is_no_split() -> None:
@@ -68,10 +70,11 @@ def test_sources_are_named() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "told"),
     [
-        ({}, ValueError, "has no source"),
-        ({1: "/x"}, TypeError, "names of sources must be str, got 1"),
-        ({"train": "/x"}, TypeError, "got 'train' among names; use 'train'"),
-        ({"a": "/x", "test": "/y"}, TypeError, "got 'test' among names; use 'test'"),
+        ({}, ValueError, "shards is empty: name at least one source"),
+        ({1: "/x"}, TypeError, "names of sources must be text, got 1"),
+        ({"": "/x"}, TypeError, "names of sources must be text, got ''"),
+        ({"train": "/x"}, TypeError, "'train' is the name of a split"),
+        ({"a": "/x", "test": "/y"}, TypeError, "'test' is the name of a split"),
     ],
 )
 def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> None:
@@ -110,7 +113,7 @@ def test_what_is_no_seed(seed: Any, kind: type[Exception]) -> None:
 
 @pytest.mark.parametrize("name", ["training", "validation", "valid", "dev", "Test", "prediction"])
 def test_a_split_in_other_words_is_no_source(name: str) -> None:
-    with pytest.raises(TypeError, match=r"keys must be splits or names of sources, got .*; use '"):
+    with pytest.raises(TypeError, match=f"shards names sources, and {name!r} is the name of a split"):
         named_sources("shards", {name: "somewhere"}, "train")
 
 

@@ -1,8 +1,13 @@
+"""The names of splits, for every data module and every argument that is given per split."""
+
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from indexed_runs import TRAIN, VAL, Bare, keys, make_shards
 
-from headrace.webdatamodule import Split
+from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, PickledDataWDS, Split, WebDataModule
 from headrace.webdatamodule.splits import by_split, needed_by
 
 
@@ -31,6 +36,7 @@ def test_names_of_splits_do_as_well() -> None:
         ({"training": 1}, "keys must be 'train', .* or members of Split, got 'training': it is 'train' here"),
         ({"Validation": 1}, "got 'Validation': it is 'val' here"),
         ({"books": 1}, "got 'books'$"),
+        ({"text": 1}, "got 'text'$"),
         ({5: 1}, "or members of Split, got 5"),
         (5, r"n_samples must be a mapping from Split.*got 5: give {'train': ...}"),
     ],
@@ -43,3 +49,102 @@ def test_what_is_no_mapping_from_splits_is_refused(given: Any, message: str) -> 
 def test_predict_takes_the_test_split_where_there_is_no_other() -> None:
     assert needed_by("predict", ()) == needed_by("predict", {Split.test, Split.predict}) == Split.predict
     assert needed_by("predict", {Split.test}) == Split.test
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    train, val = (make_shards(tmp_path_factory.mktemp(name), name, count) for name, count in (("t", TRAIN), ("v", VAL)))
+    return train, val
+
+
+def indexed(folder: Path, **options: Any) -> IndexedWebDataModule:
+    by_size = {"batch_sampler": Bare} if "sizes" in options else {"batch_size": 3}
+    return IndexedWebDataModule(**{"shards": {"train": folder}, **by_size, **options})
+
+
+def mapped(folder: Path, **options: Any) -> MapDataModule:
+    by_size = {"batch_sampler": Bare} if "sizes" in options else {"batch_size": 3}
+    return MapDataModule(**{"datasets": {"train": list(range(9))}, **by_size, **options})
+
+
+def streamed(folder: Path, **options: Any) -> WebDataModule:
+    given = {"n_samples": {"train": TRAIN}, "dirs_tars_wds": {"train": folder}, "prefix_tars_wds": "shard"}
+    return WebDataModule(**{**given, "suffix_keys_wds": "json", "global_batch_size": 3, **options})
+
+
+def packed(folder: Path, **options: Any) -> PickledDataWDS:
+    given: dict[str, Any] = {"names_subset": {"train": ["a"]}, "dirs_tars_wds": {"train": folder}}
+    return PickledDataWDS(folder, **{**given, "suffix_keys_wds": "pkl", "global_batch_size": 3, **options})
+
+
+SHARED = ["batch_size", "batch_sampler", "sizes", "sampler", "collate_fn", "num_workers", "on_error"]
+OF_STREAMS = ["pipeline_wds", "pipeline_prebatch_wld", "kwargs_wds", "kwargs_wld", "invoke_wds", "invoke_wld", "mix"]
+ARGUMENTS = [
+    *((indexed, name) for name in ("shards", *SHARED, "decode", "transform", "keys")),
+    *((mapped, name) for name in ("datasets", *SHARED)),
+    *((streamed, name) for name in ("n_samples", "dirs_tars_wds", *OF_STREAMS)),
+    *((packed, name) for name in ("names_subset", "dirs_tars_wds")),
+]
+MEANT = {
+    "tain": "train",
+    "trian": "train",
+    "Training": "train",
+    "validation": "val",
+    "valid": "val",
+    "dev": "val",
+    "eval": "val",
+    "evaluation": "val",
+    "vall": "val",
+    "tset": "test",
+    "testing": "test",
+    "tests": "test",
+    "predictions": "predict",
+}
+
+
+@pytest.mark.parametrize(("make", "name"), ARGUMENTS)
+def test_a_misspelt_split_is_refused_in_every_argument(
+    folders: tuple[Path, Path], make: Callable[..., Any], name: str
+) -> None:
+    for key, meant in MEANT.items():
+        for given in ({key: folders[0]}, {"train": folders[0], key: folders[1]}):
+            with pytest.raises(TypeError, match=f"{name}: keys must be 'train', .*, got {key!r}: it is {meant!r} here"):
+                make(folders[0], **{name: given})
+
+
+@pytest.mark.parametrize(("make", "name"), [one for one in ARGUMENTS if one[1] != "decode"])
+def test_other_names_are_no_splits(folders: tuple[Path, Path], make: Callable[..., Any], name: str) -> None:
+    for given in ({"books": folders[0]}, {"train": folders[0], "books": folders[1]}):
+        with pytest.raises(TypeError, match=f"{name}: keys must be 'train', .*, got 'books'"):
+            make(folders[0], **{name: given})
+
+
+def test_a_mixture_belongs_to_a_split(folders: tuple[Path, Path]) -> None:
+    sources = {"books": folders[0], "web": folders[1]}
+    cure = r"\{'train': \{'name': directory, ...\}\} for several sources"
+    with pytest.raises(TypeError, match=f"shards: keys must be .* got 'books'; shards are .*{cure}"):
+        indexed(folders[0], shards=sources)
+    module = indexed(folders[0], shards={"train": sources, "val": folders[1]}, collate_fn=keys)
+    module.setup("fit")
+    assert sorted(key[0] for batch in module.train_dataloader() for key in batch) == ["t"] * TRAIN + ["v"] * VAL
+    assert sum(map(len, module.val_dataloader())) == VAL
+
+
+def test_no_split_at_all_is_refused(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match=r"shards is empty: give at least one split, such as \{'train': directory\}"):
+        indexed(folders[0], shards={})
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "Train"])
+def test_a_split_is_no_source_of_another_one(folders: tuple[Path, Path], name: str) -> None:
+    told = rf"\['train'\] names sources, and {name!r} is the name of a split: give the source another name"
+    with pytest.raises(TypeError, match=f"shards{told}"):
+        indexed(folders[0], shards={"train": {"books": folders[0], name: folders[1]}})
+    with pytest.raises(TypeError, match=f"dirs_tars_wds{told}"):
+        streamed(folders[0], dirs_tars_wds={"train": {"books": folders[0], name: folders[1]}}, mix={"train": max})
+
+
+def test_members_may_have_decoders_of_their_own(folders: tuple[Path, Path]) -> None:
+    module = indexed(folders[0], decode={"json": len}, collate_fn=lambda samples: [one["json"] for one in samples])
+    module.setup("fit")
+    assert {size for batch in module.train_dataloader() for size in batch} == {1, 2}

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule.loading.options import as_int
+from headrace.webdatamodule.loading.options import as_int, named_sources
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.split_datamodule import SplitDataModule
@@ -332,14 +332,10 @@ def _names(argument: str, given: Any) -> list[str]:
 
 def _checked_places(name: str, given: Any, *, allow_pipe: bool) -> dict[str, str]:
     """Directories by name; a single one has an empty name."""
-    if not isinstance(given, Mapping):
-        return {"": check_place(name, given, allow_pipe=allow_pipe)}
-    if not given:
-        raise ValueError(f"{name} is empty: name at least one source, such as {{'web': directory}}")
-    for source in given:
-        if not isinstance(source, str) or not source:
-            raise TypeError(f"{name}: the names of sources must be text, got {source!r}")
-    return {source: check_place(f"{name}[{source!r}]", place, allow_pipe=allow_pipe) for source, place in given.items()}
+    return {
+        source: check_place(f"{name}[{source!r}]" if source else name, place, allow_pipe=allow_pipe)
+        for source, place in named_sources(name, given, "").items()
+    }
 
 
 def _checked_mixes(places: Mapping[Split, Mapping[str, str]], mixes: Mapping[Split, Any]) -> dict[Split, Any]:

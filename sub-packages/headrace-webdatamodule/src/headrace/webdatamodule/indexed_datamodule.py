@@ -11,12 +11,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
-from headrace.webdatamodule.loading.options import PerSplit, named_sources
+from headrace.webdatamodule.loading.options import NESTED, PerSplit, named_sources
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
 from headrace.webdatamodule.splits import BySplit, Split
+
+_DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
 
 
 class SharedShardsWarning(UserWarning):
@@ -38,7 +40,8 @@ class IndexedWebDataModule(ResumableDataModule):
 
     Args:
         shards: A directory that `index_shards` or `write_shards` left, its `manifest.json`, a list of tar files, a URL
-            or a `Remote`; or several sources as {name: one of these}.
+            or a `Remote`. In a mapping, the keys are splits; a split of several sources is {name: one of these}, as in
+            {"train": {"web": directory, "books": directory}, "val": directory}.
         batch_size: Samples of a batch on each rank.
         batch_sampler: Instead, a function that makes batches by size, see `BatchSamplerFactory`, such as
             `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
@@ -142,7 +145,8 @@ class IndexedWebDataModule(ResumableDataModule):
         )
         if verify not in ("read", "open", "none"):
             raise ValueError(f"verify must be one of 'read', 'open', 'none', got {verify!r}")
-        self._decode, self._transform = PerSplit("decode", decode, decode_member), PerSplit("transform", transform)
+        self._decode = PerSplit("decode", decode, decode_member, mappings=True, cure=_DECODERS)
+        self._transform = PerSplit("transform", transform)
         self._keys, self._verify, self._allowed_classes = PerSplit("keys", keys), verify, tuple(allowed_classes)
         self._limits = {} if max_bytes is None else {"max_bytes": max_bytes}
         for split in filter(self._given.__contains__, Split):
@@ -176,7 +180,10 @@ class IndexedWebDataModule(ResumableDataModule):
             warnings.warn(f"{message}: pass {{'train': ..., 'val': ...}}", SharedShardsWarning, stacklevel=2)
 
     def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
-        return PerSplit("shards", datasets), sizes
+        given = PerSplit("shards", datasets, cure=NESTED)
+        if given.mapped and not given.given:
+            raise ValueError("shards is empty: give at least one split, such as {'train': directory}")
+        return given, sizes
 
     def _places(self, split: Split) -> dict[str, Any]:
         """Where the shards of each source are, by its name."""

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Collection, Container, Iterable, Mapping
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,13 +20,15 @@ class Split(Enum):
 
 BySplit: TypeAlias = Mapping[Split, T] | Mapping[str, T] | Mapping[Split | str, T]
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.predict}
-# Names of splits that are meant as such, and are not.
-_MEANT = {
-    **dict.fromkeys(("training", "fit"), "train"),
-    **dict.fromkeys(("valid", "validation", "validate", "dev", "eval"), "val"),
-    **dict.fromkeys(("testing",), "test"),
-    **dict.fromkeys(("prediction",), "predict"),
+# Other words for each split.
+_WORDS = {
+    "train": ("training", "fit"),
+    "val": ("valid", "validation", "validate", "dev", "eval", "evaluation"),
+    "test": ("testing",),
+    "predict": ("prediction",),
 }
+_MEANT = {word: name for name, words in _WORDS.items() for word in (name, *words)}
+_CLOSE = 0.81  # "tain" and "vall" are as close to a split, and "text" and "brain" are not
 
 
 def stage_name(stage: Any) -> str:
@@ -61,18 +64,32 @@ def as_split(key: Any) -> Split | None:
     return Split.__members__.get(key) if isinstance(key, str) else None
 
 
-def meant_split(key: Any) -> str | None:
-    """The name of the split that a key is, or that it means.
+def named_split(key: Any) -> str | None:
+    """The name of the split that a key says, in whichever word.
 
-    >>> meant_split("validation"), meant_split("Train"), meant_split("books")
+    >>> named_split("validation"), named_split("Train"), named_split("books")
     ('val', 'train', None)
     """
-    known = key.lower() if isinstance(key, str) else None
-    return _MEANT.get(known, known if as_split(known) else None) if known else None
+    return _MEANT.get(key.lower()) if isinstance(key, str) else None
 
 
-def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> dict[Split, T]:
-    """Copy an argument that is a mapping from splits or their names; `example` is that of a value, for errors.
+def meant_split(key: Any) -> str | None:
+    """The name of the split that a key says, or that it nearly says.
+
+    >>> meant_split("validation"), meant_split("tain"), meant_split("tset"), meant_split("text")
+    ('val', 'train', 'test', None)
+    """
+    if not isinstance(key, str):
+        return None
+    word = key.lower()
+    near = [word, *(one for one in _WORDS if sorted(one) == sorted(word)), *get_close_matches(word, _MEANT, 1, _CLOSE)]
+    return next((_MEANT[one] for one in near if one in _MEANT), None)
+
+
+def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...", cure: str = "") -> dict[Split, T]:
+    """Copy an argument that is a mapping from splits or their names.
+
+    For errors, `example` is that of a value, and `cure` says what else the mapping may have been meant for.
 
     >>> by_split("n_samples", {"train": 10})
     {<Split.train: 'train'>: 10}
@@ -89,7 +106,7 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...") -> 
         split = as_split(key)
         if split is None:
             meant = meant_split(key)
-            told = f": it is {meant!r} here" if meant else ""
+            told = f": it is {meant!r} here" if meant else f"; {cure}" if cure else ""
             raise TypeError(f"{name}: keys must be {_names(Split)} or members of Split, got {key!r}{told}")
         if split in found:
             raise ValueError(f"{name} has {split.name!r} twice: as a member of Split and by its name")

@@ -12,9 +12,9 @@ from typing import Any
 
 from headrace.webdatamodule.loading.digest import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
-from headrace.webdatamodule.splits import Split, as_split, by_split, meant_split
+from headrace.webdatamodule.splits import Split, by_split, meant_split, named_split
 
-_NESTED = "shards are {'train': directory}, or {'train': {'name': directory, ...}} for several sources"
+NESTED = "shards are {'train': directory}, or {'train': {'name': directory, ...}} for several sources"
 _LONGEST = 120
 
 
@@ -50,22 +50,30 @@ def check_loading(num_workers: Any, prefetch_factor: Any, timeout: Any, on_error
 
 @dataclass(frozen=True)
 class PerSplit:
-    """The value of an argument: one for all splits, or a mapping from splits, which may leave some to the default."""
+    """The value of an argument: one for all splits, or a mapping from splits, which may leave some to the default.
+
+    Every mapping is one from splits, unless `mappings` are among the values: then it is one if all its keys are splits,
+    or are meant to be. `cure` says in errors what else a mapping may have been meant for.
+    """
 
     name: str
     given: Any
     default: Any = None
+    mappings: bool = False
+    cure: str = ""
 
     def __post_init__(self) -> None:
         if self.mapped:
-            object.__setattr__(self, "given", by_split(self.name, self.given))
+            object.__setattr__(self, "given", by_split(self.name, self.given, cure=self.cure))
 
     @property
     def mapped(self) -> bool:
-        """Whether it is a mapping from splits, and not a mapping that is meant as a value."""
-        if not isinstance(self.given, Mapping) or not self.given:
+        """Whether it is a mapping from splits."""
+        if not isinstance(self.given, Mapping):
             return False
-        return any(isinstance(key, Split) for key in self.given) or all(as_split(key) for key in self.given)
+        if not self.mappings or any(isinstance(key, Split) for key in self.given):
+            return True
+        return bool(self.given) and all(meant_split(key) for key in self.given)
 
     def __contains__(self, split: Split) -> bool:
         return split in self.given if self.mapped else self.given is not None
@@ -79,14 +87,17 @@ def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         return {default: given}
     if not given:
-        raise ValueError(f"{name} has no source: name at least one, such as {{'proteins': directory}}")
+        raise ValueError(f"{name} is empty: name at least one source, such as {{'proteins': directory}}")
     for key, place in given.items():
-        if not isinstance(key, str):
-            raise TypeError(f"{name}: names of sources must be str, got {key!r}; {_NESTED}")
-        if meant := meant_split(key):
-            raise TypeError(f"{name}: keys must be splits or names of sources, got {key!r} among names; use {meant!r}")
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"{name}: names of sources must be text, got {key!r}; {NESTED}")
+        if named_split(key):
+            raise TypeError(
+                f"{name} names sources, and {key!r} is the name of a split: give the source another name, or the split "
+                "a place of its own"
+            )
         if isinstance(place, Split | Mapping):
-            raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {_NESTED}")
+            raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {NESTED}")
     return dict(given)
 
 

@@ -34,7 +34,7 @@ _PLACES = "a directory of shards, its manifest.json, tar files, or a pattern of 
 def find_shards(source: Source) -> ShardSet:
     """Find out what there is to read."""
     if isinstance(source, Mapping):
-        raise ValueError("one source is read here: for several give IndexedWebDataModule {name: directory}")
+        raise ValueError("one source is read here: for several give IndexedWebDataModule {'train': {name: directory}}")
     if not isinstance(source, (str, os.PathLike)):
         if not isinstance(source, Iterable):
             return _remote(source)
@@ -75,7 +75,7 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
         raise ValueError("the list of shards is empty: give the path of at least one tar file")
     for path in paths:
         if path.is_dir():
-            cure = "a list is one of tar files; for several sources give IndexedWebDataModule {name: directory}"
+            cure = "a list is one of tar files; several sources are IndexedWebDataModule {'train': {name: directory}}"
             raise ValueError(f"{str(path)!r} is a directory: {cure}")
         if not path.name.lower().endswith(".tar") and not index_path(path).exists():
             if is_compressed_name(path.name):
