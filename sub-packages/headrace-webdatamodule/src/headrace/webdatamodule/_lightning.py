@@ -1,6 +1,8 @@
 """The only module with private names of a trainer, as they are in Lightning 2.5 and 2.6, the range of pyproject.
 
 - `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
+  An epoch that `max_steps` ended early counts as one there; it is taken back when the rest is to be delivered, so that
+  `max_epochs`, which callbacks change, stays as it is.
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
 - `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
@@ -20,8 +22,23 @@ class FitLoop:
     def __init__(self, module: Any) -> None:
         self._module, self.epochs = module, EpochOffset()
         self.loader: Any = None  # until the data module has made it
-        self._max_epochs = module.trainer.max_epochs
-        module.trainer.reload_dataloaders_every_n_epochs = 1  # so that it asks for the length of each epoch
+        self._lender = module.trainer
+        self._lent = self._borrowed = self._lender.reload_dataloaders_every_n_epochs
+        self._borrow(1)  # so that it asks for the length of each epoch
+
+    def _borrow(self, value: int) -> None:
+        """Set the trainer's `reload_dataloaders_every_n_epochs`, unless somebody else has set it since."""
+        if self._lender.reload_dataloaders_every_n_epochs == self._borrowed:
+            self._lender.reload_dataloaders_every_n_epochs = self._borrowed = value
+
+    def give_back(self) -> None:
+        """The fit is over."""
+        self._borrow(self._lent)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Resume, when the trainer's loops are not restored yet."""
+        self.epochs.load_state_dict(state)
+        self._borrow(-1)  # so that it asks for the loader once they are, also where it has asked before
 
     @property
     def trainer(self) -> Any:
@@ -48,16 +65,21 @@ class FitLoop:
         """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""
         trainer = self._module.trainer
         number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
-        self.epochs.begin(self.loader, number, trainer.limit_train_batches, overfits=bool(trainer.overfit_batches))
-        self.allow_cuts()
+        if self.epochs.has_rest(self.loader, number, trainer.limit_train_batches):
+            number -= 1
+            self._count_one_less()
+        self.epochs.begin(self.loader, number, overfits=bool(trainer.overfit_batches))
 
-    def allow_cuts(self) -> None:
-        """Let a trainer count as many epochs more as were cut, before it compares their number."""
-        if self._max_epochs not in (None, -1):
-            self._module.trainer.fit_loop.max_epochs = self._max_epochs + self.epochs.cuts
+    def _count_one_less(self) -> None:
+        """Let the trainer begin an epoch again that it took for a whole one."""
+        loop = self._module.trainer.fit_loop
+        for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+            counts.ready = counts.started = counts.completed = counts.processed = counts.processed - 1
+        loop.reset_restart_stage()
 
     def settle(self) -> None:
         """Let a resumed loop count as the loader does; its own counts are off by one after a step that failed."""
+        self._borrow(1)
         loop, steps = self._module.trainer.fit_loop, self.loader.steps
         if (inner := loop.epoch_loop).restarting or self.loader.resumed:
             ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total

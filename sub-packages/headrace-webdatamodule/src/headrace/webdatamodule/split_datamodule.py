@@ -61,6 +61,8 @@ class SplitDataModule(lightning.LightningDataModule):
             self._in_stage = True
         if stage == "fit":
             self._left = {}
+            if self._fit_loop is not None:  # of a fit that was never torn down
+                self._fit_loop.give_back()
             self._fit_loop = None if self.trainer is None else FitLoop(self)
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
@@ -107,8 +109,7 @@ class SplitDataModule(lightning.LightningDataModule):
             return
         self._saved = dict(state_dict) or None
         if self._fit_loop is not None and "trainer" in state_dict:
-            self._fit_loop.epochs.load_state_dict(state_dict["trainer"])
-            self._fit_loop.allow_cuts()
+            self._fit_loop.load_state_dict(state_dict["trainer"])
         if Split.train in self._loaders:
             self._resume(self._loaders[Split.train])
 
@@ -121,6 +122,8 @@ class SplitDataModule(lightning.LightningDataModule):
         self._end()
 
     def _end(self) -> None:
+        if self._fit_loop is not None:
+            self._fit_loop.give_back()
         self._left = self.state_dict()
         self._close(train=not self._in_stage or self._fit_loop is not None)
         self._in_stage, self._saved, self._fit_loop = False, None, None

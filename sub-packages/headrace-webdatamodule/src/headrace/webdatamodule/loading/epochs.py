@@ -1,7 +1,7 @@
 """A trainer's epochs and a loader's: an epoch that a limit ended early continues after a resume.
 
-A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, which the trainer
-counts as one more epoch. So its number of an epoch is then ahead of the loader's.
+A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, and the trainer
+counts that epoch once.
 """
 
 from __future__ import annotations
@@ -122,40 +122,35 @@ class EpochSetter(SequentialSampler):
 
 
 class EpochOffset:
-    """Chooses a loader's epochs for a trainer's.
-
-    Attributes:
-        cuts: How many epochs were split: ended early, and continued in the trainer's next one.
-    """
+    """Chooses a loader's epochs for a trainer's."""
 
     def __init__(self) -> None:
-        self.cuts = 0
-        self._cuts_before = self._ahead = 0
+        self._ahead = 0  # the trainer's number of an epoch, minus the loader's
         self._asked = self._saved = -1  # the trainer's number of the present epoch, and of the one in a checkpoint
 
     def state_dict(self, loader: EpochLoader) -> dict[str, int]:
-        """The trainer's number of the loader's epoch, and how many were cut before."""
-        if loader.resumed and self._saved >= 0:
-            return {"epoch": self._saved, "cuts": self._cuts_before}
-        return {"epoch": self._asked, "cuts": self.cuts}
+        """The trainer's number of the loader's epoch."""
+        return {"epoch": self._saved if loader.resumed and self._saved >= 0 else self._asked}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Resume."""
-        self._saved, self.cuts = state["epoch"], state["cuts"]
-        self._cuts_before = self.cuts
+        self._saved = state["epoch"]
 
-    def begin(self, loader: EpochLoader, epoch: int, limit: float, *, overfits: bool) -> None:
-        """Choose the loader's epoch for the trainer's number: the saved one as long as some of it is left.
+    def has_rest(self, loader: EpochLoader, epoch: int, limit: float) -> bool:
+        """Whether the trainer takes the saved epoch for done, as its `epoch` is a later one, and some of it is left.
 
-        `limit` is the most batches of an epoch if it is an int, else a share of them; a trainer that overfits gets the
-        loader's first epoch again and again.
+        `limit` is the most batches of an epoch if it is an int, else a share of them.
+        """
+        return loader.resumed and 0 <= self._saved < epoch and loader.steps + 1 <= _most(loader, limit)
+
+    def begin(self, loader: EpochLoader, epoch: int, *, overfits: bool) -> None:
+        """Choose the loader's epoch for the trainer's number.
+
+        A trainer that overfits gets the loader's first epoch again and again.
         """
         if loader.resumed and self._saved >= 0:
-            over = epoch > self._saved  # the trainer takes the saved epoch for done
-            has_rest = loader.steps + 1 <= _most(loader, limit)
-            self.cuts = self._cuts_before + 1 if over and has_rest else self._cuts_before
             self._ahead = epoch - loader.epoch
-            if over and not has_rest:
+            if epoch > self._saved:  # which was done
                 self._ahead -= 0 if overfits else 1
                 loader._rewind()  # which forgets that it was resumed
         elif overfits and epoch != self._asked:

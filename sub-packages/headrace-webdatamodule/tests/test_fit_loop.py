@@ -1,0 +1,261 @@
+"""What a trainer lends to a data module for a fit, and what callbacks change meanwhile."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from indexed_runs import RESTORE, TRAIN, Model, Save, Seen, Stateful, keys, trainer
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from streams import module as stream_module
+from streams import number, write
+from torch.utils.data import DataLoader
+
+from headrace.webdatamodule import MapDataModule
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+SAMPLES = [{"__key__": f"t{i:02d}", "txt": "x" * (1 + i * 7 % 10)} for i in range(TRAIN)]
+SIZES = [len(sample["txt"]) for sample in SAMPLES]
+
+
+def data(kind: str, folder: Path) -> lightning.LightningDataModule:
+    if kind == "stream":
+        place = write(folder / "stream", [TRAIN])
+        module: lightning.LightningDataModule = stream_module(
+            place, TRAIN, 3, pipeline_wds=number, kwargs_wds={"shardshuffle": True}
+        )
+        return module
+    by_size: dict[str, Any] = {"batch_sampler": Stateful, "sizes": SIZES} if kind == "uneven" else {"batch_size": 3}
+    return MapDataModule({"train": SAMPLES}, collate_fn=keys, **by_size)
+
+
+def epochs_of(seen: Seen) -> list[tuple[int, int]]:
+    """The trainer's number of each epoch, and its samples."""
+    return [
+        (epoch, sum(len(batch) for at, batch in seen if at == epoch)) for epoch in dict.fromkeys(at for at, _ in seen)
+    ]
+
+
+class Raise(Callback):
+    """Raises the number of epochs to five, in one hook of one epoch."""
+
+    def __init__(self, hook: str, epoch: int, *, by: int = 0) -> None:
+        self.epoch, self.by = epoch, by
+        setattr(self, hook, self.change)
+
+    def change(self, trainer: Any, *rest: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            trainer.fit_loop.max_epochs = trainer.max_epochs + self.by if self.by else 5
+
+
+KINDS = ["plain", "uneven", "stream"]
+CHANGES = [  # the hook, its epoch, and whether by a number or to one
+    *((hook, epoch, by) for hook, epoch in (("start", 0), ("epoch_start", 1), ("epoch_end", 1)) for by in (0, 3)),
+    ("batch_end", 1, 0),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("hook", "epoch", "by"), CHANGES)
+def test_a_callback_raises_the_number_of_epochs(tmp_path: Path, kind: str, hook: str, epoch: int, by: int) -> None:
+    model = Model()
+    running = trainer(Raise(f"on_train_{hook}", epoch, by=by), max_epochs=2)
+    running.fit(model, datamodule=data(kind, tmp_path))
+    assert epochs_of(model.seen) == [(number, TRAIN) for number in range(5)]
+    assert (running.current_epoch, running.max_epochs) == (5, 5)
+
+
+RESUMED = [
+    pytest.param(
+        *(kind, stop, hook, epoch, by, asks),
+        marks=() if (kind, epoch, by) in (("plain", 0, 0), ("uneven", 1, 3), ("stream", 1, 0)) else pytest.mark.nightly,
+    )
+    for kind in KINDS
+    for stop in (3, 7, 10)  # in the first epoch, at its end unless batches are uneven, in the second
+    for hook, epoch, by in CHANGES
+    for asks in (False, True)
+]
+
+
+@pytest.mark.parametrize(("kind", "stop", "hook", "epoch", "by", "asks"), RESUMED)
+def test_a_callback_raises_the_number_of_epochs_of_a_resumed_fit(
+    tmp_path: Path, kind: str, stop: int, hook: str, epoch: int, by: int, asks: bool
+) -> None:
+    whole = Model()
+    trainer(max_epochs=5).fit(whole, datamodule=data(kind, tmp_path))
+    stopped, path = trainer(max_epochs=2, max_steps=stop), tmp_path / "stopped.ckpt"
+    first = Model(asks=asks)
+    stopped.fit(first, datamodule=data(kind, tmp_path))
+    stopped.save_checkpoint(path)  # the trainer takes the epoch that max_steps ended for a whole one
+    model = Model(asks=asks)
+    at = whole.seen[stop][0] if hook == "start" else epoch
+    running = trainer(Raise(f"on_train_{hook}", at, by=by), max_epochs=2)
+    running.fit(model, datamodule=data(kind, tmp_path), ckpt_path=path, **RESTORE)
+    assert first.seen + model.seen == whole.seen
+    assert (running.current_epoch, running.max_epochs) == (5, 5)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_counts_an_epoch_once_however_often_max_steps_ended_it(tmp_path: Path, kind: str, asks: bool) -> None:
+    whole = Model()
+    trainer(max_epochs=2).fit(whole, datamodule=data(kind, tmp_path))
+    path, seen = None, Seen()
+    for stop in (1, 3, 5, -1):
+        model, running = Model(asks=asks), trainer(max_epochs=2, max_steps=stop)
+        running.fit(model, datamodule=data(kind, tmp_path), ckpt_path=path, **RESTORE)
+        seen += model.seen
+        assert running.max_epochs == 2
+        path = tmp_path / f"{stop}.ckpt"
+        running.save_checkpoint(path)
+    assert seen == whole.seen  # the trainer's numbers of the epochs, too
+    assert (running.current_epoch, running.max_epochs) == (2, 2)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_checkpoint_of_any_hook_of_a_fit_that_max_steps_ended_goes_on(
+    tmp_path: Path, kind: str, asks: bool, epochs: int
+) -> None:
+    whole, saving = Model(), Save(tmp_path)
+    trainer(max_epochs=epochs).fit(whole, datamodule=data(kind, tmp_path))
+    trainer(saving, max_epochs=epochs, max_steps=3).fit(Model(asks=asks), datamodule=data(kind, tmp_path))
+    assert {"epoch end", "end"} < {hook for _, hook, _ in saving.saved}
+    for path, hook, done in saving.saved:
+        for more in ({}, {"max_steps": 5}):
+            model, running = Model(asks=asks), trainer(max_epochs=epochs, **more)
+            running.fit(model, datamodule=data(kind, tmp_path), ckpt_path=path, **RESTORE)
+            assert model.seen == whole.seen[done : more.get("max_steps")], (hook, done)
+            assert (running.current_epoch, running.max_epochs) == (1 if more else epochs, epochs), (hook, done)
+
+
+class Scheduled(Model):
+    """Its learning rate goes down to the last step, whose number it asks the trainer for."""
+
+    def configure_optimizers(self) -> Any:
+        self.expected = self.trainer.estimated_stepping_batches
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, int(self.expected))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+
+@pytest.mark.parametrize("kind", ["plain", "stream"])
+def test_the_estimated_steps_of_a_resumed_fit_are_those_of_the_first(tmp_path: Path, kind: str) -> None:
+    stopped, model, path = trainer(max_epochs=2, max_steps=3), Scheduled(), tmp_path / "stopped.ckpt"
+    stopped.fit(model, datamodule=data(kind, tmp_path))
+    stopped.save_checkpoint(path)
+    for _ in range(2):
+        model, running = Scheduled(), trainer(max_epochs=2)
+        running.fit(model, datamodule=data(kind, tmp_path), ckpt_path=path, **RESTORE)
+        assert model.expected == 2 * 7
+        assert running.global_step == 2 * 7
+        stopped, path = trainer(max_epochs=2, max_steps=5), tmp_path / "again.ckpt"
+        stopped.fit(Scheduled(), datamodule=data(kind, tmp_path), ckpt_path=tmp_path / "stopped.ckpt", **RESTORE)
+        stopped.save_checkpoint(path)
+
+
+class Normed(lightning.LightningModule):
+    """A model with statistics of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        self.seen: list[tuple[int, list[float]]] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.seen.append((self.trainer.current_epoch, batch[:, 0].tolist()))
+        return torch.Tensor(self.layers(batch).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def reloads(running: Any) -> int:
+    return int(running.reload_dataloaders_every_n_epochs)
+
+
+def averaged(path: Any = None, save: Any = None, **given: Any) -> tuple[Normed, lightning.Trainer]:
+    model = Normed()
+    running = trainer(StochasticWeightAveraging(0.01, swa_epoch_start=2), max_epochs=4)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not have many workers")
+        running.fit(model, ckpt_path=path, **given, **(RESTORE if path else {}))
+    if save:
+        running.save_checkpoint(save)
+    return model, running
+
+
+def test_weights_are_averaged_with_statistics_as_of_a_plain_loader(tmp_path: Path) -> None:
+    numbers = [torch.tensor([float(i % 7)]) for i in range(TRAIN)]
+    plain, its = averaged(train_dataloaders=DataLoader(numbers, batch_size=4))  # type: ignore[arg-type]
+    saved = tmp_path / "last.ckpt"
+    model, running = averaged(save=saved, datamodule=MapDataModule({"train": numbers}, batch_size=4, shuffle=False))
+    assert [epoch for epoch, _ in model.seen] == [epoch for epoch in range(5) for _ in range(5)]
+    assert model.seen == plain.seen
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+    assert (running.max_epochs, running.current_epoch) == (its.max_epochs, its.current_epoch) == (4, 5)
+    assert reloads(running) == 0
+    again, running = averaged(path=saved, datamodule=MapDataModule({"train": numbers}, batch_size=4, shuffle=False))
+    assert again.seen == []  # the pass for the statistics was the last one
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_trainer_fits_twice_and_has_its_options_back(tmp_path: Path, kind: str, every: int) -> None:
+    whole, model = Model(), Model()
+    trainer(max_epochs=4).fit(whole, datamodule=data(kind, tmp_path))
+    running, module = trainer(max_epochs=2, reload_dataloaders_every_n_epochs=every), data(kind, tmp_path)
+    for epochs in (2, 4):
+        running.fit_loop.max_epochs = epochs
+        running.fit(model, datamodule=module)
+        assert (running.current_epoch, running.max_epochs) == (epochs, epochs)
+        assert reloads(running) == every
+    assert model.seen == whole.seen
+
+
+def at_setup(module: Any) -> Callback:
+    callback = Callback()
+    callback.setup = module  # type: ignore[method-assign]
+    return callback
+
+
+def fails(*_: Any, **__: Any) -> None:
+    raise RuntimeError("no such luck")
+
+
+FAILING: dict[str, Callable[[], dict[str, Any]]] = {
+    "a step": lambda: {"model": Model(fail_at=9)},
+    "a setup": lambda: {"callbacks": [at_setup(fails)]},
+    "the checkpoint": lambda: {"path": "none.ckpt"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", list(FAILING))
+def test_a_fit_that_raises_gives_the_trainer_its_options_back(tmp_path: Path, kind: str, what: str) -> None:
+    failing = FAILING[what]()
+    running = trainer(*failing.get("callbacks", ()), max_epochs=2, reload_dataloaders_every_n_epochs=3)
+    with pytest.raises((RuntimeError, FileNotFoundError)):
+        running.fit(
+            failing.get("model", Model()), datamodule=data(kind, tmp_path), ckpt_path=failing.get("path"), **RESTORE
+        )
+    assert (running.max_epochs, reloads(running)) == (2, 3)
+
+
+class Reload(Callback):
+    """Sets an option of the trainer in the middle of a fit."""
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        trainer.reload_dataloaders_every_n_epochs = 5
+
+
+def test_what_a_callback_sets_stays(tmp_path: Path) -> None:
+    running = trainer(Reload(), max_epochs=1)
+    running.fit(Model(), datamodule=data("plain", tmp_path))
+    assert reloads(running) == 5
