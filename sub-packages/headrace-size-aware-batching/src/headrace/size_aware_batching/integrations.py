@@ -50,8 +50,8 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     delivered, given = snapshot.get("_snapshot_step"), main.get("_sampler_iter_yielded")
     if None not in (delivered, given) and delivered != given:
         raise ValueError(
-            f"loader_state must hold a position of the order, got one of in_order=False, where {delivered} batches were "
-            f"delivered and not the first {delivered}: a resume would lose and repeat samples. Construct the "
+            f"loader_state must hold a position of the order, got one of in_order=False, where {delivered} batches "
+            f"were delivered and not the first {delivered}: a resume would lose and repeat samples. Construct the "
             "StatefulDataLoader with in_order=True, and take a checkpoint that was saved so"
         )
     iterator = main.get("_sampler_iter_state") or {}
