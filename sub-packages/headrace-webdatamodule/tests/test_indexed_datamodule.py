@@ -202,8 +202,8 @@ def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
         ({"timeout": -1}, ValueError, "timeout must be seconds"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an int >= 1, got 0"),
         ({"verify": "never"}, ValueError, "verify must be one of"),
-        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be an int from 0 to num_replicas - 1"),
-        ({"num_replicas": 2, "mesh": Mesh()}, ValueError, "drop num_replicas and rank, or drop mesh"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be from 0 to 1 with num_replicas=2"),
+        ({"num_replicas": 2, "mesh": Mesh()}, ValueError, "so leave out num_replicas"),
     ],
 )
 def test_arguments_that_are_not_allowed(
