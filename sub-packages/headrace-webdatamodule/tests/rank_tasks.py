@@ -1,6 +1,9 @@
 """What the ranks of the tests do; see `ranks.py`."""
 
+import logging
 import os
+import threading
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
+import webdataset as wds
 from indexed_runs import Stateful
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -18,7 +22,9 @@ from headrace.webdatamodule import (
     IndexedWebDataModule,
     RankMismatchError,
     ResumableLoader,
+    WebDataModule,
 )
+from headrace.webdatamodule.loading import distributed
 from headrace.webdatamodule.loading.distributed import compare_plans
 
 
@@ -56,7 +62,7 @@ def compared(rank: int, plans: list[dict[str, Any]]) -> str:
     """Compares plans."""
     dist.init_process_group("gloo")
     try:
-        compare_plans(plans[rank], "train")
+        compare_plans(plans[rank], "train", 2)
     except RankMismatchError as error:
         return str(error)
     return ""
@@ -79,6 +85,9 @@ class Model(lightning.LightningModule):
     def validation_step(self, batch: list[str], batch_idx: int) -> None:
         self.seen["val"].append(batch)
 
+    def predict_step(self, batch: list[str], batch_idx: int) -> list[str]:
+        return batch
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -98,15 +107,210 @@ def tensor_parallel(rank: int, folder: str, data_parallel: int, tensor_parallel:
     return model.seen
 
 
+def meet() -> None:
+    """All ranks meet; ranks that are in different collectives do not get this far."""
+    met: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(met, "here")
+    assert met == ["here"] * len(met)
+
+
+def look(make: Any) -> None:
+    """Rank 0 alone looks at a batch of a loader."""
+    if dist.get_rank() == 0:
+        assert len(next(iter(make())))
+
+
+class LooksAtAll(lightning.Callback):
+    """Rank 0 alone looks at training and validation data, wherever it can."""
+
+    def look(self, trainer: Any, *rest: Any) -> None:
+        module = trainer.datamodule
+        looks: list[Any] = [
+            lambda: module.train_dataloader(),
+            lambda: module.val_dataloader(),
+            lambda: trainer.train_dataloader,
+            lambda: trainer.val_dataloaders,
+        ]
+        if trainer.state.fn != "fit":
+            own = {"validate": "val_dataloaders", "predict": "predict_dataloaders"}[trainer.state.fn.value]
+            looks = [lambda: getattr(trainer, own)]
+        for one in looks:
+            if one() is not None:  # a trainer has its validation loader when it is needed
+                look(one)
+        meet()
+
+    on_train_start = on_train_epoch_start = on_train_batch_start = on_train_end = look  # type: ignore[assignment]
+    on_validation_start = on_validation_batch_start = on_validation_end = look  # type: ignore[assignment]
+    on_predict_start = on_predict_batch_start = look  # type: ignore[assignment]
+
+
+def streamed(folder: str) -> WebDataModule:
+    splits = ("train", "val", "predict")
+    return WebDataModule(
+        dict.fromkeys(splits, 20),
+        "__key__",
+        dict.fromkeys(splits, folder),
+        4,
+        pipeline_wds=dict.fromkeys(splits, wds.map(first)),
+        pipeline_prebatch_wld=dict.fromkeys(splits, wds.batched(2, collation_fn=list)),
+    )
+
+
+def first(sample: tuple[str]) -> str:
+    return sample[0]
+
+
+def pairs(sizes: Any, **options: Any) -> DistributedBatchSampler:
+    return DistributedBatchSampler(len(sizes), 2, **options)
+
+
+def n_letters(sample: dict[str, Any]) -> int:
+    return len(sample["txt"])
+
+
+def looks_of_one_rank(rank: int, folder: str, kind: str) -> dict[str, Any]:
+    """Fits, validates and predicts while rank 0 looks at batches; also before, and afterwards."""
+    dist.init_process_group("gloo")
+    shards = dict.fromkeys(("train", "val", "predict"), folder)
+    batches = {"batch_sampler": pairs, "sizes": n_letters} if kind == "sized" else {"batch_size": 2}
+    module: Any = streamed(folder)
+    if kind != "stream":
+        module = IndexedWebDataModule(shards, collate_fn=keys, seed=1, **batches)
+    module.setup("fit")
+    loaders = (module.train_dataloader, module.val_dataloader)
+    for one in loaders:
+        look(one)
+    meet()
+    model, running = Model(), trainer(2, num_sanity_val_steps=1, callbacks=[LooksAtAll()])
+    running.fit(model, datamodule=module)
+    for one in loaders:
+        look(one)
+    meet()
+    found = dict(model.seen)
+    model.seen = {"train": [], "val": []}
+    running.validate(model, datamodule=module)
+    outputs = running.predict(model, datamodule=module)
+    predicted = None if kind == "stream" else module.predictions(outputs, gather=True)
+    return {**found, "validated": model.seen["val"], "outputs": outputs, "predicted": predicted}
+
+
+def looks_in_a_loop(rank: int, folder: str) -> dict[str, Any]:
+    """The same in a loop of one's own, where rank 0 also evaluates alone."""
+    dist.init_process_group("gloo")
+    shards = IndexedShards(folder)
+    loader = ResumableLoader(shards, DistributedBatchSampler(len(shards), 3), collate_fn=keys)
+    ordered = DistributedBatchSampler(len(shards), 3, shuffle=False)
+    val = ResumableLoader(shards, ordered, collate_fn=keys, name="val", fixed_epoch=True)
+    batches = DistributedBatchSampler(len(shards), 3, num_replicas=1, rank=0)
+    own = ResumableLoader(shards, batches, collate_fn=keys, num_replicas=1, rank=0)
+    came, steps = list[list[str]](), list[int]()
+    look(lambda: loader)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        look(lambda: loader)
+        for batch in loader:
+            came.append(batch)
+            look(lambda: loader)
+            if rank == 0:
+                assert len(list(val)) == 4
+                assert len(list(own)) == 7
+            meet()
+            steps.append(loader.state_dict()["steps"])
+        look(lambda: loader)
+    meet()
+    return {"came": came, "steps": steps}
+
+
+def differing(rank: int, folder: str, threaded: bool) -> dict[str, Any]:
+    """Trains on plans that differ; each step talks to the other ranks."""
+    dist.init_process_group("gloo")
+    shards, came, said = IndexedShards(folder), list[Any](), list[str]()
+    before, loader = (
+        ResumableLoader(shards, DistributedBatchSampler(len(shards), 3), collate_fn=keys, check_ranks=checks)
+        for checks in (False, True)
+    )
+    if rank:  # alone resumes, at the end of an epoch
+        assert len(list(before)) == 4
+        loader.load_state_dict(before.state_dict())
+
+    def train() -> None:
+        try:
+            for epoch in range(loader.epoch, 2):
+                loader.set_epoch(epoch)
+                for batch in loader:
+                    came.append(batch)
+                    dist.all_reduce(torch.ones(3))
+        except RankMismatchError as error:
+            said.append(str(error))
+
+    if threaded:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    else:
+        train()
+    return {"came": len(came), "said": said}
+
+
+def validated(rank: int, folders: list[str], kind: str) -> str:
+    """Validates on shards that differ."""
+    if kind == "stream":
+        module: Any = streamed(folders[rank])
+    else:
+        module = IndexedWebDataModule({"val": folders[rank]}, batch_size=2, collate_fn=keys)
+    model, running = Model(), trainer(2)
+    try:
+        running.validate(model, datamodule=module)
+    except RankMismatchError as error:
+        assert not model.seen["val"]
+        return str(error)
+    return ""
+
+
+def one_of_each_model(rank: int, folder: str, seeds: list[int]) -> dict[str, Any]:
+    """Of ranks that share a model the first one reads, as in pipeline parallelism."""
+    dist.init_process_group("gloo")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    shards, came, said = IndexedShards(folder), list[Any](), ""
+    if mesh["pipeline"].get_local_rank() == 0:
+        data = mesh["data"]
+        batches = DistributedBatchSampler(len(shards), 3, mesh=data, seed=seeds[data.get_local_rank()])
+        loader = ResumableLoader(shards, batches, collate_fn=keys, mesh=data)
+        try:
+            came += [*loader, *loader]
+        except RankMismatchError as error:
+            said = str(error)
+    meet()
+    return {"came": came, "said": said}
+
+
+def late(rank: int, folder: str, begun: str) -> list[str]:
+    """Rank 1 begins an epoch when rank 0 has said what it waits for."""
+    dist.init_process_group("gloo")
+    distributed._PATIENCE = 0.2
+    shards, said = IndexedShards(folder), list[str]()
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            Path(begun).touch()
+
+    logging.getLogger("headrace.webdatamodule").addHandler(Noting())
+    loader = ResumableLoader(shards, DistributedBatchSampler(len(shards), 3), collate_fn=keys)
+    loader.set_epoch(3)
+    while rank == 1 and not Path(begun).exists():
+        time.sleep(0.01)
+    assert len(list(loader)) == 4
+    return said
+
+
 class Looks(lightning.Callback):
     """Rank 0 alone looks at a batch; then all ranks meet."""
 
     def look(self, trainer: Any, *rest: Any) -> None:
         if dist.get_rank() == 0:
             assert next(iter(trainer.train_dataloader))
-        met: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(met, "here")  # ranks that are in different collectives do not get this far
-        assert met == ["here"] * len(met)
+        meet()
 
     on_train_start = on_train_epoch_start = on_train_batch_start = look  # type: ignore[assignment]
 

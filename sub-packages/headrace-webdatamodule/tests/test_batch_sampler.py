@@ -1,5 +1,6 @@
 """Batches of equal count: even over ranks, whole, and resumed at any number of ranks."""
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -347,3 +348,25 @@ def test_a_refused_position_leaves_a_running_iteration_its_own(epoch: int) -> No
     resumed = DistributedBatchSampler(40, 4)
     resumed.load_state_dict(state)
     assert taken + list(resumed) == list(DistributedBatchSampler(40, 4))
+
+
+@pytest.mark.parametrize("order", [None, Listed, Stretched])
+def test_a_copy_while_it_is_iterated_goes_its_own_way(order: type[Listed] | None) -> None:
+    batches = DistributedBatchSampler(40, 4, sampler=None if order is None else order(40))
+    whole = list(batches)
+    running = iter(batches)
+    assert [next(running) for _ in range(3)] == whole[:3]
+    copied = copy.deepcopy(batches)
+    assert copied.state_dict() == batches.state_dict()
+    copied.load_state_dict(copied.state_dict())
+    assert list(copied) == whole[3:]
+    assert batches.state_dict()["position"] == 12
+    assert list(running) == whole[3:]
+
+
+def test_a_copy_of_a_seeded_random_order_while_it_is_iterated() -> None:
+    order = torch.utils.data.RandomSampler(range(40), generator=torch.Generator().manual_seed(3))
+    batches = DistributedBatchSampler(40, 4, sampler=order)
+    running = iter(batches)
+    taken = next(running)
+    assert list(copy.deepcopy(batches)) == [taken, *running]

@@ -148,7 +148,7 @@ def test_what_differs_is_named(tmp_path: Path, plans: list[dict[str, Any]], mess
 
 
 def test_a_process_alone_agrees_with_itself() -> None:
-    compare_plans({"epoch": 0}, "train")
+    compare_plans({"epoch": 0}, "train", 1)
     assert on_one_rank(lambda: 5) == 5
 
 
@@ -172,6 +172,68 @@ def test_a_look_of_one_rank_waits_for_no_other(folder: str, tmp_path: Path) -> N
     came = run_ranks(rank_tasks.looked_at, tmp_path, 2, folder)
     for epoch in (slice(0, 5), slice(5, 10)):
         assert sorted(key for rank in came for key in flat(rank[epoch])) == KEYS
+
+
+@slow
+@pytest.mark.parametrize("kind", ["indexed", "sized", "stream"])
+def test_looks_of_one_rank_before_in_and_after_a_fit(tmp_path: Path, kind: str) -> None:
+    ranks = run_ranks(rank_tasks.looks_of_one_rank, tmp_path, 2, made(tmp_path / "shards"), kind)
+    sanity = 1
+    for name, begin, epochs in (("train", 0, 2), ("val", sanity, 2), ("validated", 0, 1), ("outputs", 0, 1)):
+        assert [len(rank[name]) for rank in ranks] == [begin + 5 * epochs] * 2
+        for at in range(begin, begin + 5 * epochs, 5):
+            assert sorted(key for rank in ranks for key in flat(rank[name][at : at + 5])) == KEYS
+    if kind != "stream":
+        assert ranks[0]["predicted"] == ranks[1]["predicted"] == [[key, key] for key in KEYS]
+
+
+@slow
+def test_looks_of_one_rank_in_a_loop(folder: str, tmp_path: Path) -> None:
+    ranks = run_ranks(rank_tasks.looks_in_a_loop, tmp_path, 2, folder)
+    for epoch in (slice(0, 4), slice(4, 8)):
+        assert sorted(key for rank in ranks for key in flat(rank["came"][epoch])) == KEYS
+    assert [rank["steps"] for rank in ranks] == [[1, 2, 3, 4] * 2] * 2
+
+
+@slow
+@pytest.mark.parametrize("threaded", [False, True])
+def test_plans_that_differ_are_an_error_in_a_loop_that_talks_in_each_step(
+    folder: str, tmp_path: Path, threaded: bool
+) -> None:
+    ranks = run_ranks(rank_tasks.differing, tmp_path, 2, folder, threaded)
+    assert ranks[0]["said"] == ranks[1]["said"]
+    message = "steps done: rank 0 has 0, rank 1 has 4" if threaded else "epoch: rank 0 has 0, rank 1 has 1"
+    assert message in ranks[0]["said"][0]
+    assert [rank["came"] for rank in ranks] == [0 if threaded else 1] * 2
+
+
+@slow
+@pytest.mark.parametrize("kind", ["indexed", "stream"])
+def test_validation_data_that_differs_is_an_error_on_every_rank(folder: str, tmp_path: Path, kind: str) -> None:
+    said = run_ranks(rank_tasks.validated, tmp_path / "run", 2, [folder, made(tmp_path / "other", 1)], kind)
+    assert said[0] == said[1]
+    assert "the ranks differ in what the val loader is to deliver" in said[0]
+
+
+@slow
+@pytest.mark.parametrize("seeds", [[1, 1], [1, 2]])
+def test_ranks_of_a_mesh_talk_to_one_another_alone(folder: str, tmp_path: Path, seeds: list[int]) -> None:
+    ranks = run_ranks(rank_tasks.one_of_each_model, tmp_path, 4, folder, seeds)
+    reading = ranks[::2]
+    assert [rank["came"] for rank in ranks[1::2]] == [[], []]
+    if seeds[0] == seeds[1]:
+        for epoch in (slice(0, 4), slice(4, 8)):
+            assert sorted(key for rank in reading for key in flat(rank["came"][epoch])) == KEYS
+    else:
+        assert all("order and batches: rank 0 has" in rank["said"] for rank in reading)
+
+
+@slow
+def test_a_rank_that_waits_says_for_what(folder: str, tmp_path: Path) -> None:
+    said = run_ranks(rank_tasks.late, tmp_path, 2, folder, str(tmp_path / "begun"))
+    assert said[1] == []
+    message = "rank 0 has waited 0.2 s for the other ranks to begin epoch 3 of the train loader: "
+    assert said[0] == [message + "iterate it on every rank, or take one batch at most where one rank looks at it"]
 
 
 @slow

@@ -726,13 +726,92 @@ def test_two_iterations_at_once_are_independent(folder: Path, kind: str, workers
     seen = [next(first), next(first)]
     second = iter(loader)
     other = [next(second)]
-    assert (loader.steps, loader.state_dict()["steps"]) == (1, 1)
+    assert (loader.steps, loader.state_dict()["steps"]) == (2, 2)  # as long as the other one is a look
     for _ in range(2):  # in turns
         seen.append(next(first))
         other.append(next(second))
     assert loader.steps == 3
     assert seen + list(first) == other + list(second) == whole
     loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@kinds
+def test_a_look_while_a_loop_is_under_way_counts_for_nothing(folder: Path, kind: str, workers: int) -> None:
+    loader = KINDS[kind](folder, num_workers=workers)
+    epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(3)]
+    held: list[Any] = []
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            state = loader.state_dict()
+            held = [*held[-1:], iter(loader)]
+            looks = [next(held[-1]), next(iter(loader))]
+            assert looks == [epochs[epoch][0]] * 2
+            assert batch == epochs[epoch][number]
+            assert (loader.state_dict(), loader.steps, loader.epoch) == (state, number + 1, epoch)
+    assert loader.report().batches == sum(map(len, epochs))
+    loader.close()
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("drop", [False, True])
+@kinds
+def test_a_look_leaves_a_position_that_was_loaded(folder: Path, kind: str, drop: bool, chosen: bool) -> None:
+    whole = epoch_of(KINDS[kind](folder), 2)
+    killed, resumed = KINDS[kind](folder), KINDS[kind](folder)
+    killed.set_epoch(2)
+    assert list(islice(killed, 3)) == whole[:3]
+    resumed.load_state_dict(killed.state_dict())
+    held = iter(resumed)
+    assert next(held) == whole[3]
+    look = next(iter(resumed))
+    if drop:
+        del held
+    again = next(iter(resumed))
+    assert look == again == whole[3]
+    if chosen:
+        resumed.set_epoch(2)
+    assert list(resumed) == whole[3:]
+    assert (resumed.steps, resumed.epoch) == (len(whole), 2)
+    assert list(resumed) == epoch_of(KINDS[kind](folder), 3)
+
+
+@kinds
+def test_who_begins_anew_while_another_iteration_is_held_has_the_position(folder: Path, kind: str) -> None:
+    loader = KINDS[kind](folder)
+    whole = epoch_of(KINDS[kind](folder), 0)
+    held = iter(loader)
+    assert [next(held) for _ in range(4)] == whole[:4]
+    assert (list(islice(loader, 2)), loader.steps) == (whole[:2], 2)
+    again = KINDS[kind](folder)
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == whole[2:]
+    assert (list(loader), loader.steps, loader.epoch) == (whole, len(whole), 0)
+    after = epoch_of(KINDS[kind](folder), 1)
+    assert list(loader) == after
+    assert loader.report().batches == 4 + 2 + len(whole) + len(after)
+
+
+class Uncopied(Bare):
+    """Keeps its iterator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.running = iter([*super().__iter__()])
+        self.locked = (number for number in range(1))
+        return self.running
+
+
+def test_a_second_iteration_over_what_cannot_be_copied_says_so(folder: Path) -> None:
+    loader = make(folder, Uncopied())
+    first = iter(loader)
+    next(first)
+    cure = "keep no iterators in its attributes, give batch_sampler as a function"
+    with pytest.raises(TypeError, match=rf"a second iteration of the train loader, .* a copy of Uncopied, .*: {cure}"):
+        next(iter(loader))
+    assert len(list(first)) == 11
+    whole = make(folder, lambda num_replicas, rank: Uncopied())
+    first = iter(whole)
+    assert next(first) == next(iter(whole))
 
 
 def test_every_epoch_is_the_same_where_it_is_fixed(folder: Path) -> None:
@@ -769,7 +848,7 @@ def test_workers_start_before_ranks_compare_their_plans(folder: Path, monkeypatc
     before, children = set(multiprocessing.active_children()), list[int]()
     monkeypatch.setattr(
         "headrace.webdatamodule.loader.compare_plans",
-        lambda plan, name: children.append(len(set(multiprocessing.active_children()) - before)),
+        lambda plan, name, num_replicas, mesh: children.append(len(set(multiprocessing.active_children()) - before)),
     )
     loader = plain(folder, num_workers=2)
     assert len(list(loader)) == 6

@@ -310,6 +310,41 @@ def test_a_second_iterator_beside_persistent_workers(tmp_path: Path) -> None:
     assert list(made) == whole[1]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_while_a_loop_is_under_way_counts_for_nothing(tmp_path: Path, workers: int) -> None:
+    write(tmp_path, [5, 5, 5, 5])
+    made = stream(tmp_path, "shuffled", 20, workers=workers)
+    epochs = [list(epoch) for epoch in [stream(tmp_path, "shuffled", 20, workers=workers)] * 2]
+    for epoch in range(2):
+        held: list[Any] = []
+        for steps, batch in enumerate(made, 1):
+            state = made.state_dict()
+            held = [*held[-1:], iter(made)]
+            looks = [next(held[-1]), next(iter(made))]
+            if steps < len(made):
+                assert looks == [epochs[epoch][0]] * 2
+                assert (state["epoch"], state["position"]) == (epoch, steps)
+                assert made.state_dict() == state
+            assert batch == epochs[epoch][steps - 1]
+        made.set_epoch(epoch + 1)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_look_leaves_a_position_that_was_loaded(tmp_path: Path, drop: bool) -> None:
+    write(tmp_path, [5, 5, 5, 5])
+    killed, resumed = (stream(tmp_path, "shuffled", 20) for _ in range(2))
+    whole = list(stream(tmp_path, "shuffled", 20))
+    assert list(islice(killed, 2)) == whole[:2]
+    resumed.load_state_dict(killed.state_dict())
+    held = iter(resumed)
+    looks = [next(held), next(iter(resumed))]
+    if drop:
+        del held
+    assert [*looks, next(iter(resumed))] == [whole[2]] * 3
+    assert list(resumed) == whole[2:]
+    assert (resumed.epoch, resumed.steps) == (1, 0)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iteration_whose_workers_were_ended_repeats_nothing(tmp_path: Path, persistent: bool) -> None:
     write(tmp_path, [100, 100])

@@ -6,6 +6,7 @@
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
 - `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
+- The same of the loops that validate, test and predict: their iterators.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
@@ -58,8 +59,7 @@ class FitLoop:
 
     def iterates(self) -> bool:
         """Whether the trainer's iterator over the loader, a generator, runs at this moment, and not another one."""
-        iterator = getattr(self._module.trainer.fit_loop._combined_loader, "_iterator", None)
-        return any(one.gi_running for one in getattr(iterator, "iterators", ()))
+        return _iterates(self._module.trainer.fit_loop)
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""
@@ -89,6 +89,34 @@ class FitLoop:
             if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
                 loop.epoch_progress.increment_completed()
                 loop.reset_restart_stage()
+
+
+class EvaluationLoops:
+    """Joins a trainer's loops that validate, test or predict with a loader: what others take of it counts for nothing.
+
+    They run on all ranks; what a callback takes may be taken on one.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def iterates(self) -> bool:
+        """Whether an iterator of these loops runs at this moment, and not another one."""
+        trainer = self.trainer
+        loops = trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
+        return any(map(_iterates, loops))
+
+    def steps_done(self) -> None:
+        """Every batch counts that was delivered."""
+
+    def settle(self) -> None:
+        """Nothing is resumed."""
+
+
+def _iterates(loop: Any) -> bool:
+    """Whether a loop's iterator over a loader, a generator, runs at this moment."""
+    iterator = getattr(loop._combined_loader, "_iterator", None)
+    return any(getattr(one, "gi_running", False) for one in getattr(iterator, "iterators", ()))
 
 
 class LastIndices(_IndexBatchSamplerWrapper):

@@ -228,7 +228,8 @@ class WebDataModule(SplitDataModule):
     def _make_loader(self, split: Split) -> StreamLoader:
         if split not in self._datasets:
             self._datasets[split] = open_stream(self._options[split])
-        return open_loader(self._datasets[split], self._present_ranks().current)
+        ranks = self._present_ranks()
+        return open_loader(self._datasets[split], ranks.current, ranks.mesh)
 
 
 class PickledDataWDS(WebDataModule):

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from headrace.webdatamodule.loading.dataset import (
     describe_sample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.epochs import EpochLoader
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
 from headrace.webdatamodule.loading.options import check_loading, seed_int
@@ -60,7 +61,12 @@ class ResumableLoader(EpochLoader):
     After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
     another. After a `break`, it begins that epoch anew. The state of an epoch's end leaves nothing of it: the first
     iteration is empty, the second the next epoch; `for epoch in range(loader.epoch, epochs)` is right for every state.
-    Two iterations of one loader are independent; the state is that of the one that began last, or of the trainer's.
+    Two iterations of one loader are independent. `next(iter(loader))` while a loop is under way is a look, which counts
+    for nothing; who takes a second batch has begun anew, and the state is that of this iteration. In a fit with a data
+    module it is always the trainer's.
+
+    The ranks compare their plans where all of them are: before the first batch of a trainer's loop, and before the
+    second one in a training loop of your own. So one rank alone may look at a batch, and evaluate.
 
     It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
 
@@ -86,10 +92,11 @@ class ResumableLoader(EpochLoader):
             of lists, arrays, tensors and Hugging Face datasets, some samples.
         num_replicas: Number of data-parallel ranks; from the process group when an epoch begins, if None.
         rank: This one; the same.
-        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks, which compare their plans then.
         name: Of the split, for messages.
         fixed_epoch: Whether every epoch is the same, as for validation: `set_epoch` is ignored.
-        check_ranks: Whether all ranks compare their plans before each epoch.
+        check_ranks: Whether the ranks compare their plans in each epoch. They need a mesh that is a `DeviceMesh`, or to
+            be all ranks of the process group.
 
     Attributes:
         dataset: The samples.
@@ -175,6 +182,7 @@ class ResumableLoader(EpochLoader):
         )
         self._current: weakref.ref[Iteration] | None = None
         self._positions: deque[Position] = deque([Position(0, None)])
+        self._start = self._positions[0]  # of the iteration that began last
         self._steps_before = 0
         self._length: tuple[tuple[int, int], int] | None = None  # of the epoch that began: its ranks and batches
         self._begun = self._resumed = False
@@ -350,12 +358,16 @@ class ResumableLoader(EpochLoader):
             # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
             yield from self._beside(Position(0, None))
             return
+        if self._trainer is None and self._latest() is not None and self._begun and not self._chosen:
+            yield from self._beside_another()
+            return
         iteration, inner, plan = self._begin()
         self._current = weakref.ref(iteration)
+        compares_after = batches_before_comparing(in_trainer=self._trainer is not None, evaluates=self._fixed)
         try:
-            if self._check_ranks:
-                compare_plans(plan, self._name)
-            while True:
+            for number in count():
+                if number == compares_after and self._check_ranks:
+                    compare_plans(plan, self._name, self._stats.rank[0], self._given_ranks.mesh)
                 if self._latest() is not iteration:
                     yield from self._beside(iteration.position)  # a later one has the workers and the position
                     return
@@ -385,8 +397,8 @@ class ResumableLoader(EpochLoader):
         if self._begun:
             if self._finished and not self._chosen and not self._fixed:
                 self._go_to(self._epoch + 1)
-            else:  # the same epoch once more
-                self._restart(0)
+            else:
+                self._start_at(self._first())  # the same epoch once more
         batches, (world, rank) = self._batches(), self.ranks
         if world > 1 and isinstance(getattr(batches, "rank", None), str):
             raise ValueError(
@@ -394,6 +406,7 @@ class ResumableLoader(EpochLoader):
                 f"of {world} ranks would train on all of them: leave out rank"
             )
         length, start = len(self), self._positions[-1]
+        self._start = start
         plan = {
             "epoch": self._epoch,
             "steps done": start.steps,
@@ -428,21 +441,53 @@ class ResumableLoader(EpochLoader):
         finally:
             other._iterator = None
 
+    def _beside_another(self) -> Iterator[Any]:
+        """The epoch once more, while another iteration is under way.
+
+        As long as one batch is taken it is a look, which counts for nothing. Who takes more has begun anew.
+        """
+        other = self._copy(self._first())
+        other._check_ranks = self._check_ranks
+        try:
+            batches = other._deliver()
+            yield from islice(batches, 1)
+            if counts := self._begun and not self._chosen and self._epoch == other._epoch:
+                self._finished, self._start = False, other._start
+                self._positions, self._length, self._current = other._positions, other._length, other._current
+                self._note(other.indices, [])
+                other._counts, other._on_batch = self._counts, self._on_batch
+            for batch in batches:
+                if counts:
+                    self.indices = other.indices
+                yield batch
+            self._finished = self._finished or self._positions is other._positions
+        finally:
+            other._iterator = None
+
     def _copy(self, position: Position) -> ResumableLoader:
         """A loader of its own at a position of this epoch, whose batches count for nothing."""
         other = copy.copy(self)
         other._open()
         if self._factory is None:
-            other._batch_sampler = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
+            other._batch_sampler = _copied(self._batch_sampler, self.dataset, self._name)
         else:
             other._batch_sampler = self._factory(*(self._factory_ranks or self.ranks))
-        rewind(other._batch_sampler, self._epoch)
-        if has_state(other._batch_sampler) and position.steps and position.state is not None:
-            load_state(other._batch_sampler, position.state, self._epoch)
-        other._restart(position.steps)
+        other._start_at(position)
         other._fit_loop = other._on_batch = None
         other._check_ranks, other._counts = False, bool
         return other
+
+    def _first(self) -> Position:
+        """Where an epoch begins once more: a look at one batch leaves a position that was loaded."""
+        looked = not self._finished and self._positions[-1].steps <= self._start.steps + 1
+        return self._start if looked else Position(0, None)
+
+    def _start_at(self, position: Position) -> None:
+        """Put the batch sampler at a position of this epoch, from where the next iteration begins."""
+        rewind(self._batch_sampler, self._epoch)
+        if has_state(self._batch_sampler) and position.steps and position.state is not None:
+            load_state(self._batch_sampler, position.state, self._epoch)
+        self._restart(position.steps, position.state)
 
     def _note(self, indices: Sequence[int], skipped: list[Skipped]) -> None:
         if skipped:
@@ -467,3 +512,16 @@ class ResumableLoader(EpochLoader):
             more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
             batch = f"batch {position.steps - 1} of epoch {self._epoch}"
             error.add_note(f"the {self._name} loader waited for {batch}: {shown}{more}")
+
+
+def _copied(batch_sampler: Any, dataset: Any, name: str) -> Any:
+    """A batch sampler of the same order, for an iteration beside another one; the dataset stays the same."""
+    try:
+        return copy.deepcopy(batch_sampler, {id(dataset): dataset})
+    except TypeError as error:
+        kind = type(batch_sampler).__name__
+        raise TypeError(
+            f"a second iteration of the {name} loader, while one is under way, needs a copy of {kind}, and it cannot "
+            f"be copied ({error}): keep no iterators in its attributes, give batch_sampler as a function of "
+            "num_replicas and rank that makes it, or begin anew with set_epoch"
+        ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning
 
-from headrace.webdatamodule._lightning import FitLoop
+from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule.loading.distributed import TrainerMesh
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
@@ -143,6 +143,8 @@ class SplitDataModule(lightning.LightningDataModule):
                 self._resume(loader)
                 if self._fit_loop is not None:
                     loader._fit_loop, self._fit_loop.loader = self._fit_loop, loader
+            elif self._in_stage:
+                loader._fit_loop = EvaluationLoops(self.trainer)
             self._loaders[split] = loader
         return self._loaders[split]
 

@@ -16,9 +16,10 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.loading.distributed import compare_plans
+from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.epochs import EpochLoader
 from headrace.webdatamodule.loading.position import check_state
+from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -56,7 +57,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     trainer's. `ranks` is asked for the number of data-parallel ranks and this rank when an epoch begins.
     """
 
-    def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], mesh: Mesh | None = None) -> None:
         options = dataset.options
         # Without a generator of its own, torch would draw from that of the process.
         self._loading = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
@@ -65,6 +66,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             self.pipeline[0].dataset.share()
         self.pipeline += options.stages_wld
         self.samples, self.options, self.ranks = dataset, options, ranks
+        self._mesh = mesh
         self.n_batches = options.n_batches
         self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
@@ -201,15 +203,17 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         )
 
     def _deliver(self) -> Iterator[Any]:
-        epoch, start = (self._epoch, 0) if self._latest is not None else self._at
+        epoch, start = self._at if self._latest is None else (self._epoch, self._first(self._latest))
         beside = self._is_beside_a_fit()
+        # Beside a loop that is under way it is a look, which counts for nothing, until a second batch is taken.
+        under_way = self._latest if self._latest in self._runs and self._trainer is None and not self._chosen else None
         if beside:
             epoch, start = self.epoch, 0
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
         run = _Run(epoch, start, start, self._torch_loader(persists=persists), persists)
-        if not beside:
+        if not (beside or under_way):
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
         self._runs.add(run)
         num_replicas, rank = self.ranks()
@@ -218,23 +222,43 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             self._check_replicas(start, num_replicas)
             now = Pass(epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
-            if not beside:
+            compares_after = batches_before_comparing(in_trainer=self._trainer is not None, evaluates=self._fixed)
+            if beside:
+                compares_after = None
+            else:
                 self._replicas = num_replicas
-                ours = {"epoch": epoch, "steps done": start, "batches": self.n_batches, "num_replicas": num_replicas}
-                compare_plans({**ours, **self._described}, self._name)
+            if compares_after == 0:
+                self._compare(run, num_replicas)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
                 _logger.info(message, self._name, start, epoch)
-            for batch in islice(self._repeated(run, now, first), start, self._length()):
+            for number, batch in enumerate(islice(self._repeated(run, now, first), start, self._length()), 1):
                 run.steps += 1
                 if run.steps == self._length():
                     self._advance(run)
                 yield batch
+                if number == compares_after:
+                    self._compare(run, num_replicas)
+                if number == 1 and under_way is not None and self._latest is under_way and not self._chosen:
+                    self._latest = run
             self._advance(run)
             if self._latest is run:
                 self._latest = None
         finally:
             self._end(run)
+
+    def _first(self, run: _Run) -> int:
+        """Where an epoch begins once more, after or beside a run: a look at one batch leaves a loaded position."""
+        return run.start if run.epoch == self._epoch and run.steps <= run.start + 1 else 0
+
+    def _compare(self, run: _Run, num_replicas: int) -> None:
+        ours = {
+            "epoch": run.epoch,
+            "steps done": run.start,
+            "batches": self.n_batches,
+            "num_replicas": num_replicas,
+        }
+        compare_plans({**ours, **self._described}, self._name, num_replicas, self._mesh)
 
     def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
         """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
@@ -359,9 +383,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         return length
 
 
-def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]]) -> StreamLoader:
+def open_loader(dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], mesh: Mesh | None = None) -> StreamLoader:
     """A loader of a split, with the methods that the user has called on it."""
     options = dataset.options
-    loader = StreamLoader(dataset, ranks)
+    loader = StreamLoader(dataset, ranks, mesh)
     invoked: StreamLoader = call_methods(options.argument("invoke_wld"), loader, options.invoke_wld)
     return invoked
