@@ -15,7 +15,7 @@ from headrace.webdatamodule._lightning import LastIndices
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.dataset import OnError
-from headrace.webdatamodule.loading.distributed import on_one_rank
+from headrace.webdatamodule.loading.distributed import is_distributed, on_one_rank, waiting
 from headrace.webdatamodule.loading.factories import (
     BATCH_SAMPLER,
     RANKS,
@@ -104,6 +104,7 @@ class ResumableDataModule(SplitDataModule):
         self._datasets: dict[Split, Any] = {}
         self._fingerprints: dict[Split, str] = {}
         self._found_sizes: dict[Split, Sizes] = {}
+        self._shared_sizes: dict[Split, Sizes] = {}  # the same, where one rank evaluated them for all
         self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
         self._options: dict[str, str] = {}  # of the train loader, in words
@@ -200,6 +201,9 @@ class ResumableDataModule(SplitDataModule):
         self._datasets.pop(split, None)  # it may have been replaced since a former stage
         if self._fingerprint(split) != before and before is not None:
             self._found_sizes.pop(split, None)
+            self._shared_sizes.pop(split, None)
+        if is_distributed() and self._batch_sampler[split] is not None:
+            self._sizes_of(split)  # as long as all ranks are here; a loader may be made by one of them
 
     def _dataset(self, split: Split) -> Any:
         if split not in self._datasets:
@@ -212,9 +216,11 @@ class ResumableDataModule(SplitDataModule):
         return self._fingerprints[split]
 
     def _sizes_of(self, split: Split) -> Sizes | None:
-        """The size of each sample, if there are sizes; all ranks have to call this."""
+        """The size of each sample, if there are sizes; all ranks have to call this the first time."""
         if callable(self._sizes[split]):  # evaluated by one rank; the others wait
-            return on_one_rank(partial(self._evaluated_sizes, split))
+            if split not in self._shared_sizes:
+                self._shared_sizes[split] = on_one_rank(partial(self._evaluated_sizes, split))
+            return self._shared_sizes[split]
         return None if self._sizes[split] is None else self._evaluated_sizes(split)
 
     def _evaluated_sizes(self, split: Split) -> Sizes:
@@ -259,7 +265,8 @@ class ResumableDataModule(SplitDataModule):
         found = in_order(outputs, self._predicted)
         if gather and dist.is_available() and dist.is_initialized():
             parts: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, found)
+            with waiting("the other ranks to call predictions(gather=True)"):
+                dist.all_gather_object(parts, found)
             found = sorted({index: row for part in parts[::-1] for index, row in part}.items())
         data = self._dataset(self._needed_by("predict"))
         key = getattr(data, "key", None)
