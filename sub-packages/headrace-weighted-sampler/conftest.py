@@ -6,8 +6,10 @@ import random
 import resource
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], pat
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run the long and huge variants")
+    parser.addoption("--fast", action="store_true", help="skip what starts a process, and try few examples of each law")
     parser.addoption("--seed", type=int, help="seed of every test (default 0; with --nightly another one in each run)")
 
 
@@ -44,6 +47,37 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.nightly and not options.hypothesis_profile:
         settings.load_profile("nightly")
         options.hypothesis_seed = options.hypothesis_seed or options.seed
+
+    elif options.fast:
+        settings.load_profile("few")
+    if options.fast:
+        skip_processes()
+
+
+def skip_processes() -> None:
+    """Let a test end as skipped when it is about to start a process."""
+
+    def skip(*_: object) -> None:
+        pytest.skip("starts a process; run without --fast")
+
+    def audit(event: str, _: object) -> None:
+        if event in ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen") and running_test:
+            skip()
+
+    sys.addaudithook(audit)
+    BaseProcess.start = skip  # type: ignore[assignment, method-assign]  # a spawned one raises no audit event
+
+
+running_test: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    running_test.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        running_test.clear()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -53,10 +53,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*has no state of its own:UserWarning")  # lists are read again
+@pytest.mark.parametrize("cuts", [10, pytest.param(100, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
-def test_it_resumes_everywhere(case: str) -> None:
+def test_it_resumes_everywhere(case: str, cuts: int) -> None:
     make, options = CASES[case]
-    check_resumes(lambda: make(**options))
+    check_resumes(lambda: make(**options), most_cuts=cuts)
 
 
 # By the class and the argument: other options, and the argument's other value.
