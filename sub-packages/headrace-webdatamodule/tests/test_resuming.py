@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, write_shards
 from headrace.webdatamodule.testing import check_resumes
@@ -158,3 +158,20 @@ def test_what_does_not_decide_the_order_may_change(make: Any, name: str) -> None
     if name == "num_replicas" and make is batches:
         return  # half of the rest
     assert begun + rest == [list(batch) for batch in make()]
+
+
+def test_a_loader_is_for_the_ranks_of_its_batch_sampler() -> None:
+    one = loader(batches(num_replicas=2, rank=1))
+    assert (one.ranks, len(one)) == ((2, 1), len(list(one)))
+    wrapped = loader(BatchSampler(DistributedSampler(range(COUNT), num_replicas=2, rank=1), 4, drop_last=False))  # type: ignore[arg-type]  # anything with a length
+    assert wrapped.ranks == (2, 1)
+
+
+@pytest.mark.parametrize("given", [{"num_replicas": 1, "rank": 0}, {"num_replicas": 2, "rank": 0}])
+def test_a_loader_and_a_batch_sampler_for_other_ranks_are_an_error(given: dict[str, int]) -> None:
+    one = loader(batches(num_replicas=2, rank=1), **given)
+    with pytest.raises(ValueError, match=r"the train loader is for rank 0 of ., and its .* for rank 1 of 2"):
+        next(iter(one))
+    alone = loader(num_replicas=2, rank=1)  # its batch sampler knows of one rank
+    with pytest.raises(ValueError, match=r"is for rank 1 of 2, and its DistributedBatchSampler for rank 0 of 1"):
+        next(iter(alone))

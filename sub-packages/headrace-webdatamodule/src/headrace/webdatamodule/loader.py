@@ -38,6 +38,7 @@ from headrace.webdatamodule.loading.position import (
     has_state,
     length_of,
     load_state,
+    ranks_of,
     requested,
     resume,
     rewind,
@@ -90,7 +91,8 @@ class ResumableLoader(EpochLoader):
         seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
         fingerprint: Stands for the dataset in states; when None, the dataset's own `fingerprint`, else its length and,
             of lists, arrays, tensors and Hugging Face datasets, some samples.
-        num_replicas: Number of data-parallel ranks; from the process group when an epoch begins, if None.
+        num_replicas: Number of data-parallel ranks. By default that of the batch sampler where it says one, else of the
+            process group, else WORLD_SIZE of the environment, when an epoch begins.
         rank: This one; the same.
         mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks, which compare their plans then.
         name: Of the split, for messages.
@@ -201,8 +203,21 @@ class ResumableLoader(EpochLoader):
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """The number of data-parallel ranks and this rank, as of now."""
-        return self._given_ranks.current()
+        """The number of data-parallel ranks and this rank, as of now.
+
+        Raises:
+            ValueError: The batch sampler is for other ranks than were given to the loader.
+        """
+        own = None if self._factory else ranks_of(self._batch_sampler)
+        if own is None:
+            return self._given_ranks.current()
+        if self._given_ranks.given and (given := self._given_ranks.current()) != own:
+            raise ValueError(
+                f"the {self._name} loader is for rank {given[1]} of {given[0]}, and its "
+                f"{type(self._batch_sampler).__name__} for rank {own[1]} of {own[0]}: give num_replicas, rank or mesh "
+                "to the batch sampler, and leave them out of the loader"
+            )
+        return own
 
     @property
     def epoch(self) -> int:

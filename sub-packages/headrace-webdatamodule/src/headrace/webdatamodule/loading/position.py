@@ -113,6 +113,15 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     return batch_sampler
 
 
+def ranks_of(batch_sampler: Any) -> tuple[int, int] | None:
+    """The number of ranks and the rank that a batch sampler, or its sampler, is for; None if it does not say."""
+    for one in (batch_sampler, getattr(batch_sampler, "sampler", None)):
+        found = getattr(one, "num_replicas", None), getattr(one, "rank", None)
+        if all(isinstance(number, int) for number in found):
+            return found  # type: ignore[return-value]  # of two ints
+    return None
+
+
 def set_epoch(batch_sampler: Any, epoch: int) -> None:
     """Tell a batch sampler, or its sampler, the epoch."""
     setter = getattr(batch_sampler, "set_epoch", None)
