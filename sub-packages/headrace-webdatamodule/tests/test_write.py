@@ -1061,6 +1061,93 @@ def test_a_disk_that_fails_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert verify_shards(folder) == []
 
 
+@pytest.fixture
+def disk_order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What was brought to the disk, and what got its name, in the order in which that ended."""
+    order, fsync, replace = list[tuple[str, str]](), os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        order.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+
+    def note_replace(source: Any, target: Any) -> None:
+        order.append(("name", str(target)))
+        order[order.index(("fsync", str(source)))] = ("fsync", str(target))  # whatever it was called then
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    return order
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_name_follows_its_bytes_to_the_disk_and_the_manifest_follows_all_names(
+    tmp_path: Path, stream: bool, disk_order: list[tuple[str, str]]
+) -> None:
+    samples = some(100)
+    write_shards(iter(samples) if stream else samples, tmp_path, samples_per_shard=1, columns={"n": range(100)})
+    names = [name for what, name in disk_order if what == "name"]
+    assert {Path(name).name for name in names} == {path.name for path in tmp_path.iterdir()}
+    for name in names:
+        assert disk_order.index(("fsync", name)) < disk_order.index(("name", name))
+    assert names[-1] == str(tmp_path / "manifest.json")
+    shards = [name for name in names if name.endswith((".tar", ".hri"))]
+    assert len(shards) == 200
+    last, manifest = (disk_order.index(("name", name)) for name in (shards[-1], names[-1]))
+    assert ("fsync", str(tmp_path)) in disk_order[last:manifest]
+    assert disk_order[-1] == ("fsync", str(tmp_path))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_directory_is_brought_to_the_disk_once_for_all_shards(
+    tmp_path: Path, stream: bool, disk_order: list[tuple[str, str]]
+) -> None:
+    counts = []
+    for number in (10, 100):
+        folder = tmp_path / str(number)
+        write_shards(iter(some(number)) if stream else some(number), folder, samples_per_shard=1)
+        counts.append(disk_order.count(("fsync", str(folder))))
+        assert len(list(folder.glob("*.tar"))) == number
+    assert counts[0] == counts[1]
+    assert sum(what == "name" and name.endswith("plan.json") for what, name in disk_order) <= 4  # twice a write
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+def test_the_directory_is_brought_to_the_disk_once_for_all_indexes(
+    tmp_path: Path, disk_order: list[tuple[str, str]]
+) -> None:
+    for number, (key, sample) in enumerate(some(50)):
+        write_tar(tmp_path / f"{number:02d}.tar", [(key, sample)])
+    del disk_order[:]
+    index_shards(tmp_path)
+    names = [name for what, name in disk_order if what == "name"]
+    assert len(names) == 52
+    for name in names:
+        assert disk_order.index(("fsync", name)) < disk_order.index(("name", name))
+    indexes = disk_order.index(("name", [name for name in names if name.endswith(".hri")][-1]))
+    assert ("fsync", str(tmp_path)) not in disk_order[:indexes]
+    manifest = disk_order.index(("name", str(tmp_path / "manifest.json")))
+    assert ("fsync", str(tmp_path)) in disk_order[indexes:manifest]
+    assert disk_order[-1] == ("fsync", str(tmp_path))
+
+
+def test_what_was_finished_before_an_error_gets_its_name(tmp_path: Path) -> None:
+    class Failing(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            if number == 29:
+                raise RuntimeError("no such luck")
+            return super().__getitem__(number)
+
+    for samples in (lambda: Failing(some(40)), (Failing(some(40))[number] for number in range(40))):
+        folder = tmp_path / str(callable(samples))
+        with pytest.raises(ShardError, match="failed to read sample 29"):
+            write_shards(samples, folder, samples_per_shard=1, workers=1)
+        assert len(tars(folder)) == (29 if callable(samples) else 28)  # the last one of a stream may not be full
+        assert parts(folder) == []
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bar_counts_samples_on_a_terminal(tmp_path: Path, workers: int) -> None:
     main, other = pty.openpty()

@@ -142,6 +142,7 @@ class StagedFile:
         digits = "-".join(filter(None, (run, secrets.token_hex(4))))
         self.temporary = path.with_name(f".{path.name}.{digits}.part")
         self.stream: BinaryIO
+        self._published = False
 
     def begin(self) -> Self:
         """Make the file; a `with` block does so."""
@@ -158,7 +159,8 @@ class StagedFile:
         # What was published is on the disk already; what was not may fail once more while it is closed.
         with contextlib.suppress(OSError):
             self.stream.close()
-        self.temporary.unlink(missing_ok=True)
+        if not self._published:
+            self.temporary.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
         """Append bytes; a StoppedError when the file was removed."""
@@ -178,6 +180,7 @@ class StagedFile:
             self.temporary.replace(self.path)
         except FileNotFoundError as error:
             raise StoppedError(f"{self.temporary} was removed before it was whole") from error
+        self._published = True
 
 
 @contextmanager
@@ -190,10 +193,18 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
         sync_directory(path.parent)
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a small file to the disk: under its name is either what was there before, or all of it."""
-    with staged_file(path) as stream:
-        stream.write(data)
+def atomic_write(path: Path, data: bytes, *, name_later: bool = False) -> None:
+    """Write a small file to the disk: under its name is either what was there before, or all of it.
+
+    With `name_later`, a loss of power may still bring back what was there before; of many files, `sync_directory`
+    brings all names to the disk.
+    """
+    with StagedFile(path) as staged:
+        staged.stream.write(data)
+        staged.sync()
+        staged.publish()
+    if not name_later:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

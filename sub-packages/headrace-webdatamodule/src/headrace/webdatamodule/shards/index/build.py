@@ -147,7 +147,7 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
     if index is None:
         data = build_index(open_shard_bytes(path), shard=str(path))
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
-            atomic_write(index_path(path), data)
+            atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
         index = ShardIndex(data, shard=str(path))
     return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
 

@@ -61,6 +61,20 @@ def pack(description: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]])
 
 def unpack(data: memoryview) -> Unpacked:
     """Take an index file apart: head and description are checked, the arrays' bytes are not even read."""
+    text, checksum, body_checksum = _checked_head(data)
+    body = data[_HEAD.size + len(text) :]
+    description = json.loads(text)
+    arrays = _arrays(description.pop("arrays"), body)
+    return Unpacked(description, arrays, checksum, body, body_checksum)
+
+
+def index_checksum(data: bytes | memoryview) -> int:
+    """The checksum that stands for a whole index; its head and description are checked, and not read."""
+    return _checked_head(memoryview(data))[1]
+
+
+def _checked_head(data: memoryview) -> tuple[bytes, int, int]:
+    """The description, the checksum of the head, and what that of the arrays has to be."""
     if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
         raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
@@ -71,10 +85,7 @@ def unpack(data: memoryview) -> Unpacked:
     head = _head(text, body_checksum)
     if len(text) < length or head != bytes(data[: _HEAD.size]):
         raise DamagedIndexError("the head of the index is damaged: its checksum does not fit")
-    body = data[_HEAD.size + length :]
-    description = json.loads(text)
-    arrays = _arrays(description.pop("arrays"), body)
-    return Unpacked(description, arrays, _HEAD.unpack(head)[3], body, body_checksum)
+    return text, _HEAD.unpack(head)[3], body_checksum
 
 
 def check_version(found: int, ours: int) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,10 +30,10 @@ from pathlib import Path
 import numpy as np
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import read_or_map, staged_file
-from headrace.webdatamodule.shards.index.container import check_version, checksum64
+from headrace.webdatamodule.shards.format.files import read_or_map, read_plain, staged_file
+from headrace.webdatamodule.shards.index.container import check_version, checksum64, index_checksum
 from headrace.webdatamodule.shards.index.manifest import Manifest
-from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex, index_path
 
 SET_INDEX_NAME = "manifest.hrs"
 MAGIC = b"\x89HRS\r\n\x1a\n"
@@ -112,10 +113,11 @@ def write_set_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
         stream.write(bytes(head_bytes(len(manifest.shards))))
         ends = list[int]()
         for entry in manifest.shards:
-            index = ShardIndex.open(folder / entry.name, mapped=False)
-            if f"{index.checksum:016x}" != entry.index:
-                raise StaleIndexError("the index does not match the manifest", shard=index.shard)
-            stream.write(index.data)
+            shard = folder / entry.name
+            data = read_plain(index_path(shard), DamagedIndexError, most=sys.maxsize)
+            if f"{index_checksum(data):016x}" != entry.index:
+                raise StaleIndexError("the index does not match the manifest", shard=str(shard))
+            stream.write(data)
             ends.append(stream.tell())
         stream.seek(0)
         stream.write(_head(manifest, ends))

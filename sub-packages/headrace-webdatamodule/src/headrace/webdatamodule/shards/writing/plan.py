@@ -46,7 +46,7 @@ class Plan:
     """How a set of samples becomes shards."""
 
     prefix: str
-    samples: int
+    samples: int  # 0 in a stream that has not ended
     shards: int
     bounds: str  # hexadecimal digits that stand for the bounds of all shards, or for the rule that makes them
     fingerprint: str  # what the caller says of the samples' version

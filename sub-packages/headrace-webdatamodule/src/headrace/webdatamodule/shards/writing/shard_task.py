@@ -9,6 +9,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.files import StagedFile, sync_directory
+from headrace.webdatamodule.shards.format.files import StagedFile, StoppedError, sync_directory
 from headrace.webdatamodule.shards.format.tar import (
     BLOCK,
     MOST_BYTES,
@@ -31,12 +32,15 @@ from headrace.webdatamodule.shards.format.tar import (
     ustar_header,
 )
 from headrace.webdatamodule.shards.index.build import pack_index
-from headrace.webdatamodule.shards.index.container import GAPS_PER_CHECKSUM
+from headrace.webdatamodule.shards.index.container import GAPS_PER_CHECKSUM, index_checksum
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 CHUNK = 1 << 20  # bytes that are worth a write
 _SECONDS = 0.2
+# Shards that are published together, and threads that bring them to the disk. On ext4 this took hardly longer than no
+# fsync at all; more of both did not help.
+TOGETHER, _THREADS = 16, 4
 Sample = tuple[str, Mapping[str, bytes]]
 Progress = Callable[[int], object]
 
@@ -71,25 +75,116 @@ class ShardTask:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __call__(self, progress: Progress = lambda _: None) -> Written:
+    def __call__(self) -> Written:
         """Write the shard."""
+        [written] = write_each([self])
+        return written
+
+    def write(self, publisher: Publisher, progress: Progress) -> Written:
+        """Write the shard; it is published with the next ones, or when the publisher ends."""
         samples = load(self.samples)
         reported, now = self.start, time.monotonic()
-        with ShardFile(self.path, self.run) as shard:
-            add, builder, shift = shard.add, shard.builder, self.first - self.start
-            for position in range(self.start, self.stop):
-                add(*read_sample(samples, position, position + shift, self.path))
-                if builder.pending >= CHUNK or time.monotonic() > now + _SECONDS:
-                    shard.flush()
-                    progress(position + 1 - reported)
-                    reported, now = position + 1, time.monotonic()
-            written = shard.finish()
-            progress(self.stop - reported)
+        shard = publisher.begin(self.path, self.run)
+        add, builder, shift = shard.add, shard.builder, self.first - self.start
+        for position in range(self.start, self.stop):
+            add(*read_sample(samples, position, position + shift, self.path))
+            if builder.pending >= CHUNK or time.monotonic() > now + _SECONDS:
+                shard.flush()
+                progress(position + 1 - reported)
+                reported, now = position + 1, time.monotonic()
+        written = publisher.finish(shard)
+        progress(self.stop - reported)
         return written
 
     def sample(self, samples: MapStyle, position: int) -> Sample:
         """One of the task's samples."""
         return read_sample(samples, position, self.first + position - self.start, self.path)
+
+
+def write_each(tasks: Iterable[ShardTask], progress: Progress = lambda _: None) -> Iterator[Written]:
+    """Write some shards; when this ends, those that were finished have their names, also after an error."""
+    with Publisher() as publisher:
+        for task in tasks:
+            yield task.write(publisher, progress)
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """Tasks that one process is sent together."""
+
+    tasks: Sequence[ShardTask]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tasks))
+
+    def __call__(self) -> list[Written]:
+        """Write the shards."""
+        return list(write_each(self.tasks))
+
+
+class Publisher:
+    """Brings finished shards to the disk, a few at the same time, and gives them their names.
+
+    A file system that is asked for one small file after another writes its journal for each. This order keeps the
+    promise that a file under its name is complete, and a manifest that of a complete set, also after a power loss:
+
+    1. `fsync` of the tar file and of its index, both under temporary names;
+    2. the names: the tar file's, then that of the index;
+    3. `fsync` of the directory, once, at the end of the `with` block;
+    4. only then whoever called writes the manifest: `fsync`, its name, `fsync` of the directory.
+
+    Before 3 the disk may keep some of the names and lose others. Each file that has its name is complete, there is no
+    manifest, and the next run writes what is missing. A kill loses what was made in `_SECONDS`, at the most.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[ShardFile] = []  # and not finished; at most one
+        self._waiting: list[ShardFile] = []  # to be published
+        self._nbytes, self._published = 0, 0.0  # the first shard does not wait: a disk that fails says so at once
+        self._folders: set[Path] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            with contextlib.suppress(OSError, StoppedError) if kind else contextlib.nullcontext():
+                self._publish()
+                for folder in self._folders:
+                    sync_directory(folder)
+        finally:
+            for shard in self._begun:
+                shard.close()
+
+    def begin(self, path: Path, run: str) -> ShardFile:
+        """Begin a shard; it is removed unless it is finished."""
+        self._begun = [ShardFile(path, run)]
+        return self._begun[0]
+
+    def finish(self, shard: ShardFile) -> Written:
+        """Write the end of a shard and its index; it gets its name now or later."""
+        written = shard.seal()
+        self._begun = []
+        self._waiting.append(shard)
+        self._nbytes += written.entry.nbytes
+        many = len(self._waiting) == TOGETHER or self._nbytes >= TOGETHER * CHUNK
+        if many or time.monotonic() > self._published + _SECONDS:
+            self._publish()
+        return written
+
+    def _publish(self) -> None:
+        shards, self._waiting = self._waiting, []
+        self._folders.update(shard.path.parent for shard in shards)
+        try:
+            # No threads between two calls: samples may be read in processes that are forked.
+            with ThreadPoolExecutor(_THREADS) if len(shards) > 1 else contextlib.nullcontext() as pool:
+                synced = map(ShardFile.sync, shards) if pool is None else pool.map(ShardFile.sync, shards)
+                for shard, _ in zip(shards, synced, strict=True):
+                    shard.publish()
+        finally:
+            for shard in shards:
+                shard.close()
+        self._nbytes, self._published = 0, time.monotonic()
 
 
 class ShardFile:
@@ -99,18 +194,20 @@ class ShardFile:
         self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
         self.add = self.builder.add
         with _named(path):
-            self._staged = StagedFile(path, run).begin()
+            self._files = [StagedFile(path, run).begin()]
         # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
-        self._begun = os.fstat(self._staged.stream.fileno()).st_mtime_ns - 1
+        self._begun = os.fstat(self._files[0].stream.fileno()).st_mtime_ns - 1
 
     def __enter__(self) -> Self:
         return self
 
-    def close(self, *_: object) -> None:
-        """Remove what was not published."""
-        self._staged.__exit__()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    __exit__ = close
+    def close(self) -> None:
+        """Remove what was not published."""
+        for file in self._files:
+            file.__exit__()
 
     def __len__(self) -> int:
         return len(self.builder.samples.keys)
@@ -123,41 +220,45 @@ class ShardFile:
     def flush(self) -> None:
         """Write what waits; a StoppedError when the file is not wanted any more."""
         with _named(self.path):
-            self._staged.write(self.builder.take())
+            self._files[0].write(self.builder.take())
 
     def finish_tar(self) -> None:
         """Write the end, and bring the tar file to the disk, without an index and not yet under its name."""
         with _named(self.path):
-            self._staged.write(self.builder.finish())
-            self._staged.sync()
+            self._files[0].write(self.builder.finish())
+        self.sync()
+
+    def seal(self) -> Written:
+        """Write the end and the index, both under temporary names."""
+        with _named(self.path):
+            tar = self._files[0].stream
+            self._files[0].write(self.builder.finish())
+            tar.flush()
+            nbytes = tar.tell()
+            data = self.builder.index(nbytes, self._read)
+            with contextlib.suppress(PermissionError):  # who may write need not be the owner, on some disks
+                os.utime(tar.fileno(), ns=(self._begun, self._begun))
+            # Opened when the tar file is finished: an index that is older than its shard counts as stale.
+            self._files.append(StagedFile(index_path(self.path), self._run).begin())
+            self._files[1].write(data)
+            self._files[1].stream.flush()
+            return self.builder.written(data, nbytes)
+
+    def sync(self) -> None:
+        """Bring the files to the disk."""
+        with _named(self.path):
+            for file in self._files:
+                file.sync()
 
     def publish(self) -> None:
-        """Give a finished tar file its name."""
-        self._staged.publish()
-
-    def finish(self) -> Written:
-        """Write the end and the index, bring both to the disk and give them their names."""
+        """Give the files, which are on the disk already, their names."""
         with _named(self.path):
-            staged, builder = self._staged, self.builder
-            staged.write(builder.finish())
-            staged.stream.flush()
-            data = builder.index(staged.stream.tell(), self._read)
-            with contextlib.suppress(PermissionError):  # who may write need not be the owner, on some disks
-                os.utime(staged.stream.fileno(), ns=(self._begun, self._begun))
-            staged.sync()
-            # Opened when the tar file is finished: an index that is older than its shard counts as stale.
-            with StagedFile(index_path(self.path), self._run) as index:
-                index.write(data)
-                index.sync()
-                staged.publish()
-                index.publish()
-            sync_directory(self.path.parent)
-        self.close()
-        return result(ShardIndex(data, shard=str(self.path)), builder.samples.keys)
+            for file in self._files:
+                file.publish()
 
     def _read(self, begin: int, end: int) -> bytes:
-        self._staged.stream.seek(begin)
-        return self._staged.stream.read(end - begin)
+        self._files[0].stream.seek(begin)
+        return self._files[0].stream.read(end - begin)
 
 
 def remove_parts(directory: Path, prefix: str, run: str = "") -> None:
@@ -241,6 +342,13 @@ class ShardBuilder:
         """The bytes of the index: the same as `build_index` makes of the tar file, without reading it again."""
         return pack_index(self.samples, nbytes, self.checksums, self._gap_checksums, read)
 
+    def written(self, index: bytes, nbytes: int) -> Written:
+        """What the shard is to the set, with its index; the same as `result` finds out from that."""
+        keys, layouts = self.samples.keys, self.samples.layouts
+        entry = ShardEntry(Path(self.shard).name, nbytes, len(keys), f"{index_checksum(index):016x}")
+        members = {member.lower() for layout in layouts for member in layout}
+        return Written(entry, tuple(sorted(members)), key_hashes(keys))
+
     def _add_gap(self, gap: bytes) -> None:
         self._gaps.append(gap)
         if len(self._gaps) == GAPS_PER_CHECKSUM:
@@ -269,9 +377,9 @@ def load(samples: Any) -> MapStyle:
     return made
 
 
-def result(index: ShardIndex, keys: Sequence[str] | None = None) -> Written:
-    """What a shard is to the set; the keys of its samples are those of the index when None."""
-    return Written(ShardEntry.of(index), index.member_keys, key_hashes(index.keys if keys is None else keys))
+def result(index: ShardIndex) -> Written:
+    """What a shard is to the set."""
+    return Written(ShardEntry.of(index), index.member_keys, key_hashes(index.keys))
 
 
 def key_hashes(keys: Sequence[str]) -> npt.NDArray[np.uint64]:

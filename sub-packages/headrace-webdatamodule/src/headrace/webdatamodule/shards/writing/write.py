@@ -40,6 +40,7 @@ from headrace.webdatamodule.shards.writing.plan import (
 from headrace.webdatamodule.shards.writing.shard_task import (
     CHUNK,
     MapStyle,
+    Publisher,
     Sample,
     ShardFile,
     ShardTask,
@@ -187,18 +188,16 @@ def _write_stream(
     by_count, room = name == "samples_per_shard", samples_bytes(most)
     written, token, count = list[Written](), secrets.token_hex(4), 0
     shard: ShardFile | None = None
-    try:
+    with Publisher() as publisher:
         with progress(None, folder) as bar:
             for key, sample in _numbered(samples, folder / f"{plan.prefix}-*.tar"):
                 if shard is not None:
                     is_full = len(shard) >= most if by_count else shard.nbytes + sample_bytes(key, sample) > room
                     if is_full:
-                        written.append(shard.finish())
+                        written.append(publisher.finish(shard))
                         shard = None
                 if shard is None:
-                    # One more than there will be next: until the end, readers know that the write was stopped.
-                    replace(plan, shards=len(written) + 2).save(folder)
-                    shard = ShardFile(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
+                    shard = publisher.begin(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
                 shard.add(key, sample)
                 if shard.builder.pending >= CHUNK:
                     shard.flush()
@@ -206,10 +205,7 @@ def _write_stream(
                 bar.update()
         if shard is None:
             raise ValueError(EMPTY)
-        written.append(shard.finish())
-    finally:
-        if shard is not None:
-            shard.close()
+        written.append(publisher.finish(shard))
     arrays = _check_columns(columns, count)
     replace(plan, shards=len(written), samples=count).save(folder)
     return _save(folder, written, arrays)
