@@ -206,6 +206,14 @@ class WebDataModule(SplitDataModule):
             self._loaders.pop(Split.train, None)
         super().load_state_dict(state_dict)
 
+    def _data_in_words(self, split: Split) -> str:
+        options = self._options[split]
+        return f"{options.n_samples:,} samples of {', '.join(name or place for name, place in options.places.items())}"
+
+    def _options_in_words(self) -> str:
+        options = next(iter(self._options.values()), None)
+        return "" if options is None else f"global_batch_size={options.global_batch_size}"
+
     def _resume(self, loader: StreamLoader) -> None:
         if self._saved is not None:
             loader._restore(self._saved["train"])

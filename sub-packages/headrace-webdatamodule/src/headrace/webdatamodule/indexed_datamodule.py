@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,13 @@ class IndexedWebDataModule(ResumableDataModule):
     def _places(self, split: Split) -> dict[str, Any]:
         """Where the shards of each source are, by its name."""
         return named_sources(f"shards[{split.name!r}]", self._given[split], split.name)
+
+    def _data_in_words(self, split: Split) -> str:
+        if split in self._datasets:
+            return f"{len(self._datasets[split]):,} samples"
+        if isinstance(place := self._given[split], Mapping):
+            return f"of {', '.join(place)}"
+        return f"of {place}" if isinstance(place, str | os.PathLike) else f"of a {type(place).__name__}"
 
     def _shards(self, split: Split, place: Any, transform: Any) -> IndexedShards:
         return IndexedShards(

@@ -189,6 +189,33 @@ class ResumableLoader(EpochLoader):
         self._length: tuple[tuple[int, int], int] | None = None  # of the epoch that began: its ranks and batches
         self._begun = self._resumed = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
+        own = ("_inner", "_requests", "_current", "_positions", "_fit_loop", "_on_batch", "_counts", "batch_sampler")
+        kept = {name: value for name, value in vars(self).items() if name not in own}
+        stats = DeliveryStats(self._name, self.dataset, self._stats._sizes, self._stats.rank)
+        return {**kept, "_stats": stats, "state": self.state_dict()}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        kept = dict(kept)
+        state = kept.pop("state")
+        vars(self).update(kept, _on_batch=None, _counts=None, _chosen=False)
+        if self._factory is not None:
+            self._batch_sampler = self._factory_ranks = None
+        self._open()
+        self._restore(state)
+        if kept["_finished"]:
+            self._begun = self._finished = True
+        if kept["_finished"] or not kept["_begun"]:
+            self._resumed, self._chosen = kept["_resumed"], kept["_chosen"]
+
+    def __copy__(self) -> ResumableLoader:
+        other, kept = object.__new__(type(self)), self.__getstate__()
+        if self._factory is None:
+            kept["_batch_sampler"] = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
+        other.__setstate__(kept)
+        return other
+
     def __len__(self) -> int:
         """Batches of the whole epoch on this rank, those before a resumed position included."""
         batches = self._batches()
@@ -481,7 +508,8 @@ class ResumableLoader(EpochLoader):
 
     def _copy(self, position: Position) -> ResumableLoader:
         """A loader of its own at a position of this epoch, whose batches count for nothing."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
         other._open()
         if self._factory is None:
             other._batch_sampler = _copied(self._batch_sampler, self.dataset, self._name)

@@ -96,6 +96,9 @@ class MapDataModule(ResumableDataModule):
         }
         return PerSplit("datasets", given), PerSplit("sizes", by_size or sizes.given)
 
+    def _data_in_words(self, split: Split) -> str:
+        return f"{len(self._given[split]):,} samples"
+
     def _open_dataset(self, split: Split) -> Any:
         return self._given[split]
 

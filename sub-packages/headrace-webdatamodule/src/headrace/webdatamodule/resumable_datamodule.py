@@ -150,11 +150,16 @@ class ResumableDataModule(SplitDataModule):
         if self._sampler[Split.train] is not None and not self._shuffle:
             raise ValueError("shuffle=False and sampler both decide the order of training: drop one of them")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "val_dataloader"}
+    def _options_in_words(self) -> str:
+        batches = self._batch_sampler if self._batch_size.given is None else self._batch_size
+        shown = [f"{one.name}={one.in_words(_words)}" for one in (batches, self._num_workers)]
+        return ", ".join([*shown, f"seed={self._seed}"])
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "val_dataloader"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        super().__setstate__(kept)
         self._hide_val()
 
     def _hide_val(self) -> None:
@@ -388,6 +393,12 @@ class ResumableDataModule(SplitDataModule):
 
     def _is_counted(self) -> bool:
         return self.trainer is None or not self.trainer.sanity_checking
+
+
+def _words(value: Any) -> str:
+    """A number, or the name of a function."""
+    function = value.func if isinstance(value, partial) else value
+    return getattr(function, "__name__", type(function).__name__) if callable(function) else str(value)
 
 
 def in_order(outputs: Sequence[Any], batches: Sequence[Sequence[int]]) -> list[tuple[int, Any]]:

@@ -1,5 +1,6 @@
 """What all data modules share: a loader for each split, and checkpoints that hold the position in training."""
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ class SplitDataModule(lightning.LightningDataModule):
         self._in_stage = False  # of a trainer
         self._fit_loop: FitLoop | None = None
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
+        self._copied: dict[str, Any] | None = (
+            None  # the state of the module that it is a copy of, which had a train loader
+        )
         self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
 
     def _open(self, split: Split) -> None:
@@ -40,6 +44,50 @@ class SplitDataModule(lightning.LightningDataModule):
     def _described_state(self) -> dict[str, Any]:
         """What a state holds beside the positions."""
         return {}
+
+    def _data_in_words(self, split: Split) -> str:
+        raise NotImplementedError
+
+    def _options_in_words(self) -> str:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """What it is, and where training is; opens nothing."""
+        try:
+            data = ", ".join(f"{split.name} {self._data_in_words(split)}" for split in Split if self._has(split))
+            parts = [data, self._options_in_words()]
+        except AttributeError:  # of one that was refused
+            return object.__repr__(self)
+        if (loader := self._loaders.get(Split.train)) is not None:
+            parts.append(f"train loader at epoch {loader.epoch}, step {loader.steps}")
+        return f"<{type(self).__name__}: {'; '.join(parts)}>"
+
+    __str__ = __repr__  # that of the base class makes all loaders
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but the loaders. Its train loader continues at the position, outside of a fit."""
+        kept = {**vars(self), "_loaders": {}, "_fit_loop": None, "_in_stage": False}
+        if Split.train in self._loaders:
+            kept["_copied"] = self.state_dict()
+        if self._in_stage:
+            kept["trainer"] = None
+        return kept
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept)
+
+    def __copy__(self) -> Any:
+        other, kept = object.__new__(type(self)), {**self.__getstate__(), "trainer": None}
+        other.__setstate__(
+            {name: value.copy() if type(value) in (dict, list) else value for name, value in kept.items()}
+        )
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = memo[id(self)] = object.__new__(type(self))
+        kept = {name: value for name, value in self.__getstate__().items() if name != "trainer"}
+        other.__setstate__({**copy.deepcopy(kept, memo), "trainer": memo.get(id(self.trainer))})
+        return other
 
     def setup(self, stage: str) -> None:
         """Open the data that a stage needs. Runs in every process.
@@ -61,6 +109,8 @@ class SplitDataModule(lightning.LightningDataModule):
             self._in_stage = True
         if stage == "fit":
             self._left = {}
+            if self.trainer is not None:
+                self._copied = None  # as the loader of the other module would be closed
             if self._fit_loop is not None:  # of a fit that was never torn down
                 self._fit_loop.give_back()
             self._fit_loop = None if self.trainer is None else FitLoop(self)
@@ -87,7 +137,7 @@ class SplitDataModule(lightning.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
         if (loader := self._loaders.get(Split.train)) is None:
-            return self._saved or self._left
+            return self._copied or self._saved or self._left
         state = {**self._described_state(), "train": loader.state_dict()}
         if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
             return state
@@ -107,7 +157,7 @@ class SplitDataModule(lightning.LightningDataModule):
         """
         if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
-        self._saved = dict(state_dict) or None
+        self._saved, self._copied = dict(state_dict) or None, None
         if self._fit_loop is not None and "trainer" in state_dict:
             self._fit_loop.load_state_dict(state_dict["trainer"])
         if Split.train in self._loaders:
@@ -126,7 +176,7 @@ class SplitDataModule(lightning.LightningDataModule):
             self._fit_loop.give_back()
         self._left = self.state_dict()
         self._close(train=not self._in_stage or self._fit_loop is not None)
-        self._in_stage, self._saved, self._fit_loop = False, None, None
+        self._in_stage, self._saved, self._copied, self._fit_loop = False, None, None, None
 
     def _close(self, *, train: bool) -> None:
         """Close the loaders; that of the train split, which a loop of one's own may read, if `train` says so."""
@@ -140,7 +190,11 @@ class SplitDataModule(lightning.LightningDataModule):
         if split not in self._loaders:
             loader = self._make_loader(split)
             if split is Split.train:
-                self._resume(loader)
+                copied, self._copied = self._copied, None
+                if copied is None:
+                    self._resume(loader)
+                else:
+                    loader._restore(copied["train"])
                 if self._fit_loop is not None:
                     loader._fit_loop, self._fit_loop.loader = self._fit_loop, loader
             elif self._in_stage:

@@ -179,6 +179,14 @@ class DistributedBatchSampler(Sampler[list[int]]):
             raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
         self._cursor.resume(epoch, position)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cursor": copy(self._cursor)}
+
+    def __copy__(self) -> DistributedBatchSampler:
+        other = object.__new__(type(self))
+        vars(other).update(self.__getstate__(), sampler=copy(self.sampler))  # which has an epoch of its own
+        return other
+
     @property
     def fingerprint(self) -> str:
         """Stands for the samples, the batch size, the order and the seed."""
@@ -193,9 +201,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
         order = f"shuffle {bool(self.shuffle)}" if self.sampler is None else f"{type(self.sampler).__name__} {inner}"
         parts = f"{self.n_samples} {self.batch_size} {bool(self.drop_last)} {order} {self.seed}"
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cursor": copy(self._cursor)}
 
     @property
     def order_digest(self) -> str:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ class TrainerMesh:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FixedRanks, (self.size(), self.get_local_rank())  # a copy is of no trainer
+
     def size(self) -> int:
         """Number of ranks that read different data."""
         return int((self._trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1))
@@ -36,6 +39,19 @@ class TrainerMesh:
     def get_local_rank(self) -> int:
         """This process among them."""
         return int((self._trainer.distributed_sampler_kwargs or {}).get("rank", 0))
+
+
+class _FixedRanks(NamedTuple):
+    """Data-parallel ranks that stay as they are."""
+
+    world: int
+    rank: int
+
+    def size(self) -> int:
+        return self.world
+
+    def get_local_rank(self) -> int:
+        return self.rank
 
 
 def is_distributed() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,6 +74,12 @@ class PerSplit:
         if not self.mappings or any(isinstance(key, Split) for key in self.given):
             return True
         return bool(self.given) and all(meant_split(key) for key in self.given)
+
+    def in_words(self, words: Callable[[Any], str]) -> str:
+        """The value in words; of a mapping, those of each split."""
+        if not self.mapped:
+            return words(self.given)
+        return "{" + ", ".join(f"{split.name}: {words(value)}" for split, value in self.given.items()) + "}"
 
     def __contains__(self, split: Split) -> bool:
         return split in self.given if self.mapped else self.given is not None

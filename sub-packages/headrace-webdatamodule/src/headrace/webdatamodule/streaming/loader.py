@@ -6,7 +6,7 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count, islice
@@ -61,12 +61,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         options = dataset.options
         # Without a generator of its own, torch would draw from that of the process.
         self._loading = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
-        super().__init__(copy.copy(dataset), **self._loading)
-        if self._loading.get("persistent_workers"):
-            self.pipeline[0].dataset.share()
-        self.pipeline += options.stages_wld
         self.samples, self.options, self.ranks = dataset, options, ranks
         self._mesh = mesh
+        self._begin(options.stages_wld)
         self.n_batches = options.n_batches
         self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
@@ -77,6 +74,25 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self._latest: _Run | None = None
         self._runs: set[_Run] = set()  # those that are not over
         self._warned: set[str] = set()
+
+    def _begin(self, stages: Sequence[Any]) -> None:
+        super().__init__(copy.copy(self.samples), **self._loading)
+        if self._loading.get("persistent_workers"):
+            self.pipeline[0].dataset.share()
+        self.pipeline += stages
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("_fit_loop", "_latest", "_runs")}
+        if self._latest is not None:
+            kept["_epoch"], kept["_resumed"] = self._at[0], self._at
+        return {**kept, "pipeline": self.pipeline[1:], "_warned": set(self._warned)}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        stages, others = kept["pipeline"], {name: value for name, value in kept.items() if name != "pipeline"}
+        self.__dict__.update(others)
+        self._begin(stages)
+        self.__dict__.update(others, _latest=None, _runs=set())  # which the user's methods may have set
 
     def _choose_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
