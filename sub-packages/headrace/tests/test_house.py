@@ -94,7 +94,7 @@ def test_a_planted_import_is_found(copy: Path, where: str, what: str) -> None:
 def test_an_import_cycle_is_found_and_the_tree_has_none(copy: Path) -> None:
     clean = lint_imports(copy)
     assert clean.returncode == 0, clean.stdout + clean.stderr
-    module = copy / "sub-packages/headrace-weighted-sampler/src/headrace/weighted_sampler/_validation.py"
+    module = copy / "sub-packages/headrace-weighted-sampler/src/headrace/weighted_sampler/_arguments.py"
     module.write_text(module.read_text() + "\nimport headrace.weighted_sampler.sampler\n")
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr

@@ -1,10 +1,10 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
-from headrace.weighted_sampler._validation import Weight
 from headrace.weighted_sampler.interleaved import InterleavedDataset
-from headrace.weighted_sampler.report import MixtureReport, SourceReport, plot_mixture
+from headrace.weighted_sampler.plotting import plot_mixture
+from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
-from headrace.weighted_sampler.weights import NamedConcatDataset
+from headrace.weighted_sampler.weights import NamedConcatDataset, Weight
 
 __all__ = [
     "InterleavedDataset",

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.weighted_sampler._arguments import MAX_POSITION
 from headrace.weighted_sampler._permutation import (
     WINDOW,
     Indices,
@@ -27,7 +28,6 @@ from headrace.weighted_sampler._permutation import (
     derive,
     shuffle_in_windows,
 )
-from headrace.weighted_sampler._validation import MAX_POSITION
 
 DRAWS, WINDOWS, STREAMS = 1, 2, 3  # what a derived key is for
 MAX_SOURCES = 2**16  # sources are numbered in 16 bits

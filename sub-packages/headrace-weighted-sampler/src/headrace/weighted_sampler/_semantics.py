@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset
 
+from headrace.weighted_sampler._arguments import MAX_POSITION, as_choice, as_int, shown
 from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, drop_stages, integer_weights
-from headrace.weighted_sampler._validation import MAX_POSITION, Weight, as_choice, as_fraction, as_int, shown
-from headrace.weighted_sampler.weights import Sources, Weights, parse_sources, tensor_as_array
+from headrace.weighted_sampler.weights import Sources, Weight, Weights, as_fraction, parse_sources, tensor_as_array
 
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 

@@ -24,21 +24,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
 from headrace.weighted_sampler._mixture import MAX_SOURCES, Stage
 from headrace.weighted_sampler._semantics import Amounts, normalize, pairs_of, parse_temperature
-from headrace.weighted_sampler._validation import (
-    DIGEST_DIGITS,
-    MAX_POSITION,
-    SEED_BOUND,
+from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
+from headrace.weighted_sampler.weights import (
+    NamedWeights,
     Weight,
-    as_choice,
     as_fraction,
-    as_int,
-    data_identity,
-    digest,
-    shown,
+    check_names,
+    flatten,
+    nothing_to_draw,
+    tensor_as_array,
 )
-from headrace.weighted_sampler.weights import NamedWeights, check_names, flatten, nothing_to_draw, tensor_as_array
 
 T = TypeVar("T")
 StreamSources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]

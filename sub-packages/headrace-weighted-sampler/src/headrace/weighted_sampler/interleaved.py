@@ -10,8 +10,10 @@ from typing import Any, Generic, TypedDict, TypeVar, cast
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed
 from headrace.weighted_sampler._mixture import Stage, StreamOrder, stages_before
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
+from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
 from headrace.weighted_sampler._streams import (
     END,
     FINGERPRINT,
@@ -27,15 +29,7 @@ from headrace.weighted_sampler._streams import (
     parse_streams,
     set_source_epoch,
 )
-from headrace.weighted_sampler._validation import (
-    MAX_POSITION,
-    Weight,
-    as_int,
-    check_fingerprint,
-    check_keys,
-    check_state,
-    listed,
-)
+from headrace.weighted_sampler.weights import Weight
 
 T = TypeVar("T")
 VERSION = 2  # of the state

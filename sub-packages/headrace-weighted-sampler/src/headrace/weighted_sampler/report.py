@@ -1,24 +1,18 @@
-"""What an epoch was asked for and what it delivers, source by source: as numbers, a table and a picture."""
+"""What an epoch was asked for and what it delivers, source by source: as numbers and a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from headrace.weighted_sampler._mixture import SampleOrder, Stage
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._semantics import MixtureSpec
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
 _SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")
 _SUMMED_TOKENS = ("asked_token_share", "expected_token_share")
 TOKEN_HEADINGS = ("asked token share", "expected token share")
-GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
 MAX_SHOWN = 40  # lines of a table, sources in a picture
 
 
@@ -223,79 +217,3 @@ def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], b
         sum((length * share for length, share in zip(lengths, column, strict=True)), Fraction(0)) / (end - begin)
         for column in zip(*asked, strict=True)
     ]
-
-
-# -- As a picture ------------------------------------------------------------------------------------------------------
-
-
-def plot_mixture(report: MixtureReport) -> "Figure":
-    """Draw asked-for and realised shares, and how much of each source has been seen.
-
-    Args:
-        report: Of ``WeightedDistributedSampler.report()``; the 40 most drawn of its sources are shown.
-
-    Returns:
-        A matplotlib figure, for ``figure.savefig(path)``.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        TypeError: If ``report`` is something else, such as the sampler itself.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plot_mixture needs matplotlib, which is not installed: pip install 'headrace-weighted-sampler[plot]'"
-        ) from error
-    if not isinstance(report, MixtureReport):
-        raise TypeError(f"report must be what sampler.report() returns, got {type(report).__name__}")
-    shown = _most_drawn(report.sources)
-    figure = Figure(figsize=(11, 2 + 0.35 * len(shown)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    _shares(left, shown)
-    _seen(right, shown)
-    left.set_yticks(range(len(shown)), [line.name for line in shown])
-    left.set_ylim(len(shown) - 0.4, -0.6)
-    more = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
-    total = sum(line.delivered for line in report.sources)
-    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{more}")
-    return figure
-
-
-def _most_drawn(sources: Sequence[SourceReport]) -> Sequence[SourceReport]:
-    most = sorted(range(len(sources)), key=lambda place: -sources[place].delivered)[:MAX_SHOWN]
-    return [sources[place] for place in sorted(most)]
-
-
-def _percent(share: float) -> str:
-    return f" {share:.1%}" if share >= 0.001 or not share else f" {share:.1e}"
-
-
-def _shares(axes: "Axes", shown: Sequence[SourceReport]) -> None:
-    places = range(len(shown))
-    axes.barh([place - 0.2 for place in places], [line.asked for line in shown], 0.4, color=GREY, label="asked for")
-    bars = axes.barh(
-        [place + 0.2 for place in places], [line.share for line in shown], 0.4, color=BLUE, label="delivered"
-    )
-    axes.bar_label(bars, labels=[_percent(line.share) for line in shown])
-    axes.set(title="Share of the epoch", xlabel="share")
-    axes.locator_params(axis="x", nbins=5)
-    axes.ticklabel_format(axis="x", scilimits=(-3, 3))
-    axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.6 / len(shown) - 0.05))
-    _finish(axes)
-
-
-def _seen(axes: "Axes", shown: Sequence[SourceReport]) -> None:
-    epochs = [(line.seen + line.repeats) / line.size if line.size else 0.0 for line in shown]
-    bars = axes.barh(range(len(shown)), epochs, 0.6, color=ORANGE)
-    axes.bar_label(bars, labels=[f" {line.coverage:.0%} seen, {line.repeats:,} repeats" for line in shown])
-    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set(title="Times each source was drawn since epoch 0", xlabel="draws / samples")
-    axes.margins(x=0.9)  # room for the labels
-    _finish(axes)
-
-
-def _finish(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_xmargin() < 0.2:
-        axes.margins(x=0.2)

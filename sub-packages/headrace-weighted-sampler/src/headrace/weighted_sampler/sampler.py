@@ -9,25 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._cursor import EpochCursor
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._semantics import Schedule, is_by_range, parse_mixture
-from headrace.weighted_sampler._validation import (
-    DIGEST_DIGITS,
-    MAX_POSITION,
-    SEED_BOUND,
-    Weight,
-    as_bool,
-    as_int,
-    check_fingerprint,
-    check_state,
-    data_identity,
-    digest,
-    shown,
-)
+from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
-from headrace.weighted_sampler.weights import Weights
+from headrace.weighted_sampler.weights import Weight, Weights
 
 VERSION = 2  # of the state
 _LENGTH_DIGITS = 12

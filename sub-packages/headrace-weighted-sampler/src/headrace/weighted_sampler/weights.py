@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
@@ -12,10 +13,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
+from headrace.weighted_sampler._arguments import as_int, listed, shown
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._validation import Weight, as_fraction, as_int, listed, shown
 
 T_co = TypeVar("T_co", covariant=True)
+Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
 NamedWeights: TypeAlias = Mapping[str, "Weight | tuple[Weight, NamedWeights]"]
 Weights: TypeAlias = (
     NamedWeights
@@ -119,6 +121,25 @@ class Sources:
         """Plain values that stand for which sample is in which source."""
         places = [(part.begin, part.end) for part in self.parts]
         return places, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
+
+
+def as_fraction(name: str, value: Weight) -> Fraction:
+    """Return a weight as an exact fraction; a float stands for the shortest decimal that reads back as itself.
+
+    >>> as_fraction("weight", 1.1), as_fraction("weight", np.float32(0.25))
+    (Fraction(11, 10), Fraction(1, 4))
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, Decimal, np.integer, np.floating)):
+        raise TypeError(f"{name} must be an int, float, Fraction or Decimal, got {shown(value)}")
+    if isinstance(value, (int, Fraction)):
+        exact = Fraction(value)
+    elif value.is_finite() if isinstance(value, Decimal) else np.isfinite(value):
+        exact = Fraction(str(value))
+    else:
+        raise ValueError(f"{name} must be finite, got {value}")
+    if exact < 0:
+        raise ValueError(f"{name} must not be negative, got {value}; 0 leaves a source out")
+    return exact
 
 
 def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.weighted_sampler._validation import as_fraction, as_int
+from headrace.weighted_sampler._arguments import as_int
+from headrace.weighted_sampler.weights import as_fraction
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])

@@ -1,0 +1,52 @@
+"""Checks of single arguments, and how messages show values."""
+
+import operator
+import reprlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+SEED_BOUND = 2**64  # seeds are below it; keys are 64-bit words too
+MAX_POSITION = 2**62  # positions are 64-bit integers, with room for sums of two
+_MAX_NAMES = 10  # names in a message
+
+short = reprlib.Repr()
+short.maxother = short.maxstring = 80
+
+
+def shown(value: object) -> str:
+    """Write a value into a message: its ``repr``, shortened, and its type."""
+    return f"{short.repr(value)} ({type(value).__name__})"
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Write names into a message, the first ten of them."""
+    text = ", ".join(map(short.repr, names[:_MAX_NAMES])) or "none"
+    return text if len(names) <= _MAX_NAMES else f"{text} and {len(names) - _MAX_NAMES} more"
+
+
+def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return a Python or numpy integer from ``low`` to ``high`` as an int."""
+    allowed = f"an int >= {low}" if high is None else f"an int from {low} to {high}"
+    try:
+        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{name} must be {allowed}, got {shown(value)}") from error
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be {allowed}, got {number}")
+    return number
+
+
+def as_bool(name: str, value: object) -> bool:
+    """Return a flag as a Python bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def as_choice(name: str, value: object, choices: Collection[str]) -> str:
+    """Return ``value`` if it is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {short.repr(value)}")
+    return value

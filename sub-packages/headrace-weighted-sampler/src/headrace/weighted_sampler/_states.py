@@ -1,0 +1,69 @@
+"""States and fingerprints: what stands for data and options, and which states are refused."""
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from headrace.weighted_sampler._arguments import SEED_BOUND, as_int, listed, short
+
+DIGEST_DIGITS = 16
+
+
+def digest(*parts: object) -> str:
+    """Hash the ``repr`` of some plain values to ``DIGEST_DIGITS`` hex digits."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def data_identity(dataset: object) -> object:
+    """Return what a dataset says about its content: its ``fingerprint``, those of its parts, or None."""
+    own = getattr(dataset, "fingerprint", None)
+    if isinstance(own, (str, int)):
+        return str(own)
+    parts = getattr(dataset, "datasets", None)  # of a ConcatDataset
+    return [data_identity(part) for part in parts] if isinstance(parts, (list, tuple)) else None
+
+
+def check_state(
+    owner: str, state: Mapping[str, Any], keys: Collection[str], version: int, seed: int, widths: Mapping[str, int]
+) -> None:
+    """Refuse what is not a state of this class, version and seed; ``widths`` are those of its fingerprint's parts."""
+    check_keys("state", state, keys, owner)
+    fingerprint, digits = state["fingerprint"], sum(widths.values())
+    if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
+        raise ValueError(
+            f"state['fingerprint'] must be {digits} hex digits, got {short.repr(fingerprint)}: this is no state "
+            f"of {owner}; load it into an object of the class whose state_dict() returned it"
+        )
+    if type(state["version"]) is not int or state["version"] != version:
+        raise ValueError(
+            f"state has version {short.repr(state['version'])}, this release reads version {version}; "
+            "load it with the release that wrote it"
+        )
+    if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
+        raise ValueError(
+            f"state was saved with seed={state['seed']}, this one has seed={seed}: their orders differ; "
+            f"build it with seed={state['seed']}"
+        )
+
+
+def check_fingerprint(saved: str, own: str, widths: Mapping[str, int], faults: Mapping[str, str]) -> None:
+    """Refuse a state of another fingerprint; ``faults`` say what it was saved with, by the part that differs."""
+    end = 0
+    for part, width in widths.items():
+        begin, end = end, end + width
+        if saved[begin:end] != own[begin:end]:
+            raise ValueError(
+                f"state was saved with {faults[part]} (fingerprint {saved}, this one's is {own}); "
+                "resume with what it was saved with"
+            )
+
+
+def check_keys(name: str, state: object, keys: Collection[str], owner: str) -> None:
+    """Refuse a state, or a part of one, that is not a mapping with these keys."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{name} must be a mapping returned by {owner}.state_dict(), got {type(state).__name__}")
+    if missing := sorted(set(keys) - set(state)):
+        raise ValueError(
+            f"{name} lacks {missing}, got the keys {listed(list(state))}; pass what {owner}.state_dict() returned"
+        )
