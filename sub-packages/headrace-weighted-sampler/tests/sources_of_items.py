@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 import pytest
 from torch.utils.data import IterableDataset
 
-from headrace.weighted_sampler._streams import Stopping
+from headrace.weighted_sampler._stopping import Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 T = TypeVar("T")

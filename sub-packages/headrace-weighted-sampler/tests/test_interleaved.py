@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sources_of_items import Again, Item, Plain
 
-from headrace.weighted_sampler._mixture import Stage, StreamOrder
-from headrace.weighted_sampler._streams import STOPPINGS, Stopping, parse_streams
+from headrace.weighted_sampler._mixture import StreamOrder
+from headrace.weighted_sampler._spec import parse_streams
+from headrace.weighted_sampler._stopping import STOPPINGS, Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler.schedule import Stage
 
 T = TypeVar("T")
 SEEDS = st.integers(0, 2**64 - 1)

@@ -14,7 +14,7 @@ from sources_of_items import IGNORE_SKIPS, KINDS, Again, Item, Kind, Plain, Stat
 from torch.utils.data import DataLoader
 
 from headrace.weighted_sampler import WeightedDistributedSampler
-from headrace.weighted_sampler._streams import STOPPINGS, Stopping
+from headrace.weighted_sampler._stopping import STOPPINGS, Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 
 SEEDS = st.integers(0, 2**64 - 1)

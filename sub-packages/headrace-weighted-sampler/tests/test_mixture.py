@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.weighted_sampler._mixture import Mixture, Stage, build_tree, draws_before, rounded_share
+from headrace.weighted_sampler._mixture import Mixture, build_tree, draws_before, rounded_share
 from headrace.weighted_sampler._permutation import WINDOW
+from headrace.weighted_sampler.schedule import Stage
 
 
 @given(st.integers(1, 2**62), st.data())

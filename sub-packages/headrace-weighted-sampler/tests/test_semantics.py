@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
-from headrace.weighted_sampler._mixture import MAX_PERIOD, apportion, integer_weights
-from headrace.weighted_sampler._semantics import Amounts, normalize
+from headrace.weighted_sampler._mixture import MAX_PERIOD
+from headrace.weighted_sampler._semantics import Amounts, apportion, integer_weights, normalize
 
 SIZE_LISTS = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)
 

@@ -8,11 +8,9 @@ are segments of the one sequence; nothing is carried from position to position.
 """
 
 import heapq
-import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +26,7 @@ from headrace.weighted_sampler._permutation import (
     derive,
     shuffle_in_windows,
 )
+from headrace.weighted_sampler.schedule import Stage, stages_before
 
 DRAWS, WINDOWS, STREAMS = 1, 2, 3  # what a derived key is for
 MAX_SOURCES = 2**16  # sources are numbered in 16 bits
@@ -37,37 +36,6 @@ _WINDOWS_AT_ONCE = 16  # windows that are renumbered in one call
 
 # A source, where in the given positions it is drawn, and the numbers of its draws there, from the sequence's start.
 Assignment = tuple[int, Indices, Indices]
-
-
-# -- Integer weights -----------------------------------------------------------------------------------------------
-
-
-def integer_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return the smallest integers in the proportions of some weights, rounded if they add up to more than 2**31.
-
-    >>> integer_weights([Fraction("0.75"), Fraction("0.25"), Fraction(0)])
-    (3, 1, 0)
-    """
-    common = math.lcm(*(weight.denominator for weight in weights))
-    whole = [int(weight * common) for weight in weights]
-    divisor = math.gcd(*whole)
-    if sum(whole) // divisor <= MAX_PERIOD:
-        return tuple(number // divisor for number in whole)
-    return apportion(whole, MAX_PERIOD)
-
-
-def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
-    """Split ``total`` by the largest remainders (Hamilton's method), after giving 1 to each weight above 0.
-
-    >>> apportion([1, 1, 1, 0], 10), apportion([10**9, 1], 10)
-    ((4, 3, 3, 0), (9, 1))
-    """
-    whole, left = sum(weights), total - sum(weight > 0 for weight in weights)
-    parts = [int(weight > 0) + weight * left // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda place: -(weights[place] * left % whole))
-    for place in by_remainder[: total - sum(parts)]:
-        parts[place] += 1
-    return tuple(parts)
 
 
 def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
@@ -223,14 +191,6 @@ def _by_source(owners: Indices, draws: Indices, sources: int) -> Iterator[Assign
 # -- The sequence --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Integer weights that hold from a position on, the same sources in every stage."""
-
-    start: int
-    weights: tuple[int, ...]
-
-
 class Mixture:
     """Sources by position, for the stages of a schedule; windows begin anew with every epoch and every stage.
 
@@ -317,38 +277,6 @@ class Mixture:
         offset = np.array([position - self.stages[stage].start])
         counts: Indices = self._bases[stage] + draws_before(self._trees[stage], offset, self.num_sources)[0]
         return counts
-
-
-def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) -> int:
-    """Count the stages that the order from ``begin`` depends on, to the end of the window of a position."""
-    segment = max((stage.start for stage in stages if begin < stage.start < position), default=begin)
-    reached = min(segment + -(-(position - segment) // WINDOW) * WINDOW, end)
-    return max(1, bisect_left(stages, reached, key=lambda stage: stage.start))
-
-
-def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
-    """Draw each source once through, then drop it; those that are left keep their proportions.
-
-    >>> drop_stages([1, 1], [2, 4])
-    [Stage(start=0, weights=(1, 1)), Stage(start=4, weights=(0, 1))]
-    """
-    left = np.where(np.array(weights, bool), sizes, 0)
-    stages, start = [], 0
-    while left.any():
-        stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
-        tree = build_tree(stages[-1].weights)
-        # A count is less than 2 away from its share, so the first source runs out above low, not above high.
-        parts = [(weight, rest) for weight, rest in zip(stages[-1].weights, left.tolist(), strict=True) if rest]
-        low = max(0, min((rest - 2) * tree.weight // weight for weight, rest in parts))
-        high = min(int(left.sum()), *((rest + 2) * tree.weight // weight + 1 for weight, rest in parts))
-        while high - low > 1:
-            points = low + (high - low) * np.arange(1, 65) // 64
-            counts = draws_before(tree, points, len(left))
-            first = int(np.argmax(((counts >= left) & (left > 0)).any(axis=1)))
-            low, high = int(points[first - 1]) if first else low, int(points[first])
-        left = left - draws_before(tree, np.array([high]), len(left))[0]
-        start += high
-    return stages
 
 
 # -- Samples -------------------------------------------------------------------------------------------------------

@@ -1,24 +1,20 @@
 """What weights mean: ratios, proportions, counts or a temperature, turned into integer weights exactly."""
 
 import math
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import Dataset
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_choice, as_int, shown
-from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder, Stage, drop_stages, integer_weights
-from headrace.weighted_sampler.weights import Sources, Weight, Weights, as_fraction, parse_sources, tensor_as_array
-
-Schedule: TypeAlias = Sequence[tuple[int, Weights]]
+from headrace.weighted_sampler._arguments import as_choice
+from headrace.weighted_sampler._mixture import MAX_PERIOD
+from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, tensor_as_array
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
-MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
 
@@ -107,177 +103,35 @@ def parse_temperature(semantics: str | None, temperature: Weight | None) -> Frac
     return exact
 
 
-# -- The specification of a mixture --------------------------------------------------------------------------------
+def integer_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return the smallest integers in the proportions of some weights, rounded if they add up to more than 2**31.
+
+    >>> integer_weights([Fraction("0.75"), Fraction("0.25"), Fraction(0)])
+    (3, 1, 0)
+    """
+    common = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * common) for weight in weights]
+    divisor = math.gcd(*whole)
+    if sum(whole) // divisor <= MAX_PERIOD:
+        return tuple(number // divisor for number in whole)
+    return apportion(whole, MAX_PERIOD)
 
 
-@dataclass(frozen=True)
-class MixtureSpec:
-    """The sources of a mixture, and their weights by position."""
+def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
+    """Split ``total`` by the largest remainders (Hamilton's method), after giving 1 to each weight above 0.
 
-    length: int  # samples in the dataset
-    sources: Sources  # with the first stage's weights
-    stages: tuple[Stage, ...]  # of the endless sequence
-    requested: tuple[tuple[Fraction, ...], ...]  # for each stage and source, the share of the draws
-    weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
-    means: tuple[Fraction, ...] | None  # tokens in a sample of each source; None when shares are meant by samples
-    epoch_length: int
-    drops: bool = False  # whether each source is drawn once an epoch and then dropped
-
-    def order(self, seed: int) -> SampleOrder:
-        """Build the sequence of samples for a seed."""
-        parts = self.sources.parts
-        sizes = [part.size for part in parts]
-        mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
-        return SampleOrder(mixture, [(part.begin, part.end) for part in parts], self.sources.members)
+    >>> apportion([1, 1, 1, 0], 10), apportion([10**9, 1], 10)
+    ((4, 3, 3, 0), (9, 1))
+    """
+    whole, left = sum(weights), total - sum(weight > 0 for weight in weights)
+    parts = [int(weight > 0) + weight * left // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda place: -(weights[place] * left % whole))
+    for place in by_remainder[: total - sum(parts)]:
+        parts[place] += 1
+    return tuple(parts)
 
 
-def parse_mixture(
-    argument: str,
-    dataset: Sized,
-    weights: Weights | None,
-    *,
-    semantics: str | None,
-    epoch_length: int | None,
-    temperature: Weight | None,
-    per: str,
-    sizes: ArrayLike | None,
-    schedule: Schedule,
-    stopping: str,
-) -> MixtureSpec:
-    """Check the arguments of ``WeightedDistributedSampler``; ``argument`` is the name of the weights in messages."""
-    _check_dataset(dataset)
-    if semantics is not None:
-        as_choice("semantics", semantics, SEMANTICS)
-    exact_temperature = parse_temperature(semantics, temperature)
-    if weights is None:
-        weights = _ones(argument, dataset, semantics)
-    sources = parse_sources(argument, weights, dataset)
-    if len(sources.parts) > MAX_SOURCES:
-        raise ValueError(
-            f"{argument} names {len(sources.parts)} sources, at most {MAX_SOURCES} are allowed; "
-            "merge the smallest, or give one weight per sample"
-        )
-    semantics = semantics or ("ratio" if sources.by_range else "proportion")
-    per_sample = sources.members is not None
-    if per_sample and semantics not in ("ratio", "proportion"):
-        raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
-    amounts = _amounts(sources, per, sizes, semantics, len(dataset))
-    stages = {(0, argument): sources} | _later_stages(schedule, sources, dataset)
-    for (_, name), stage in stages.items():
-        _check_stage(name, stage, amounts, semantics)
-    normalized = [
-        normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
-        for stage in stages.values()
-    ]
-    if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
-        raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
-    length = normalized[0].epoch_length if epoch_length is None else epoch_length
-    spec = MixtureSpec(
-        length=len(dataset),
-        sources=sources,
-        stages=tuple(Stage(start, stage.weights) for (start, _), stage in zip(stages, normalized, strict=True)),
-        requested=tuple(_shares(stage.requested) for stage in normalized),
-        weights=tuple(tuple(stage.weights) for stage in stages.values()),
-        means=tuple(amounts.means()) if amounts.tokens else None,
-        epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
-    )
-    if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
-        return spec
-    refused = {
-        f"no epoch_length, got {epoch_length}: leave it out": epoch_length is not None,
-        f"no schedule, got {len(schedule)} later {'stage' if len(schedule) == 1 else 'stages'}: leave it out": schedule,
-        "no weights of single samples: give weights of datasets or ranges": per_sample,
-        f"up to {MAX_DROPPED} sources, got {len(sources.parts)}: concatenate some": len(sources.parts) > MAX_DROPPED,
-    }
-    for what, given in refused.items():
-        if given:
-            raise ValueError(f"stopping='drop_exhausted' draws each sample once an epoch: it takes {what}")
-    return _dropping(spec)
-
-
-def _dropping(spec: MixtureSpec) -> MixtureSpec:
-    """The same sources, each drawn once an epoch and then dropped."""
-    [draws], [asked] = (stage.weights for stage in spec.stages), spec.requested
-    sizes = [part.size for part in spec.sources.parts]
-    stages = tuple(drop_stages(draws, sizes))
-    kept = [[share * (weight > 0) for share, weight in zip(asked, stage.weights, strict=True)] for stage in stages]
-    return replace(
-        spec,
-        stages=stages,
-        requested=tuple(map(_shares, kept)),
-        weights=spec.weights * len(stages),
-        epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
-        drops=True,
-    )
-
-
-def _shares(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    whole = sum(parts)
-    return tuple(part / whole for part in parts)
-
-
-def _check_dataset(dataset: object) -> None:
-    if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(part, (Dataset, range)) for part in dataset):
-        raise TypeError(
-            f"dataset must be one dataset, got a {type(dataset).__name__} of {len(dataset)}: join them with "
-            "NamedConcatDataset({name: dataset, ...}) or torch's ConcatDataset"
-        )
-    if not isinstance(dataset, Sized):
-        raise TypeError(
-            f"dataset must have a length, got {type(dataset).__name__}: weights of indices need a map-style dataset"
-        )
-
-
-def _ones(argument: str, dataset: Sized, semantics: str | None) -> Weights:
-    if semantics != "temperature":
-        raise TypeError(f"{argument} must be given unless semantics='temperature', got None")
-    if not hasattr(dataset, "cumulative_sizes"):
-        raise TypeError(f"{argument} must be given: {type(dataset).__name__} is not a concatenation of datasets")
-    return [int(size > 0) for size in np.diff(dataset.cumulative_sizes, prepend=0)]
-
-
-def _later_stages(schedule: object, first: Sources, dataset: Sized) -> dict[tuple[int, str], Sources]:
-    """The sources by (position, name of the weights in messages)."""
-    stages: dict[tuple[int, str], Sources] = {}
-    start = 0
-    for place, (given, weights) in enumerate(pairs_of(schedule)):
-        name = f"schedule[{place}]"
-        start = as_int(f"{name} position", given, start + 1, MAX_POSITION)
-        later = parse_sources(f"{name} weights", weights, dataset)
-        if first.members is not None or later.members is not None:
-            raise ValueError(
-                f"{name}: schedule is not supported with one weight per sample; give weights of datasets or ranges"
-            )
-        if [(part.begin, part.end) for part in later.parts] != [(part.begin, part.end) for part in first.parts]:
-            raise ValueError(f"{name} must weigh the same ranges as the first weights; 0 leaves a range out")
-        stages[start, f"{name} weights"] = later
-    return stages
-
-
-def is_by_range(weights: object) -> bool:
-    """Whether weights are those of ranges."""
-    return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)
-
-
-def pairs_of(schedule: object) -> Sequence[tuple[Any, Any]]:
-    """Return a schedule if it is a list of pairs."""
-    if isinstance(schedule, Sequence) and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule):
-        return schedule
-    raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
-
-
-def _check_stage(argument: str, sources: Sources, amounts: Amounts, semantics: str) -> None:
-    if semantics != "proportion" and any(part.groups for part in sources.parts):
-        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
-    for part, tokens in zip(sources.parts, amounts.tokens or (), strict=amounts.tokens is not None):
-        if part.weight and not tokens:
-            raise ValueError(
-                f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it; "
-                f"give it weight 0 in {argument}"
-            )
-
-
-def _amounts(sources: Sources, per: str, sizes: ArrayLike | None, semantics: str, length: int) -> Amounts:
+def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, semantics: str, length: int) -> Amounts:
     if (as_choice("per", per, ("sample", "token")) == "token") != (sizes is not None):
         if sizes is not None:
             raise ValueError("sizes are for shares by tokens: give per='token'")

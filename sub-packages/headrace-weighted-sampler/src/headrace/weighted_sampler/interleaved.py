@@ -11,25 +11,22 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed
-from headrace.weighted_sampler._mixture import Stage, StreamOrder, stages_before
+from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
-from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
-from headrace.weighted_sampler._streams import (
+from headrace.weighted_sampler._sources import (
     END,
-    FINGERPRINT,
     SourceReader,
+    Sources,
     SourceState,
-    Stopping,
-    StreamMixture,
-    StreamSchedule,
-    StreamSources,
-    StreamWeights,
     fresh_state,
     nested,
-    parse_streams,
     set_source_epoch,
 )
-from headrace.weighted_sampler.weights import Weight
+from headrace.weighted_sampler._spec import FINGERPRINT, StreamMixture, parse_streams
+from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
+from headrace.weighted_sampler._stopping import Stopping
+from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_before
+from headrace.weighted_sampler.weights import StreamWeights, Weight
 
 T = TypeVar("T")
 VERSION = 2  # of the state
@@ -212,7 +209,7 @@ class InterleavedDataset(IterableDataset[T]):
 
     def __init__(
         self,
-        sources: StreamSources[T],
+        sources: Sources[T],
         weights: StreamWeights,
         *,
         seed: int = 0,

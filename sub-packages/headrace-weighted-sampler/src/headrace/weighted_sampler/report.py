@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from headrace.weighted_sampler._mixture import SampleOrder, Stage
+from headrace.weighted_sampler._mixture import SampleOrder
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._semantics import MixtureSpec
+from headrace.weighted_sampler._spec import MixtureSpec
+from headrace.weighted_sampler.schedule import Stage
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
 _SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")

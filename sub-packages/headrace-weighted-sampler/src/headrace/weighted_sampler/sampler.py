@@ -13,10 +13,11 @@ from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bo
 from headrace.weighted_sampler._cursor import EpochCursor
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.weighted_sampler._semantics import Schedule, is_by_range, parse_mixture
+from headrace.weighted_sampler._spec import parse_mixture
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
-from headrace.weighted_sampler.weights import Weight, Weights
+from headrace.weighted_sampler.schedule import Schedule
+from headrace.weighted_sampler.weights import Weight, Weights, is_by_range
 
 VERSION = 2  # of the state
 _LENGTH_DIGITS = 12

@@ -27,6 +27,7 @@ Weights: TypeAlias = (
     | NDArray[Any]
     | torch.Tensor
 )
+StreamWeights: TypeAlias = NamedWeights | Sequence[Weight] | NDArray[Any] | torch.Tensor
 
 MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more distinct weights than that are rounded
 
@@ -92,7 +93,7 @@ class Source:
     """One source of a mixture."""
 
     name: str  # for the report
-    begin: int  # first of its dataset indices; of its places in ``Sources.members`` where there are such
+    begin: int  # first of its dataset indices; of its places in ``WeightedSources.members`` where there are such
     end: int  # one past the last
     weight: Fraction  # as given, exactly; of nested weights the product of the shares on the way to it
     groups: tuple[str, ...] = ()  # of nested weights, from the outermost on
@@ -104,7 +105,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Sources:
+class WeightedSources:
     """All sources, by rising ``begin``, those of weight 0 included."""
 
     parts: tuple[Source, ...]
@@ -142,7 +143,7 @@ def as_fraction(name: str, value: Weight) -> Fraction:
     return exact
 
 
-def parse_sources(argument: str, weights: object, dataset: Sized) -> Sources:
+def parse_sources(argument: str, weights: object, dataset: Sized) -> WeightedSources:
     """Check weights and find the sources they name; ``argument`` is the name of the weights in messages.
 
     >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
@@ -176,16 +177,16 @@ def tensor_as_array(argument: str, weights: object) -> object:
     return weights
 
 
-def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) -> Sources:
+def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) -> WeightedSources:
     kinds = {_key_kind(argument, key) for key in weights}
     if len(kinds) > 1:
         raise TypeError(f"{argument} must have keys of one kind, got {sorted(kinds)}")
     if kinds == {"name"}:
         flat, groups = flatten(argument, weights)
         parts = _from_parts(argument, flat, dataset, named=True)
-        return Sources(tuple(replace(part, groups=groups.get(part.name, ())) for part in parts))
+        return WeightedSources(tuple(replace(part, groups=groups.get(part.name, ())) for part in parts))
     if kinds == {"position"}:
-        return Sources(_from_parts(argument, weights, dataset, named=False))
+        return WeightedSources(_from_parts(argument, weights, dataset, named=False))
     ranges = sorted((_range(argument, *item, len(dataset)) for item in weights.items()), key=lambda part: part.begin)
     for before, after in pairwise(ranges):
         if after.begin < before.end:
@@ -193,7 +194,7 @@ def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) 
                 f"{argument} ranges ({before.begin}, {before.end}) and ({after.begin}, {after.end}) overlap: "
                 "every sample may be in one range only"
             )
-    return Sources(tuple(ranges), by_range=True)
+    return WeightedSources(tuple(ranges), by_range=True)
 
 
 def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
@@ -220,6 +221,11 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
             raise ValueError(f"{argument} names {twice[0]!r} twice; every source may be in one group only")
         flat |= own
     return flat, groups
+
+
+def is_by_range(weights: object) -> bool:
+    """Whether weights are those of ranges."""
+    return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)
 
 
 def _key_kind(argument: str, key: object) -> str:
@@ -292,10 +298,10 @@ def _range(argument: str, key: tuple[int, int], weight: Weight, length: int) -> 
     return Source(f"{begin}-{end}", begin, end, as_fraction(f"weight of the {argument} range ({begin}, {end})", weight))
 
 
-def _from_sequence(argument: str, weights: Sequence[Any] | NDArray[Any], dataset: Sized) -> Sources:
+def _from_sequence(argument: str, weights: Sequence[Any] | NDArray[Any], dataset: Sized) -> WeightedSources:
     parts = len(getattr(dataset, "cumulative_sizes", ()))
     if parts and len(weights) == parts:
-        return Sources(_from_parts(argument, dict(enumerate(weights)), dataset, named=False))
+        return WeightedSources(_from_parts(argument, dict(enumerate(weights)), dataset, named=False))
     if len(weights) == len(dataset):
         return _from_samples(argument, weights)
     joined = f"one for each of the {parts} datasets, or " if parts else ""
@@ -308,7 +314,7 @@ def _not_numbers(argument: str, given: NDArray[Any]) -> TypeError:
     return TypeError(f"{argument} must hold numbers in one dimension, got dtype {given.dtype}, shape {given.shape}")
 
 
-def _from_samples(argument: str, weights: ArrayLike) -> Sources:
+def _from_samples(argument: str, weights: ArrayLike) -> WeightedSources:
     given = np.asarray(weights)
     if given.dtype == object:  # fractions and decimals, or values that are not numbers
         given = np.array([float(as_fraction(f"{argument}[{at}]", weight)) for at, weight in enumerate(given)])
@@ -321,11 +327,11 @@ def _from_samples(argument: str, weights: ArrayLike) -> Sources:
             f"({wrong.size} such weights); 0 leaves a sample out"
         )
     if not given.any():
-        return Sources((Source("all samples", 0, len(given), Fraction(0)),))
+        return WeightedSources((Source("all samples", 0, len(given), Fraction(0)),))
     return group_by_weight(argument, given)
 
 
-def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
+def group_by_weight(argument: str, given: NDArray[Any]) -> WeightedSources:
     """Make a source of the samples of each weight, rounded where there are more than 4,096 different ones.
 
     >>> sources = group_by_weight("weights", np.array([0.5, 2.0, 0.0, 0.5]))
@@ -337,7 +343,7 @@ def group_by_weight(argument: str, given: NDArray[Any]) -> Sources:
     rounded = _rounded(values)
     order = np.argsort(rounded, kind="stable")
     ends = [*(np.flatnonzero(np.diff(rounded[order])) + 1).tolist(), len(order)]
-    return Sources(
+    return WeightedSources(
         tuple(
             Source(f"weight {rounded[order[begin]]:.6g}", begin, end, as_fraction(argument, rounded[order[begin]]))
             for begin, end in pairwise([0, *ends])

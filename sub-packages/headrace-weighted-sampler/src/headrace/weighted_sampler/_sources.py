@@ -1,0 +1,206 @@
+"""Reading one source of a stream item by item: begin it, resume it, begin it again."""
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
+
+import numpy as np
+
+from headrace.weighted_sampler._states import digest
+
+T = TypeVar("T")
+Sources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
+
+END: Final = object()  # in place of an item: the source has no more
+
+
+def is_one_shot(source: object) -> bool:
+    """Whether a source is its own iterator and so cannot begin again."""
+    return isinstance(source, Iterator) and iter(source) is source
+
+
+def set_source_epoch(source: object, epoch: int) -> None:
+    """Call ``set_epoch`` of a source that has it."""
+    set_epoch = getattr(source, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that saves and restores its position, as in torchdata."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+
+
+_HUGGING_FACE = "datasets.iterable_dataset"
+_SHUFFLE = "shuffle"  # key in the state of a source that is read again
+
+
+def is_hugging_face(source: object) -> bool:
+    """Whether a source is a stream of Hugging Face's datasets."""
+    return any((kind.__module__, kind.__name__) == (_HUGGING_FACE, "IterableDataset") for kind in type(source).__mro__)
+
+
+def buffered_shuffle(source: object) -> str | None:
+    """Return what stands for the order of a stream with a shuffle buffer; None for sources without one.
+
+    The states of such a stream do not hold the buffer: loading one loses what was in it, and datasets only logs that.
+    """
+    if not is_hugging_face(source):
+        return None
+    buffered, generators, waiting = False, [], list(vars(source).values())
+    for part in waiting:  # grows on the way
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, np.random.Generator):
+            generators.append(part.bit_generator.state)
+        elif type(part).__module__ == _HUGGING_FACE:
+            waiting += vars(part).values()
+            buffered |= getattr(part, "buffer_size", 0) > 1
+    return digest(generators) if buffered else None
+
+
+class SourceState(TypedDict):
+    """The position in one source."""
+
+    drawn: int  # items of its present pass that were yielded
+    exhausted: int  # how often it has run out; the number of its present pass
+    source: dict[str, Any] | None  # the source's own state, or what stands for its shuffle where it has a buffer
+    iterator: dict[str, Any] | None  # the same of its iterator
+
+
+def fresh_state() -> SourceState:
+    """Return the state of a source that nothing has been drawn from."""
+    return SourceState(drawn=0, exhausted=0, source=None, iterator=None)
+
+
+class Nested(threading.local):
+    """How many sources are being read in this thread, one inside the other."""
+
+    depth = 0
+
+
+nested = Nested()
+
+
+class SourceReader(Generic[T]):
+    """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
+
+    In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
+    method. ``begun`` holds the names of sources that do not begin anew by themselves, and this one's is added: one-shot
+    iterators that were begun before, and streams of Hugging Face that hold a state that was loaded.
+    """
+
+    def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:
+        self.name = name
+        self.drawn = state["drawn"]
+        self.exhausted = state["exhausted"]
+        self._source = source
+        self._epoch = epoch
+        self._saved = state
+        self._begun = begun
+        self._iterator: Iterator[T] | None = None
+
+    def draw(self) -> object:
+        """Return the next item, or ``END``; RuntimeError if the source cannot be begun or resumed."""
+        nested.depth += 1
+        try:
+            if self._iterator is None:
+                self._iterator = self._begin()
+            item = next(self._iterator, END)
+        except StopIteration as error:  # would look like the end of the whole stream
+            raise RuntimeError(f"sources[{self.name!r}] raised StopIteration when it was begun") from error
+        finally:
+            nested.depth -= 1
+        self.drawn += item is not END
+        return item
+
+    def end_pass(self) -> None:
+        """Count that the source has run out; the next draw begins it again."""
+        self.exhausted += 1
+        self.drawn = 0
+        self._iterator = None
+        self._saved = fresh_state()
+
+    def release(self) -> None:
+        """Drop the iterator, and the files it may hold open; the next draw restores it."""
+        self._saved = self.state()
+        self._iterator = None
+
+    def state(self) -> SourceState:
+        """Return the position in the source."""
+        source, iterator = self._saved["source"], self._saved["iterator"]
+        if self._iterator is not None:
+            shuffle = buffered_shuffle(self._source)
+            if shuffle is not None:
+                source = {_SHUFFLE: shuffle}
+            else:
+                source = self._source.state_dict() if isinstance(self._source, Stateful) else None
+            iterator = self._iterator.state_dict() if isinstance(self._iterator, Stateful) else None
+        return SourceState(drawn=self.drawn, exhausted=self.exhausted, source=source, iterator=iterator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_saved": self.state(), "_iterator": None}  # a copy restores an iterator of its own
+
+    def _begin(self) -> Iterator[T]:
+        if is_one_shot(self._source):
+            if self.name in self._begun:
+                raise RuntimeError(
+                    f"sources[{self.name!r}] is an iterator ({type(self._source).__name__}) and was begun before: it "
+                    "can be read once only; give an object whose __iter__ makes a new iterator"
+                )
+            self._begun.add(self.name)
+        set_source_epoch(self._source, self._epoch + self.exhausted)
+        source, iterator = self._saved["source"], self._saved["iterator"]
+        shuffle = buffered_shuffle(self._source)
+        if shuffle is not None:
+            self._refuse_another_shuffle(source, shuffle)
+            source = None  # read again
+        if source is not None:
+            self._stateful(self._source).load_state_dict(source)
+            if is_hugging_face(self._source):
+                self._begun.add(self.name)
+        elif is_hugging_face(self._source) and self.name in self._begun:
+            self._stateful(self._source).load_state_dict({})  # else it begins where the loaded state stands, again
+        begun = iter(self._source)
+        if iterator is not None:
+            self._stateful(begun).load_state_dict(iterator)
+        if source is None and iterator is None:
+            reason = "no state of its own (state_dict and load_state_dict)"
+            self._skip(begun, reason if shuffle is None else "a shuffle buffer, which its own state leaves out")
+        return begun
+
+    def _refuse_another_shuffle(self, saved: Mapping[str, Any] | None, shuffle: str) -> None:
+        if saved is not None and saved.get(_SHUFFLE, shuffle) != shuffle:  # states of earlier releases do not hold it
+            raise RuntimeError(
+                f"sources[{self.name!r}] is shuffled in another order than when the state was saved; shuffle it with "
+                "the same seed in every run: shuffle(seed=..., buffer_size=...)"
+            )
+
+    def _stateful(self, part: object) -> Stateful:
+        if isinstance(part, Stateful):
+            return part
+        raise RuntimeError(
+            f"the state holds a state for the {type(part).__name__} of sources[{self.name!r}], which has no "
+            "load_state_dict; resume with the source it was saved with"
+        )
+
+    def _skip(self, iterator: Iterator[T], reason: str) -> None:
+        if not self.drawn:
+            return
+        warnings.warn(
+            f"sources[{self.name!r}] has {reason}: to resume, its first {self.drawn} items are read and dropped",
+            stacklevel=2,
+        )
+        for number in range(self.drawn):
+            if next(iterator, END) is END:
+                raise RuntimeError(
+                    f"sources[{self.name!r}] ended after {number} items, but {self.drawn} had been drawn when the "
+                    "state was saved; resume with the data it was saved with"
+                )

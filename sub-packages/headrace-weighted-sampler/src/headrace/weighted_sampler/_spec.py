@@ -1,0 +1,324 @@
+"""What a mixture is made of, checked: the arguments of both classes as sources and integer weights by position."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch.utils.data import Dataset
+
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
+from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder
+from headrace.weighted_sampler._semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
+from headrace.weighted_sampler._sources import Sources, is_one_shot
+from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
+from headrace.weighted_sampler._stopping import BEGINS_AGAIN, MAX_DROPPED, STOPPINGS, Stopping, drop_stages
+from headrace.weighted_sampler.schedule import Schedule, Stage, StreamSchedule, later_stages, pairs_of
+from headrace.weighted_sampler.weights import (
+    StreamWeights,
+    Weight,
+    WeightedSources,
+    Weights,
+    as_fraction,
+    check_names,
+    flatten,
+    nothing_to_draw,
+    parse_sources,
+    tensor_as_array,
+)
+
+T = TypeVar("T")
+STREAM_SEMANTICS = ("proportion", "ratio", "temperature")
+FINGERPRINT = {"data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
+
+# -- Of the sampler ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MixtureSpec:
+    """The sources of a mixture, and their weights by position."""
+
+    length: int  # samples in the dataset
+    sources: WeightedSources  # with the first stage's weights
+    stages: tuple[Stage, ...]  # of the endless sequence
+    requested: tuple[tuple[Fraction, ...], ...]  # for each stage and source, the share of the draws
+    weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
+    means: tuple[Fraction, ...] | None  # tokens in a sample of each source; None when shares are meant by samples
+    epoch_length: int
+    drops: bool = False  # whether each source is drawn once an epoch and then dropped
+
+    def order(self, seed: int) -> SampleOrder:
+        """Build the sequence of samples for a seed."""
+        parts = self.sources.parts
+        sizes = [part.size for part in parts]
+        mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
+        return SampleOrder(mixture, [(part.begin, part.end) for part in parts], self.sources.members)
+
+
+def parse_mixture(
+    argument: str,
+    dataset: Sized,
+    weights: Weights | None,
+    *,
+    semantics: str | None,
+    epoch_length: int | None,
+    temperature: Weight | None,
+    per: str,
+    sizes: ArrayLike | None,
+    schedule: Schedule,
+    stopping: str,
+) -> MixtureSpec:
+    """Check the arguments of ``WeightedDistributedSampler``; ``argument`` is the name of the weights in messages."""
+    _check_dataset(dataset)
+    if semantics is not None:
+        as_choice("semantics", semantics, SEMANTICS)
+    exact_temperature = parse_temperature(semantics, temperature)
+    if weights is None:
+        weights = _ones(argument, dataset, semantics)
+    sources = parse_sources(argument, weights, dataset)
+    if len(sources.parts) > MAX_SOURCES:
+        raise ValueError(
+            f"{argument} names {len(sources.parts)} sources, at most {MAX_SOURCES} are allowed; "
+            "merge the smallest, or give one weight per sample"
+        )
+    semantics = semantics or ("ratio" if sources.by_range else "proportion")
+    per_sample = sources.members is not None
+    if per_sample and semantics not in ("ratio", "proportion"):
+        raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
+    amounts = amounts_of(sources, per, sizes, semantics, len(dataset))
+    stages = {(0, argument): sources} | later_stages(schedule, sources, dataset)
+    for (_, name), stage in stages.items():
+        _check_stage(name, stage, amounts, semantics)
+    normalized = [
+        normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
+        for stage in stages.values()
+    ]
+    if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
+        raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
+    length = normalized[0].epoch_length if epoch_length is None else epoch_length
+    spec = MixtureSpec(
+        length=len(dataset),
+        sources=sources,
+        stages=tuple(Stage(start, stage.weights) for (start, _), stage in zip(stages, normalized, strict=True)),
+        requested=tuple(_shares(stage.requested) for stage in normalized),
+        weights=tuple(tuple(stage.weights) for stage in stages.values()),
+        means=tuple(amounts.means()) if amounts.tokens else None,
+        epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
+    )
+    if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
+        return spec
+    refused = {
+        f"no epoch_length, got {epoch_length}: leave it out": epoch_length is not None,
+        f"no schedule, got {len(schedule)} later {'stage' if len(schedule) == 1 else 'stages'}: leave it out": schedule,
+        "no weights of single samples: give weights of datasets or ranges": per_sample,
+        f"up to {MAX_DROPPED} sources, got {len(sources.parts)}: concatenate some": len(sources.parts) > MAX_DROPPED,
+    }
+    for what, given in refused.items():
+        if given:
+            raise ValueError(f"stopping='drop_exhausted' draws each sample once an epoch: it takes {what}")
+    return _dropping(spec)
+
+
+def _dropping(spec: MixtureSpec) -> MixtureSpec:
+    """The same sources, each drawn once an epoch and then dropped."""
+    [draws], [asked] = (stage.weights for stage in spec.stages), spec.requested
+    sizes = [part.size for part in spec.sources.parts]
+    stages = tuple(drop_stages(draws, sizes))
+    kept = [[share * (weight > 0) for share, weight in zip(asked, stage.weights, strict=True)] for stage in stages]
+    return replace(
+        spec,
+        stages=stages,
+        requested=tuple(map(_shares, kept)),
+        weights=spec.weights * len(stages),
+        epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
+        drops=True,
+    )
+
+
+def _shares(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    whole = sum(parts)
+    return tuple(part / whole for part in parts)
+
+
+def _check_dataset(dataset: object) -> None:
+    if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(part, (Dataset, range)) for part in dataset):
+        raise TypeError(
+            f"dataset must be one dataset, got a {type(dataset).__name__} of {len(dataset)}: join them with "
+            "NamedConcatDataset({name: dataset, ...}) or torch's ConcatDataset"
+        )
+    if not isinstance(dataset, Sized):
+        raise TypeError(
+            f"dataset must have a length, got {type(dataset).__name__}: weights of indices need a map-style dataset"
+        )
+
+
+def _ones(argument: str, dataset: Sized, semantics: str | None) -> Weights:
+    if semantics != "temperature":
+        raise TypeError(f"{argument} must be given unless semantics='temperature', got None")
+    if not hasattr(dataset, "cumulative_sizes"):
+        raise TypeError(f"{argument} must be given: {type(dataset).__name__} is not a concatenation of datasets")
+    return [int(size > 0) for size in np.diff(dataset.cumulative_sizes, prepend=0)]
+
+
+def _check_stage(argument: str, sources: WeightedSources, amounts: Amounts, semantics: str) -> None:
+    if semantics != "proportion" and any(part.groups for part in sources.parts):
+        raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+    for part, tokens in zip(sources.parts, amounts.tokens or (), strict=amounts.tokens is not None):
+        if part.weight and not tokens:
+            raise ValueError(
+                f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it; "
+                f"give it weight 0 in {argument}"
+            )
+
+
+# -- Of streams ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamMixture(Generic[T]):
+    """The sources that are drawn from."""
+
+    names: tuple[str, ...]
+    sources: tuple[Iterable[T], ...]
+    stages: tuple[Stage, ...]
+    seed: int
+    stopping: Stopping
+
+    def reached(self, stages: int) -> list[str]:
+        """The names of the sources that the first stages draw from."""
+        weights = zip(*(stage.weights for stage in self.stages[:stages]), strict=True)
+        return [name for name, own in zip(self.names, weights, strict=True) if any(own)]
+
+    def fingerprint(self, stages: int | None = None) -> str:
+        """Stand for the data that the first stages draw from (16 hex digits), and their options and seed (16)."""
+        names = self.reached(len(self.stages) if stages is None else stages)
+        place_of = {name: place for place, name in enumerate(self.names)}
+        places = [place_of[name] for name in names]
+        data = [self.sources[place] for place in places]
+        lengths = [len(source) if isinstance(source, Sequence) else None for source in data]
+        weights = [(stage.start, [stage.weights[place] for place in places]) for stage in self.stages[:stages]]
+        return digest(names, list(map(data_identity, data)), lengths) + digest(weights, self.seed, self.stopping)
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether a source that has run out begins again."""
+        return self.stopping in BEGINS_AGAIN
+
+    @property
+    def drops(self) -> bool:
+        """Whether a source that has run out is dropped, and the others go on."""
+        return self.stopping == "drop_exhausted"
+
+    def over(self, exhausted: Iterable[int], position: int) -> bool:
+        """Whether the stream ends at a position, after each source has run out so many times."""
+        if self.stopping == "endless":
+            return False
+        if self.stopping == "first_exhausted":
+            return any(exhausted)
+        present = bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+        to_come = zip(*(stage.weights for stage in self.stages[present:]), strict=True)
+        # A source that no stage draws from any more cannot run out.
+        return all(times or not any(weights) for times, weights in zip(exhausted, to_come, strict=True))
+
+
+def parse_streams(
+    sources: Sources[T],
+    weights: StreamWeights,
+    seed: int,
+    stopping: str,
+    semantics: str = "proportion",
+    temperature: Weight | None = None,
+    schedule: StreamSchedule = (),
+) -> StreamMixture[T]:
+    """Check the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
+
+    >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
+    >>> mixture.names, mixture.stages
+    (('a', 'b'), (Stage(start=0, weights=(1, 3)),))
+    """
+    as_choice("semantics", semantics, STREAM_SEMANTICS)
+    rule = cast("Stopping", as_choice("stopping", stopping, STOPPINGS))
+    exact_temperature = parse_temperature(semantics, temperature)
+    named = _named(sources)
+    if len(named) > MAX_SOURCES:
+        raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(named)}; concatenate some of them")
+    starts, parsed = [0], [_parse_weights("weights", sources, weights, semantics)]
+    for place, (start, later) in enumerate(pairs_of(schedule)):
+        starts.append(as_int(f"schedule[{place}] position", start, starts[-1] + 1, MAX_POSITION))
+        parsed.append(_parse_weights(f"schedule[{place}] weights", sources, later, semantics))
+    if schedule and rule == "drop_exhausted":
+        raise ValueError("schedule cannot be followed with stopping='drop_exhausted': give one of the two")
+    drawn = {name: source for name, source in named.items() if any(stage[name] for stage in parsed)}
+    for name, source in drawn.items():
+        _check_source(name, source, rule)
+    amounts = Amounts(tuple(1 if semantics == "proportion" else _length(*item) for item in drawn.items()))
+    normalized = [
+        normalize([stage[name] for name in drawn], amounts, semantics, exact_temperature).weights for stage in parsed
+    ]
+    stages = tuple(map(Stage, starts, normalized))
+    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
+
+
+def _named(sources: Sources[T]) -> dict[str, Iterable[T]]:
+    if not isinstance(sources, Mapping):
+        _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
+        return {str(place): source for place, source in enumerate(sources)}
+    for name in sources:
+        if not isinstance(name, str):
+            raise TypeError(f"sources must have strings as names, got {shown(name)}")
+    return {name: sources[name] for name in sorted(sources)}
+
+
+def _parse_weights(argument: str, sources: Sources[T], weights: object, semantics: str) -> dict[str, Fraction]:
+    """The weight of each source, by name."""
+    given: Mapping[str, Any]
+    if isinstance(sources, Mapping):
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                f"{argument} must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
+                "the order of a mapping should not decide which source a weight belongs to"
+            )
+        given, groups = flatten(argument, weights)
+        if groups and semantics != "proportion":
+            raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+        check_names(argument, given, sorted(sources), "sources does not hold; it holds")
+        exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
+    else:
+        numbers: Any = tensor_as_array(argument, weights)
+        _check_list(argument, numbers, "a list, as sources is one,")
+        if len(numbers) != len(sources):
+            raise ValueError(
+                f"{argument} must hold one number per source: got {len(numbers)} for {len(sources)} sources"
+            )
+        exact = {str(place): as_fraction(f"{argument}[{place}]", weight) for place, weight in enumerate(numbers)}
+    if not any(exact.values()):
+        raise nothing_to_draw(argument, weights)
+    return exact
+
+
+def _check_list(name: str, given: object, allowed: str) -> None:
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")
+
+
+def _check_source(name: str, source: object, stopping: Stopping) -> None:
+    if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
+        raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
+    if stopping in BEGINS_AGAIN and is_one_shot(source):
+        raise ValueError(
+            f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "
+            f"stopping={stopping!r} needs; give an object whose __iter__ makes a new iterator, or use "
+            "stopping='first_exhausted'"
+        )
+
+
+def _length(name: str, source: object) -> int:
+    if not isinstance(source, Sized):
+        raise TypeError(
+            f"sources[{name!r}] must have a length unless semantics='proportion', got {type(source).__name__}; "
+            "give it a __len__, or give the shares themselves with semantics='proportion'"
+        )
+    return as_int(f"len(sources[{name!r}])", len(source), 1)
