@@ -6,8 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 import pytest
 from torch.utils.data import IterableDataset
 
-from headrace.weighted_sampler._stopping import Stopping
-from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler import InterleavedDataset, Stopping
 
 T = TypeVar("T")
 Item = tuple[str, int]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler import InterleavedDataset
 
 
 class Same(IterableDataset[str]):

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sources_of_items import Again, Item, Plain
 
+from headrace.weighted_sampler import InterleavedDataset, Stopping
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._spec import parse_streams
-from headrace.weighted_sampler._stopping import STOPPINGS, Stopping
-from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler._stopping import STOP_RULES
 from headrace.weighted_sampler.schedule import Stage
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def reference(lists: Sequence[Sequence[T]], order: Iterator[int], stopping: Stop
     return out
 
 
-@given(st.data(), st.sampled_from([rule for rule in STOPPINGS if rule != "drop_exhausted"]), SEEDS)
+@given(st.data(), st.sampled_from([rule for rule in STOP_RULES if rule != "drop_exhausted"]), SEEDS)
 def test_each_rule_stops_where_a_plain_reference_does(data: st.DataObject, stopping: Stopping, seed: int) -> None:
     sizes = data.draw(st.lists(st.integers(int(stopping != "first_exhausted"), 40), min_size=1, max_size=5))
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
@@ -157,7 +157,7 @@ def test_the_sources_that_are_left_keep_their_proportions() -> None:
     assert sorted(once) == [1, 2, 3]
 
 
-@given(st.sampled_from(STOPPINGS[:3]))
+@given(st.sampled_from([rule for rule in STOP_RULES if rule != "endless"]))
 def test_a_stream_that_has_ended_stays_so(stopping: Stopping) -> None:
     stream = iter(InterleavedDataset([[1, 2], [3]], [1, 1], stopping=stopping))
     assert list(stream)

@@ -16,8 +16,7 @@ import pytest
 from sources_of_items import Again, Plain
 from torch.utils.data import DataLoader
 
-from headrace.weighted_sampler._stopping import Stopping
-from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler import InterleavedDataset, Stopping
 
 # webdataset closes no shard itself: what a test leaves open is collected before the next test, its warning ignored.
 UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from sources_of_items import IGNORE_SKIPS, KINDS, Again, Item, Kind, Plain, StatefulSource, make
 from torch.utils.data import DataLoader
 
-from headrace.weighted_sampler import WeightedDistributedSampler
-from headrace.weighted_sampler._stopping import STOPPINGS, Stopping
-from headrace.weighted_sampler.interleaved import InterleavedDataset
+from headrace.weighted_sampler import InterleavedDataset, Stopping, WeightedDistributedSampler
+from headrace.weighted_sampler._stopping import STOP_RULES
 
 SEEDS = st.integers(0, 2**64 - 1)
 # torchdata 0.11 calls what torch 2.13 has deprecated; nobody here can act on it.
@@ -23,7 +22,7 @@ IGNORE_TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:
 
 
 @IGNORE_SKIPS
-@given(st.data(), st.sampled_from(STOPPINGS), SEEDS, st.integers(0, 5), st.booleans())
+@given(st.data(), st.sampled_from(list(STOP_RULES)), SEEDS, st.integers(0, 5), st.booleans())
 def test_a_state_saved_anywhere_gives_the_exact_remainder(
     data: st.DataObject, stopping: Stopping, seed: int, epoch: int, through_iterator: bool
 ) -> None:
@@ -461,111 +460,6 @@ def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
         InterleavedDataset([[1]], [1], semantics="count")
     with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
         InterleavedDataset([[1]], [1], temperature=2)
-
-
-# -- Nested weights and schedules --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("semantics", ["ratio", "temperature"])
-def test_nested_weights_are_proportions_only(semantics: str) -> None:
-    temperature = 2 if semantics == "temperature" else None
-    with pytest.raises(ValueError, match=f"nested weights need semantics='proportion', got '{semantics}'"):
-        InterleavedDataset(
-            {"en": [1], "de": [2]}, {"web": (1, {"en": 3, "de": 1})}, semantics=semantics, temperature=temperature
-        )
-
-
-def scheduled(*schedule: tuple[int, Any], stopping: Stopping = "endless") -> InterleavedDataset[str]:
-    sources = {name: Again([name] * 700) for name in "abc"}
-    return InterleavedDataset(sources, {"a": 3, "b": 1, "c": 0}, stopping=stopping, schedule=schedule, seed=2)
-
-
-def test_a_schedule_changes_the_weights_of_a_stream() -> None:
-    nested = {"old": (1, {"a": 1, "b": 1}), "c": 1}
-    items = list(islice(scheduled((1024, {"a": 0, "b": 1, "c": 1}), (3072, nested)), 7168))
-    assert Counter(items[:1024]) == {"a": 768, "b": 256}
-    assert Counter(items[1024:3072]) == {"b": 1024, "c": 1024}
-    assert Counter(items[3072:]) == {"a": 1024, "b": 1024, "c": 2048}
-    assert items[:1024] == list(islice(scheduled(), 1024))
-
-
-FUTURES: list[Any] = [
-    (1024, [], [(1024, {"a": 0, "b": 1, "c": 1})]),
-    (1000, [], [(1024, {"a": 0, "b": 1, "c": 1})]),
-    (1800, [(500, {"a": 0, "b": 1, "c": 1})], [(500, {"a": 0, "b": 1, "c": 1}), (2600, {"a": 1, "b": 1, "c": 0})]),
-    (1800, [(2548, {"a": 0, "b": 1, "c": 1})], []),
-    (0, [(1, {"a": 0, "b": 1, "c": 1})], []),
-]
-
-
-@IGNORE_SKIPS
-@pytest.mark.parametrize(("position", "old", "new"), FUTURES)
-def test_a_stream_accepts_another_future(position: int, old: list[Any], new: list[Any]) -> None:
-    before, after = scheduled(*old), scheduled(*new)
-    begin = list(islice(before, position))
-    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    assert begin + list(islice(after, 2000)) == list(islice(scheduled(*new), position + 2000))
-
-
-@pytest.mark.parametrize(
-    ("position", "old", "new"),
-    [
-        (1000, [], [(1023, {"a": 1, "b": 1, "c": 0})]),
-        (1000, [], [(1023, {"a": 1, "b": 1, "c": 1})]),
-        (1000, [(1010, {"a": 1, "b": 1, "c": 0})], []),
-        (2000, [(500, {"a": 0, "b": 1, "c": 1})], [(501, {"a": 0, "b": 1, "c": 1})]),
-        (2000, [(500, {"a": 0, "b": 1, "c": 1})], []),
-    ],
-)
-def test_a_stream_refuses_another_past(position: int, old: list[Any], new: list[Any]) -> None:
-    before, after = scheduled(*old), scheduled(*new)
-    list(islice(before, position))
-    state = before.state_dict()
-    with pytest.raises(ValueError, match=r"an earlier part of the schedule differs|this dataset draws from"):
-        after.load_state_dict(state)
-
-
-def until_all_have_ended(*schedule: tuple[int, list[int]]) -> InterleavedDataset[str]:
-    sources = [[f"a{n}" for n in range(1000)], ["b0", "b1"], ["c0", "c1", "c2"]]
-    return InterleavedDataset(sources, [1, 1, 0], stopping="all_exhausted", schedule=schedule, seed=2)
-
-
-def test_a_source_that_a_schedule_draws_from_no_more_counts_as_ended() -> None:
-    last_stage = list(islice(until_all_have_ended((100, [0, 1, 0])), 1000))
-    assert len(last_stage) == 100  # "b" has run out before: nothing is left to wait for
-    waiting = list(islice(until_all_have_ended((100, [0, 1, 0]), (200, [0, 1, 1])), 1000))
-    assert 200 < len(waiting) < 220  # "c" comes later: until then "b" begins again
-    assert {"c0", "c1", "c2"} < set(waiting[200:])
-    again = list(islice(until_all_have_ended((100, [0, 1, 0]), (200, [1, 0, 0])), 5000))
-    assert "a999" in again  # "a" comes back
-    from_the_start = until_all_have_ended((1, [0, 0, 1]))
-    assert len(list(islice(from_the_start, 1000))) == 4  # one item of "a" or "b", then all of "c"
-
-
-@IGNORE_SKIPS
-@pytest.mark.parametrize("position", [50, 99, 100])
-def test_a_stream_ends_there_after_a_resume_too(position: int) -> None:
-    whole, before, after = (until_all_have_ended((100, [0, 1, 0])) for _ in range(3))
-    begin = list(islice(before, position))
-    after.load_state_dict(before.state_dict())
-    assert begin + list(islice(after, 1000)) == list(islice(whole, 1000))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "stopping", "error", "message"),
-    [
-        ([(0, {})], "endless", ValueError, r"schedule\[0\] position must be an int from 1"),
-        ([(5, {"a": 1})], "endless", ValueError, r"schedule\[0\] weights lacks 'b', 'c'"),
-        ([(5, {"a": 0, "b": 0, "c": 0})], "endless", ValueError, r"schedule\[0\] weights must hold at least one"),
-        ([5], "endless", TypeError, "schedule must be a list of tuples"),
-        ([(5, {"a": 1, "b": 1, "c": 1})], "drop_exhausted", ValueError, "schedule cannot be followed with stopping"),
-    ],
-)
-def test_a_schedule_of_a_stream_that_cannot_be_is_refused(
-    schedule: Any, stopping: Stopping, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        scheduled(*schedule, stopping=stopping)
 
 
 # -- States of other classes, and data in messages ---------------------------------------------------------------

@@ -1,13 +1,10 @@
 """The report counts what is really delivered; its picture shows that, and matplotlib stays optional."""
 
-import json
 import subprocess
 import sys
 import time
 from collections import Counter
 from fractions import Fraction
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler, plot_mixture
+from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler
 
 WEIGHTS = {(0, 100): 0.255, (100, 110): 2, (110, 113): 0}
 
@@ -151,21 +148,6 @@ NESTED: dict[str, Any] = {"web": (0.7, {"en": 3, "rest": (1, {"de": 1, "fi": 1})
 LANGUAGES = NamedConcatDataset({"de": range(100), "code": range(300), "en": range(900), "fi": range(50)})
 
 
-def test_nested_weights_are_proportions_of_their_groups() -> None:
-    sampler = WeightedDistributedSampler(LANGUAGES, NESTED, epoch_length=4000)
-    flat = {"en": 0.525, "de": 0.0875, "fi": 0.0875, "code": 0.3}
-    assert list(sampler) == list(WeightedDistributedSampler(LANGUAGES, flat, epoch_length=4000))
-    assert {line.name: line.draws for line in sampler.report().sources} == {
-        "de": 350,
-        "code": 1200,
-        "en": 2100,
-        "fi": 350,
-    }
-    sources = {name: [name] * 50 for name in flat}
-    streams = [InterleavedDataset(sources, weights, stopping="endless") for weights in (NESTED, flat)]
-    assert list(islice(streams[0], 2000)) == list(islice(streams[1], 2000))
-
-
 def test_the_report_of_nested_weights_is_a_tree() -> None:
     report = WeightedDistributedSampler(LANGUAGES, NESTED, epoch_length=4000).report()
     lines = [(line.groups, line.name, line.draws, line.size) for line in report.tree]
@@ -180,105 +162,6 @@ def test_the_report_of_nested_weights_is_a_tree() -> None:
     shown = [line[:7].rstrip() for line in str(report).splitlines()[1:-1]]
     assert shown == ["source", "web", "  rest", "    de", "    fi", "  en", "code"]
     assert report.tree[0].share == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    ("weights", "options", "fault"),
-    [
-        ({"web": (1, {"en": 1}), "en": 1}, {}, "weights names 'en' twice"),
-        ({"web": (1, {"en": 0})}, {}, r"weights\['web'\]\[1\] must hold at least one weight above 0"),
-        ({"web": (-1, {"en": 1})}, {}, r"weights\['web'\] must not be negative"),
-        ({"web": (1, {"en": -1})}, {}, r"weights\['web'\]\[1\]\['en'\] must not be negative"),
-        (NESTED, {"semantics": "count"}, "nested weights need semantics='proportion', got 'count'"),
-    ],
-)
-def test_nested_weights_that_cannot_be_are_refused(weights: Any, options: dict[str, Any], fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        WeightedDistributedSampler(LANGUAGES, weights, **options)
-
-
-def test_nested_weights_and_schedules_may_come_from_json() -> None:
-    web: dict[str, Any] = {"web": [0.7, {"en": 3, "de": 1}], "code": 0.3, "fi": 0}
-    read: Any = json.loads(json.dumps({"weights": [1, 0, 0, 0], "schedule": [[100, web]]}))
-    want = WeightedDistributedSampler(
-        LANGUAGES, [1, 0, 0, 0], schedule=[(100, {**web, "web": (0.7, {"en": 3, "de": 1})})]
-    )
-    assert WeightedDistributedSampler(LANGUAGES, **read).fingerprint == want.fingerprint
-
-
-def test_a_group_without_a_weight_says_how_to_write_one() -> None:
-    bare: dict[str, Any] = {"web": {"en": 3, "de": 1, "fi": 0}, "code": 0.3}
-    message = r"weights\['web'\] must be a weight, or \(weight, {name: weight}\), got {'de': 1"
-    with pytest.raises(TypeError, match=message):
-        WeightedDistributedSampler(LANGUAGES, bare)
-    with pytest.raises(TypeError, match=message):
-        InterleavedDataset({name: [1] for name in LANGUAGES.names}, bare)
-
-
-# -- As a picture ----------------------------------------------------------------------------------------------------
-
-PICTURED = NamedConcatDataset({"large": range(1000), "small": range(50), "off": range(3)})
-
-
-def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    sampler = WeightedDistributedSampler(PICTURED, {"large": 0.25, "small": 2, "off": 0}, semantics="ratio")
-    sampler.set_epoch(1)
-    figure = plot_mixture(sampler.report())
-    figure.savefig(tmp_path / "mixture.png")
-    assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
-    axes: list[Any] = figure.axes
-    shares, seen = axes
-    assert [label.get_text() for label in shares.get_yticklabels()] == ["large", "small", "off"]
-    widths = [bar.get_width() for bar in shares.patches]
-    assert widths == pytest.approx([250 / 350, 100 / 350, 0] * 2)
-    assert [bar.get_width() for bar in seen.patches] == pytest.approx([0.5, 4, 0])
-    assert [text.get_text() for text in seen.texts] == [
-        " 50% seen, 0 repeats",
-        " 100% seen, 150 repeats",
-        " 0% seen, 0 repeats",
-    ]
-
-
-def test_many_sources_are_cut_and_the_title_says_so() -> None:
-    pytest.importorskip("matplotlib")
-    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 + place for place in range(100)}).report()
-    figure = plot_mixture(report)
-    axes: list[Any] = figure.axes
-    assert [label.get_text() for label in axes[0].get_yticklabels()][::39] == ["60-61", "99-100"]
-    assert "40 most drawn of 100 sources" in figure.get_suptitle()
-
-
-def test_the_picture_shows_the_most_drawn_source_behind_many_equal_ones() -> None:
-    pytest.importorskip("matplotlib")
-    weights = {(place, place + 1): 1 for place in range(50)} | {(50, 60): 9}
-    axes: list[Any] = plot_mixture(WeightedDistributedSampler(range(60), weights).report()).axes
-    shown = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert shown == [f"{place}-{place + 1}" for place in range(39)] + ["50-60"]
-
-
-def test_something_else_is_refused_by_name() -> None:
-    pytest.importorskip("matplotlib")
-    with pytest.raises(TypeError, match=r"report must be what sampler.report\(\) returns, got WeightedDistributedS"):
-        plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
-
-
-def test_without_matplotlib_all_but_the_picture_works() -> None:
-    code = """
-import sys
-sys.modules["matplotlib"] = None  # an import of it fails from now on
-from headrace.weighted_sampler import WeightedDistributedSampler, plot_mixture
-report = WeightedDistributedSampler(range(9), {(0, 9): 1}).report()
-print(report)
-try:
-    plot_mixture(report)
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "epoch 0: 9 samples" in done.stdout
-    assert "pip install 'headrace-weighted-sampler[plot]'" in done.stdout
 
 
 def test_importing_the_package_loads_no_optional_module() -> None:

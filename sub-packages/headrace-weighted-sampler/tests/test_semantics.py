@@ -132,25 +132,6 @@ def test_shares_that_do_not_divide_the_epoch_are_exact_over_epochs() -> None:
     assert drawn([0.4999, 0.5, 0.0001], epochs=1000, **options) == [4999, 5000, 1]
 
 
-def test_a_schedule_changes_the_weights_at_its_positions() -> None:
-    schedule: list[tuple[int, Any]] = [(100, [0, 1, 0]), (250, {"long": 1, "short": 0, "off": 1})]
-    sampler = WeightedDistributedSampler(
-        DATA, [1, 0, 0], semantics="proportion", epoch_length=70, schedule=schedule, seed=3
-    )
-    parts = []
-    for epoch in range(5):
-        sampler.set_epoch(epoch)
-        parts.append(sampler.take(0, 70))
-    order = np.concatenate(parts)
-    kinds = np.searchsorted([100, 400], order, side="right")
-    assert (kinds[:100] == 0).all()
-    assert (kinds[100:250] == 1).all()
-    assert np.bincount(kinds[250:], minlength=3).tolist() == [50, 0, 50]
-    # Passes run on through the stages: the first hundred draws of "long" were one whole pass.
-    assert sorted(order[:100]) == list(range(100))
-    assert len(set(order[250:][kinds[250:] == 0])) == 50
-
-
 def test_one_weight_per_sample() -> None:
     weights = np.where(np.arange(407) < 7, 10.0, 0.5)
     sampler = WeightedDistributedSampler(range(407), weights, semantics="ratio")

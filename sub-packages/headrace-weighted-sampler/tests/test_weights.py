@@ -1,6 +1,10 @@
-"""Weights by name, position, range and sample, and everything that is refused."""
+"""Weights by name, position, range and sample, nested ones, exact numbers, and everything that is refused."""
 
+import json
+import math
+from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset
 
-from headrace.weighted_sampler import NamedConcatDataset
-from headrace.weighted_sampler.weights import MAX_DISTINCT_WEIGHTS, Source, group_by_weight, parse_sources
+from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler
+from headrace.weighted_sampler.weights import MAX_DISTINCT_WEIGHTS, Source, as_fraction, group_by_weight, parse_sources
 
 NAMED = NamedConcatDataset({"a": range(10), "b": range(5), "none": []})
 JOINED: ConcatDataset[int] = ConcatDataset([range(10), range(5)])  # type: ignore[list-item]  # a range is a dataset
@@ -183,3 +187,117 @@ def test_a_class_that_changes_samples_changes_those_of_batches() -> None:
             return 2 * int(super().__getitem__(index))  # type: ignore[no-untyped-call]
 
     assert Doubled({"a": Batched([1, 2]), "b": [3]}).__getitems__([2, 0]) == [6, 2]
+
+
+# -- Exact numbers -----------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0, 1e6, allow_subnormal=False))
+def test_a_float_counts_as_its_shortest_decimal(ratio: float) -> None:
+    assert as_fraction("weight", ratio) == Fraction(repr(ratio))
+    assert float(as_fraction("weight", ratio)) == ratio
+
+
+@pytest.mark.parametrize(
+    ("weight", "want"),
+    [
+        (1.1, Fraction(11, 10)),
+        (np.float32(1.1), Fraction(11, 10)),
+        (np.float64(1.1), Fraction(11, 10)),
+        (np.longdouble("1.1"), Fraction(11, 10)),
+        (Decimal("1.1"), Fraction(11, 10)),
+        (Fraction(1, 3), Fraction(1, 3)),
+        (2, 2),
+        (np.int8(2), 2),
+        (10**17, 10**17),
+    ],
+)
+def test_kinds_of_numbers(weight: Any, want: Fraction) -> None:
+    assert as_fraction("weight", weight) == want
+
+
+@pytest.mark.parametrize("weight", [True, np.True_, "1.1", None, 1j, [1.0]])
+def test_what_is_no_number_is_refused(weight: Any) -> None:
+    with pytest.raises(TypeError, match=r"weight of ours must be an int, float"):
+        as_fraction("weight of ours", weight)
+
+
+NOT_FINITE = [
+    *(math.nan, math.inf, -math.inf, np.float32("nan")),
+    *map(Decimal, ("NaN", "sNaN", "inf", "-inf")),
+]
+
+
+@pytest.mark.parametrize("weight", NOT_FINITE, ids=str)
+def test_what_is_not_finite_is_refused(weight: Any) -> None:
+    with pytest.raises(ValueError, match="weight of ours must be finite, got"):
+        as_fraction("weight of ours", weight)
+
+
+@pytest.mark.parametrize("weight", [-1, -0.5, Fraction(-1, 3), Decimal("-1e-9"), np.float64(-2)], ids=str)
+def test_what_is_negative_is_refused(weight: Any) -> None:
+    with pytest.raises(ValueError, match="must not be negative, got -"):
+        as_fraction("weight of ours", weight)
+
+
+# -- Nested weights ----------------------------------------------------------------------------------------------
+
+NESTED: dict[str, Any] = {"web": (0.7, {"en": 3, "rest": (1, {"de": 1, "fi": 1})}), "code": 0.3}
+LANGUAGES = NamedConcatDataset({"de": range(100), "code": range(300), "en": range(900), "fi": range(50)})
+
+
+def test_nested_weights_are_proportions_of_their_groups() -> None:
+    sampler = WeightedDistributedSampler(LANGUAGES, NESTED, epoch_length=4000)
+    flat = {"en": 0.525, "de": 0.0875, "fi": 0.0875, "code": 0.3}
+    assert list(sampler) == list(WeightedDistributedSampler(LANGUAGES, flat, epoch_length=4000))
+    assert {line.name: line.draws for line in sampler.report().sources} == {
+        "de": 350,
+        "code": 1200,
+        "en": 2100,
+        "fi": 350,
+    }
+    sources = {name: [name] * 50 for name in flat}
+    streams = [InterleavedDataset(sources, weights, stopping="endless") for weights in (NESTED, flat)]
+    assert list(islice(streams[0], 2000)) == list(islice(streams[1], 2000))
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "fault"),
+    [
+        ({"web": (1, {"en": 1}), "en": 1}, {}, "weights names 'en' twice"),
+        ({"web": (1, {"en": 0})}, {}, r"weights\['web'\]\[1\] must hold at least one weight above 0"),
+        ({"web": (-1, {"en": 1})}, {}, r"weights\['web'\] must not be negative"),
+        ({"web": (1, {"en": -1})}, {}, r"weights\['web'\]\[1\]\['en'\] must not be negative"),
+        (NESTED, {"semantics": "count"}, "nested weights need semantics='proportion', got 'count'"),
+    ],
+)
+def test_nested_weights_that_cannot_be_are_refused(weights: Any, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        WeightedDistributedSampler(LANGUAGES, weights, **options)
+
+
+def test_nested_weights_and_schedules_may_come_from_json() -> None:
+    web: dict[str, Any] = {"web": [0.7, {"en": 3, "de": 1}], "code": 0.3, "fi": 0}
+    read: Any = json.loads(json.dumps({"weights": [1, 0, 0, 0], "schedule": [[100, web]]}))
+    want = WeightedDistributedSampler(
+        LANGUAGES, [1, 0, 0, 0], schedule=[(100, {**web, "web": (0.7, {"en": 3, "de": 1})})]
+    )
+    assert WeightedDistributedSampler(LANGUAGES, **read).fingerprint == want.fingerprint
+
+
+def test_a_group_without_a_weight_says_how_to_write_one() -> None:
+    bare: dict[str, Any] = {"web": {"en": 3, "de": 1, "fi": 0}, "code": 0.3}
+    message = r"weights\['web'\] must be a weight, or \(weight, {name: weight}\), got {'de': 1"
+    with pytest.raises(TypeError, match=message):
+        WeightedDistributedSampler(LANGUAGES, bare)
+    with pytest.raises(TypeError, match=message):
+        InterleavedDataset({name: [1] for name in LANGUAGES.names}, bare)
+
+
+@pytest.mark.parametrize("semantics", ["ratio", "temperature"])
+def test_nested_weights_are_proportions_only(semantics: str) -> None:
+    temperature = 2 if semantics == "temperature" else None
+    with pytest.raises(ValueError, match=f"nested weights need semantics='proportion', got '{semantics}'"):
+        InterleavedDataset(
+            {"en": [1], "de": [2]}, {"web": (1, {"en": 3, "de": 1})}, semantics=semantics, temperature=temperature
+        )

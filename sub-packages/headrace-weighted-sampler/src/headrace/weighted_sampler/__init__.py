@@ -1,9 +1,11 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
+from headrace.weighted_sampler._stopping import Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 from headrace.weighted_sampler.plotting import plot_mixture
 from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
+from headrace.weighted_sampler.schedule import cosine_schedule
 from headrace.weighted_sampler.weights import NamedConcatDataset, Weight
 
 __all__ = [
@@ -11,7 +13,9 @@ __all__ = [
     "MixtureReport",
     "NamedConcatDataset",
     "SourceReport",
+    "Stopping",
     "Weight",
     "WeightedDistributedSampler",
+    "cosine_schedule",
     "plot_mixture",
 ]

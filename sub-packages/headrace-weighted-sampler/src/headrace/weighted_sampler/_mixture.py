@@ -8,7 +8,6 @@ are segments of the one sequence; nothing is carried from position to position.
 """
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +25,7 @@ from headrace.weighted_sampler._permutation import (
     derive,
     shuffle_in_windows,
 )
-from headrace.weighted_sampler.schedule import Stage, stages_before
+from headrace.weighted_sampler.schedule import Stage, stage_at, stages_before
 
 DRAWS, WINDOWS, STREAMS = 1, 2, 3  # what a derived key is for
 MAX_SOURCES = 2**16  # sources are numbered in 16 bits
@@ -260,7 +259,7 @@ class Mixture:
 
     def stage_at(self, position: int) -> int:
         """Return the number of the stage that a position is in, counted as stages count."""
-        return bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
+        return stage_at(self.stages, position)
 
     def stages_before(self, epoch: int, position: int) -> int:
         """Count the stages that an epoch's order before a position depends on."""

@@ -1,10 +1,9 @@
 """What a mixture is made of, checked: the arguments of both classes as sources and integer weights by position."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,19 +14,24 @@ from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder
 from headrace.weighted_sampler._semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
 from headrace.weighted_sampler._sources import Sources, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
-from headrace.weighted_sampler._stopping import BEGINS_AGAIN, MAX_DROPPED, STOPPINGS, Stopping, drop_stages
-from headrace.weighted_sampler.schedule import Schedule, Stage, StreamSchedule, later_stages, pairs_of
+from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
+from headrace.weighted_sampler.schedule import (
+    Schedule,
+    Stage,
+    StageWeights,
+    StreamSchedule,
+    parse_schedule,
+    parse_source_schedule,
+    still_drawn,
+)
 from headrace.weighted_sampler.weights import (
     StreamWeights,
     Weight,
     WeightedSources,
     Weights,
-    as_fraction,
-    check_names,
-    flatten,
-    nothing_to_draw,
+    check_list,
     parse_sources,
-    tensor_as_array,
+    parse_stream_weights,
 )
 
 T = TypeVar("T")
@@ -52,10 +56,9 @@ class MixtureSpec:
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
-        parts = self.sources.parts
-        sizes = [part.size for part in parts]
+        sizes = [part.size for part in self.sources.parts]
         mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
-        return SampleOrder(mixture, [(part.begin, part.end) for part in parts], self.sources.members)
+        return SampleOrder(mixture, self.sources.ranges, self.sources.members)
 
 
 def parse_mixture(
@@ -89,12 +92,12 @@ def parse_mixture(
     if per_sample and semantics not in ("ratio", "proportion"):
         raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
     amounts = amounts_of(sources, per, sizes, semantics, len(dataset))
-    stages = {(0, argument): sources} | later_stages(schedule, sources, dataset)
-    for (_, name), stage in stages.items():
-        _check_stage(name, stage, amounts, semantics)
+    stages = [StageWeights(0, argument, sources), *parse_source_schedule(schedule, sources, dataset)]
+    for stage in stages:
+        _check_stage(stage.argument, stage.weights, amounts, semantics)
     normalized = [
-        normalize(stage.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
-        for stage in stages.values()
+        normalize(stage.weights.weights, amounts, semantics, exact_temperature, per_sample=per_sample)
+        for stage in stages
     ]
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
@@ -102,9 +105,9 @@ def parse_mixture(
     spec = MixtureSpec(
         length=len(dataset),
         sources=sources,
-        stages=tuple(Stage(start, stage.weights) for (start, _), stage in zip(stages, normalized, strict=True)),
+        stages=tuple(Stage(stage.start, own.weights) for stage, own in zip(stages, normalized, strict=True)),
         requested=tuple(_shares(stage.requested) for stage in normalized),
-        weights=tuple(tuple(stage.weights) for stage in stages.values()),
+        weights=tuple(tuple(stage.weights.weights) for stage in stages),
         means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
     )
@@ -203,25 +206,13 @@ class StreamMixture(Generic[T]):
         return digest(names, list(map(data_identity, data)), lengths) + digest(weights, self.seed, self.stopping)
 
     @property
-    def begins_again(self) -> bool:
-        """Whether a source that has run out begins again."""
-        return self.stopping in BEGINS_AGAIN
+    def rule(self) -> StopRule:
+        """What happens when a source has no more items."""
+        return STOP_RULES[self.stopping]
 
-    @property
-    def drops(self) -> bool:
-        """Whether a source that has run out is dropped, and the others go on."""
-        return self.stopping == "drop_exhausted"
-
-    def over(self, exhausted: Iterable[int], position: int) -> bool:
+    def over(self, exhausted: Sequence[int], position: int) -> bool:
         """Whether the stream ends at a position, after each source has run out so many times."""
-        if self.stopping == "endless":
-            return False
-        if self.stopping == "first_exhausted":
-            return any(exhausted)
-        present = bisect_right(self.stages, position, key=lambda stage: stage.start) - 1
-        to_come = zip(*(stage.weights for stage in self.stages[present:]), strict=True)
-        # A source that no stage draws from any more cannot run out.
-        return all(times or not any(weights) for times, weights in zip(exhausted, to_come, strict=True))
+        return self.rule.over(exhausted, still_drawn(self.stages, position))
 
 
 def parse_streams(
@@ -240,31 +231,35 @@ def parse_streams(
     (('a', 'b'), (Stage(start=0, weights=(1, 3)),))
     """
     as_choice("semantics", semantics, STREAM_SEMANTICS)
-    rule = cast("Stopping", as_choice("stopping", stopping, STOPPINGS))
+    criterion = cast("Stopping", as_choice("stopping", stopping, STOP_RULES))
     exact_temperature = parse_temperature(semantics, temperature)
     named = _named(sources)
     if len(named) > MAX_SOURCES:
         raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(named)}; concatenate some of them")
-    starts, parsed = [0], [_parse_weights("weights", sources, weights, semantics)]
-    for place, (start, later) in enumerate(pairs_of(schedule)):
-        starts.append(as_int(f"schedule[{place}] position", start, starts[-1] + 1, MAX_POSITION))
-        parsed.append(_parse_weights(f"schedule[{place}] weights", sources, later, semantics))
-    if schedule and rule == "drop_exhausted":
+
+    def parse(argument: str, given: object) -> dict[str, Fraction]:
+        return parse_stream_weights(argument, sources, given, semantics)
+
+    later = parse_schedule(schedule, parse)
+    starts, parsed = [0, *(stage.start for stage in later)], [parse("weights", weights)]
+    parsed += [stage.weights for stage in later]
+    if later and STOP_RULES[criterion].at_end == "drop":
         raise ValueError("schedule cannot be followed with stopping='drop_exhausted': give one of the two")
     drawn = {name: source for name, source in named.items() if any(stage[name] for stage in parsed)}
     for name, source in drawn.items():
-        _check_source(name, source, rule)
+        _check_source(name, source, criterion)
     amounts = Amounts(tuple(1 if semantics == "proportion" else _length(*item) for item in drawn.items()))
     normalized = [
         normalize([stage[name] for name in drawn], amounts, semantics, exact_temperature).weights for stage in parsed
     ]
     stages = tuple(map(Stage, starts, normalized))
-    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, as_int("seed", seed, 0, SEED_BOUND - 1), rule)
+    exact_seed = as_int("seed", seed, 0, SEED_BOUND - 1)
+    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, exact_seed, criterion)
 
 
 def _named(sources: Sources[T]) -> dict[str, Iterable[T]]:
     if not isinstance(sources, Mapping):
-        _check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
+        check_list("sources", sources, "a mapping {name: iterable} or a list of iterables,")
         return {str(place): source for place, source in enumerate(sources)}
     for name in sources:
         if not isinstance(name, str):
@@ -272,42 +267,10 @@ def _named(sources: Sources[T]) -> dict[str, Iterable[T]]:
     return {name: sources[name] for name in sorted(sources)}
 
 
-def _parse_weights(argument: str, sources: Sources[T], weights: object, semantics: str) -> dict[str, Fraction]:
-    """The weight of each source, by name."""
-    given: Mapping[str, Any]
-    if isinstance(sources, Mapping):
-        if not isinstance(weights, Mapping):
-            raise TypeError(
-                f"{argument} must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
-                "the order of a mapping should not decide which source a weight belongs to"
-            )
-        given, groups = flatten(argument, weights)
-        if groups and semantics != "proportion":
-            raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
-        check_names(argument, given, sorted(sources), "sources does not hold; it holds")
-        exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
-    else:
-        numbers: Any = tensor_as_array(argument, weights)
-        _check_list(argument, numbers, "a list, as sources is one,")
-        if len(numbers) != len(sources):
-            raise ValueError(
-                f"{argument} must hold one number per source: got {len(numbers)} for {len(sources)} sources"
-            )
-        exact = {str(place): as_fraction(f"{argument}[{place}]", weight) for place, weight in enumerate(numbers)}
-    if not any(exact.values()):
-        raise nothing_to_draw(argument, weights)
-    return exact
-
-
-def _check_list(name: str, given: object, allowed: str) -> None:
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
-        raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")
-
-
 def _check_source(name: str, source: object, stopping: Stopping) -> None:
     if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
         raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
-    if stopping in BEGINS_AGAIN and is_one_shot(source):
+    if STOP_RULES[stopping].at_end == "again" and is_one_shot(source):
         raise ValueError(
             f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "
             f"stopping={stopping!r} needs; give an object whose __iter__ makes a new iterator, or use "

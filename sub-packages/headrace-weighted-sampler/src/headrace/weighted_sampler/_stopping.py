@@ -1,7 +1,8 @@
 """Stop criteria: what happens when a source has no more samples, and when that is the end."""
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -10,9 +11,37 @@ from headrace.weighted_sampler.schedule import Stage
 
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
-STOPPINGS: tuple[Stopping, ...] = get_args(Stopping)
-BEGINS_AGAIN = ("all_exhausted", "endless")  # rules by which a source that has run out begins again
 MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """What happens when a source is exhausted."""
+
+    at_end: Literal["stop", "again", "drop"]  # of the source: it stops, begins again, or is dropped
+    # Whether the mixture ends: (how often each source was exhausted, whether it is still drawn from).
+    over: Callable[[Sequence[int], Sequence[bool]], bool]
+
+
+def _any_exhausted(exhausted: Sequence[int], _drawn: Sequence[bool]) -> bool:
+    return any(exhausted)
+
+
+def _all_exhausted(exhausted: Sequence[int], drawn: Sequence[bool]) -> bool:
+    # A source that no stage draws from any more cannot run out.
+    return all(times or not needed for times, needed in zip(exhausted, drawn, strict=True))
+
+
+def _never(_exhausted: Sequence[int], _drawn: Sequence[bool]) -> bool:
+    return False
+
+
+STOP_RULES: dict[Stopping, StopRule] = {
+    "first_exhausted": StopRule("stop", _any_exhausted),
+    "all_exhausted": StopRule("again", _all_exhausted),
+    "drop_exhausted": StopRule("drop", _all_exhausted),
+    "endless": StopRule("again", _never),
+}
 
 
 def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:

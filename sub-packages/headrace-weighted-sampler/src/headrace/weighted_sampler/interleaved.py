@@ -371,7 +371,10 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         while not self._over:
             reader = self._readers[self._order.source_at(self.position - self._dropped_at)]
             try:
-                item = self._draw(reader)
+                item = reader.draw()
+                if item is END:
+                    self._exhausted(reader)
+                    continue
             except Exception as error:
                 self._failed = error
                 error.add_note(
@@ -379,11 +382,10 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                     f"position {self.position} of epoch {self._epoch} ({self._stream})"
                 )
                 raise
-            if item is not END:
-                self.position += 1
-                if self.position in self._later_stages:
-                    self._over = self._ended()
-                return cast(T, item)
+            self.position += 1
+            if self.position in self._later_stages:
+                self._over = self._ended()
+            return cast(T, item)
         for reader in self._readers:
             reader.release()
         raise StopIteration
@@ -439,11 +441,10 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         """Order the sources that have not been dropped, from a position on."""
         mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
         self._dropped_at, self._over = dropped_at, self._ended()
-        if not mixture.drops:
-            exhausted = [0] * len(exhausted)
         if not self._over:
             stages = mixture.stages
-            if dropped := sum(map(bool, exhausted)):
+            dropped = sum(map(bool, exhausted)) if mixture.rule.at_end == "drop" else 0
+            if dropped:
                 left = zip(stages[0].weights, exhausted, strict=True)
                 stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
             self._order = StreamOrder(stages, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
@@ -454,24 +455,16 @@ class InterleavedIterator(Iterator[T], Generic[T]):
     def _ended(self) -> bool:
         return self._mixture.over([reader.exhausted for reader in self._readers], self.position)
 
-    def _draw(self, reader: SourceReader[T]) -> object:
-        """An item, from the beginning of the source if need be; ``END`` if the stream ends or the source is dropped."""
-        item = reader.draw()
-        if item is not END:
-            return item
-        if not reader.drawn and self._mixture.begins_again:
+    def _exhausted(self, reader: SourceReader[T]) -> None:
+        """A source has no more items: the stream ends, or the source begins again or is dropped."""
+        at_end = self._mixture.rule.at_end
+        if at_end == "again" and not reader.drawn:
             raise self._empty(reader)
         reader.end_pass()
-        if not self._mixture.begins_again:
-            self._set_order(self.position if self._mixture.drops else 0)
-            return END
-        self._over = self._ended()
-        if self._over:
-            return END
-        item = reader.draw()
-        if item is END:
-            raise self._empty(reader)
-        return item
+        if at_end == "drop":
+            self._set_order(self.position)
+        else:
+            self._over = self._ended()
 
     def _empty(self, reader: SourceReader[T]) -> RuntimeError:
         return RuntimeError(

@@ -1,16 +1,126 @@
-"""Schedules: weights that change at positions of a sequence, for the sampler and for streams."""
+"""Schedules: weights that change at positions of a sequence, for the sampler and for streams.
 
-from bisect import bisect_left
-from collections.abc import Sequence, Sized
+A schedule is a list of pairs ``(position, weights)``. A function can make one: see ``cosine_schedule``.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from fractions import Fraction
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, shown
 from headrace.weighted_sampler._permutation import WINDOW
-from headrace.weighted_sampler.weights import StreamWeights, WeightedSources, Weights, parse_sources
+from headrace.weighted_sampler.weights import (
+    StreamWeights,
+    Weight,
+    WeightedSources,
+    Weights,
+    as_fraction,
+    check_names,
+    parse_sources,
+)
 
+W = TypeVar("W")
 Schedule: TypeAlias = Sequence[tuple[int, Weights]]
 StreamSchedule: TypeAlias = Sequence[tuple[int, StreamWeights]]
+
+
+def cosine_schedule(
+    first: Mapping[str, Weight], last: Mapping[str, Weight], *, start: int = 0, stop: int, stages: int = 32
+) -> list[tuple[int, dict[str, Fraction]]]:
+    """Let weights go from one mixture to another along half a cosine, in stages of equal length.
+
+    Before ``start`` the weights are ``first``: give them as ``weights`` beside the schedule. The ``k``-th stage begins
+    at ``start + (stop - start) * k // stages``, where the weights are ``first + (last - first) * (1 - cos(pi * k /
+    stages)) / 2``, with that factor rounded to six decimals, the same on every platform; from ``stop`` on they are
+    ``last``.
+
+    Args:
+        first: ``{name: weight}``, not nested.
+        last: Weights of the same names. Shares follow the cosine where both add up to the same.
+        start: Position where the weights begin to change.
+        stop: Position from which on they are ``last``.
+        stages: How many times the weights change.
+
+    Returns:
+        ``[(position, {name: weight}), ...]`` for ``schedule=`` of ``WeightedDistributedSampler`` or
+        ``InterleavedDataset``; exact weights.
+
+    Raises:
+        TypeError: If an argument has another type.
+        ValueError: If the names differ, a weight is negative, or there are fewer positions than stages.
+
+    >>> for position, weights in cosine_schedule({"web": 1, "books": 0}, {"web": 0, "books": 1}, stop=900, stages=3):
+    ...     print(position, {name: float(weight) for name, weight in weights.items()})
+    300 {'web': 0.75, 'books': 0.25}
+    600 {'web': 0.25, 'books': 0.75}
+    900 {'web': 0.0, 'books': 1.0}
+    """
+    for argument, given in (("first", first), ("last", last)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{argument} must be a mapping {{name: weight}}, got {shown(given)}")
+    check_names("last", last, list(first), "first does not have; it has")
+    begin = as_int("start", start, 0, MAX_POSITION - 1)
+    count = as_int("stages", stages, 1)
+    length = as_int("stop", stop, begin + count, MAX_POSITION) - begin
+    old, new = (
+        {name: as_fraction(f"{argument}[{name!r}]", given[name]) for name in first}
+        for argument, given in (("first", first), ("last", last))
+    )
+    made = []
+    for stage in range(1, count + 1):
+        done = Fraction(round(10**6 * (1 - math.cos(math.pi * stage / count)) / 2), 10**6)
+        weights = {name: old[name] + (new[name] - old[name]) * done for name in old}
+        made.append((begin + length * stage // count, weights))
+    return made
+
+
+# -- As given ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageWeights(Generic[W]):
+    """The weights of one stage, as parsed."""
+
+    start: int
+    argument: str  # their name in messages
+    weights: W
+
+
+def parse_schedule(schedule: object, parse: Callable[[str, Any], W]) -> list[StageWeights[W]]:
+    """Check a schedule; ``parse(argument, weights)`` checks the weights of one stage."""
+    if not isinstance(schedule, Sequence) or not all(
+        isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule
+    ):
+        raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
+    stages: list[StageWeights[W]] = []
+    start = 0
+    for place, (position, weights) in enumerate(schedule):
+        start = as_int(f"schedule[{place}] position", position, start + 1, MAX_POSITION)
+        argument = f"schedule[{place}] weights"
+        stages.append(StageWeights(start, argument, parse(argument, weights)))
+    return stages
+
+
+def parse_source_schedule(
+    schedule: object, first: WeightedSources, dataset: Sized
+) -> list[StageWeights[WeightedSources]]:
+    """Check the schedule of a sampler, whose stages weigh the sources of the ``first`` weights."""
+    stages = parse_schedule(schedule, lambda argument, weights: parse_sources(argument, weights, dataset))
+    for place, stage in enumerate(stages):
+        if first.members is not None or stage.weights.members is not None:
+            raise ValueError(
+                f"schedule[{place}]: schedule is not supported with one weight per sample; give weights of datasets "
+                "or ranges"
+            )
+        if stage.weights.ranges != first.ranges:
+            raise ValueError(f"schedule[{place}] must weigh the same ranges as the first weights; 0 leaves a range out")
+    return stages
+
+
+# -- By position ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,26 +138,11 @@ def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) 
     return max(1, bisect_left(stages, reached, key=lambda stage: stage.start))
 
 
-def later_stages(schedule: object, first: WeightedSources, dataset: Sized) -> dict[tuple[int, str], WeightedSources]:
-    """The sources by (position, name of the weights in messages)."""
-    stages: dict[tuple[int, str], WeightedSources] = {}
-    start = 0
-    for place, (given, weights) in enumerate(pairs_of(schedule)):
-        name = f"schedule[{place}]"
-        start = as_int(f"{name} position", given, start + 1, MAX_POSITION)
-        later = parse_sources(f"{name} weights", weights, dataset)
-        if first.members is not None or later.members is not None:
-            raise ValueError(
-                f"{name}: schedule is not supported with one weight per sample; give weights of datasets or ranges"
-            )
-        if [(part.begin, part.end) for part in later.parts] != [(part.begin, part.end) for part in first.parts]:
-            raise ValueError(f"{name} must weigh the same ranges as the first weights; 0 leaves a range out")
-        stages[start, f"{name} weights"] = later
-    return stages
+def stage_at(stages: Sequence[Stage], position: int) -> int:
+    """Return the number of the stage that a position is in."""
+    return bisect_right(stages, position, key=lambda stage: stage.start) - 1
 
 
-def pairs_of(schedule: object) -> Sequence[tuple[Any, Any]]:
-    """Return a schedule if it is a list of pairs."""
-    if isinstance(schedule, Sequence) and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule):
-        return schedule
-    raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
+def still_drawn(stages: Sequence[Stage], position: int) -> list[bool]:
+    """For each source, whether the stage at a position or a later one draws from it."""
+    return [any(weights) for weights in zip(*(s.weights for s in stages[stage_at(stages, position) :]), strict=True)]

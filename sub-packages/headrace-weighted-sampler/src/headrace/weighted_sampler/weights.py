@@ -118,10 +118,14 @@ class WeightedSources:
         """The weights, in the order of the sources."""
         return [part.weight for part in self.parts]
 
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The places of each source, in their order."""
+        return [(part.begin, part.end) for part in self.parts]
+
     def identity(self) -> object:
         """Plain values that stand for which sample is in which source."""
-        places = [(part.begin, part.end) for part in self.parts]
-        return places, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
+        return self.ranges, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
 
 
 def as_fraction(name: str, value: Weight) -> Fraction:
@@ -363,3 +367,41 @@ def _rounded(values: NDArray[Any]) -> NDArray[Any]:
             rounded = np.ldexp(np.rint(np.ldexp(fractions, digits)), exponents - digits)
         rounded = np.minimum(rounded, np.finfo(np.float64).max)
     return rounded
+
+
+# -- Of streams ----------------------------------------------------------------------------------------------------
+
+
+def parse_stream_weights(
+    argument: str, sources: Collection[Any], weights: object, semantics: str
+) -> dict[str, Fraction]:
+    """Check the weights of streams, by name where ``sources`` is a mapping; returns the weight of each source."""
+    given: Mapping[str, Any]
+    if isinstance(sources, Mapping):
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                f"{argument} must be a mapping {{name: weight}} as sources is one, got {type(weights).__name__}: "
+                "the order of a mapping should not decide which source a weight belongs to"
+            )
+        given, groups = flatten(argument, weights)
+        if groups and semantics != "proportion":
+            raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
+        check_names(argument, given, sorted(sources), "sources does not hold; it holds")
+        exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
+    else:
+        numbers: Any = tensor_as_array(argument, weights)
+        check_list(argument, numbers, "a list, as sources is one,")
+        if len(numbers) != len(sources):
+            raise ValueError(
+                f"{argument} must hold one number per source: got {len(numbers)} for {len(sources)} sources"
+            )
+        exact = {str(place): as_fraction(f"{argument}[{place}]", weight) for place, weight in enumerate(numbers)}
+    if not any(exact.values()):
+        raise nothing_to_draw(argument, weights)
+    return exact
+
+
+def check_list(name: str, given: object, allowed: str) -> None:
+    """Refuse what is no list or array."""
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")

@@ -1,0 +1,73 @@
+"""The picture of a report shows what the report says, and matplotlib stays optional."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler, plot_mixture
+
+PICTURED = NamedConcatDataset({"large": range(1000), "small": range(50), "off": range(3)})
+
+
+def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sampler = WeightedDistributedSampler(PICTURED, {"large": 0.25, "small": 2, "off": 0}, semantics="ratio")
+    sampler.set_epoch(1)
+    figure = plot_mixture(sampler.report())
+    figure.savefig(tmp_path / "mixture.png")
+    assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
+    axes: list[Any] = figure.axes
+    shares, seen = axes
+    assert [label.get_text() for label in shares.get_yticklabels()] == ["large", "small", "off"]
+    widths = [bar.get_width() for bar in shares.patches]
+    assert widths == pytest.approx([250 / 350, 100 / 350, 0] * 2)
+    assert [bar.get_width() for bar in seen.patches] == pytest.approx([0.5, 4, 0])
+    assert [text.get_text() for text in seen.texts] == [
+        " 50% seen, 0 repeats",
+        " 100% seen, 150 repeats",
+        " 0% seen, 0 repeats",
+    ]
+
+
+def test_many_sources_are_cut_and_the_title_says_so() -> None:
+    pytest.importorskip("matplotlib")
+    report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 + place for place in range(100)}).report()
+    figure = plot_mixture(report)
+    axes: list[Any] = figure.axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()][::39] == ["60-61", "99-100"]
+    assert "40 most drawn of 100 sources" in figure.get_suptitle()
+
+
+def test_the_picture_shows_the_most_drawn_source_behind_many_equal_ones() -> None:
+    pytest.importorskip("matplotlib")
+    weights = {(place, place + 1): 1 for place in range(50)} | {(50, 60): 9}
+    axes: list[Any] = plot_mixture(WeightedDistributedSampler(range(60), weights).report()).axes
+    shown = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert shown == [f"{place}-{place + 1}" for place in range(39)] + ["50-60"]
+
+
+def test_something_else_is_refused_by_name() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(TypeError, match=r"report must be what sampler.report\(\) returns, got WeightedDistributedS"):
+        plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
+
+
+def test_without_matplotlib_all_but_the_picture_works() -> None:
+    code = """
+import sys
+sys.modules["matplotlib"] = None  # an import of it fails from now on
+from headrace.weighted_sampler import WeightedDistributedSampler, plot_mixture
+report = WeightedDistributedSampler(range(9), {(0, 9): 1}).report()
+print(report)
+try:
+    plot_mixture(report)
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0: 9 samples" in done.stdout
+    assert "pip install 'headrace-weighted-sampler[plot]'" in done.stdout
