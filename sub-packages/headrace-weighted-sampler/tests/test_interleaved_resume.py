@@ -457,7 +457,7 @@ def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
     with pytest.raises(TypeError, match=r"sources\['1'\] must have a length unless semantics='proportion', got Again"):
         InterleavedDataset(sources, [1, 1], semantics="ratio")
     with pytest.raises(ValueError, match=r"semantics must be one of 'proportion', 'ratio', 'temperature', got 'count'"):
-        InterleavedDataset([[1]], [1], semantics="count")
+        InterleavedDataset([[1]], [1], semantics="count")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
         InterleavedDataset([[1]], [1], temperature=2)
 

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from headrace.weighted_sampler import interleaved, sampler
 from headrace.weighted_sampler._permutation import (
     MAX_SHUFFLED,
     MAX_SORTED,
     MAX_TABLE_ROWS,
+    ROUNDS,
     WINDOW,
     Rectangle,
     SourcePasses,
@@ -283,3 +285,10 @@ def test_a_long_source_over_many_passes() -> None:
     size = 70_000
     drawn = SourcePasses(size, 2)(np.arange(5 * size))
     assert all(np.array_equal(np.sort(part), np.arange(size)) for part in drawn.reshape(5, size))
+
+
+def test_the_versions_of_the_states_belong_to_these_rounds_and_windows() -> None:
+    """Another number of rounds or another window gives other orders: raise both versions with it, and this line."""
+    assert (ROUNDS, WINDOW) == (6, 1024)
+    assert (sampler.VERSION, interleaved.VERSION) == (2, 2)
+    assert ROUNDS % 2 == 0

@@ -295,7 +295,7 @@ def test_a_group_without_a_weight_says_how_to_write_one() -> None:
 
 
 @pytest.mark.parametrize("semantics", ["ratio", "temperature"])
-def test_nested_weights_are_proportions_only(semantics: str) -> None:
+def test_nested_weights_are_proportions_only(semantics: Any) -> None:
     temperature = 2 if semantics == "temperature" else None
     with pytest.raises(ValueError, match=f"nested weights need semantics='proportion', got '{semantics}'"):
         InterleavedDataset(

@@ -15,6 +15,7 @@ from headrace.weighted_sampler._mixture import MAX_PERIOD
 from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, tensor_as_array
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
+PER = ("sample", "token")
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
 
@@ -132,7 +133,7 @@ def apportion(weights: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, semantics: str, length: int) -> Amounts:
-    if (as_choice("per", per, ("sample", "token")) == "token") != (sizes is not None):
+    if (as_choice("per", per, PER) == "token") != (sizes is not None):
         if sizes is not None:
             raise ValueError("sizes are for shares by tokens: give per='token'")
         raise ValueError("per='token' needs sizes=, the tokens of each sample; those of a data module are its own")

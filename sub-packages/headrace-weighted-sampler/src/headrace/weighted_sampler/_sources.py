@@ -89,7 +89,7 @@ class Nested(threading.local):
 nested = Nested()
 
 
-class SourceReader(Generic[T]):
+class SourceIterator(Generic[T]):
     """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
 
     In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that

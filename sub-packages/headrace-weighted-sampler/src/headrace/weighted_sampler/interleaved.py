@@ -1,21 +1,23 @@
 """Several iterable datasets interleaved by weight into one stream, which resumes exactly."""
 
+from __future__ import annotations  # help() shows the names of types, not the unions behind them
+
 import os
 from collections.abc import Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
+from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 from headrace.weighted_sampler._sources import (
     END,
-    SourceReader,
+    SourceIterator,
     Sources,
     SourceState,
     fresh_state,
@@ -24,7 +26,6 @@ from headrace.weighted_sampler._sources import (
 )
 from headrace.weighted_sampler._spec import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
-from headrace.weighted_sampler._stopping import Stopping
 from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_before
 from headrace.weighted_sampler.weights import StreamWeights, Weight
 
@@ -35,8 +36,8 @@ _OWNER = "InterleavedDataset"  # of states, in messages
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Which of the streams that are read at the same time this one is."""
+class Reader:
+    """One of the processes that read at the same time, each a stream of its own: a worker of a rank."""
 
     rank: int = 0
     num_replicas: int = 1
@@ -44,7 +45,7 @@ class Stream:
     num_workers: int = 1  # 1 in the main process
 
     def __str__(self) -> str:
-        """Name the stream in a message."""
+        """Name the reader in a message."""
         return f"rank {self.rank} of {self.num_replicas}, worker {self.worker} of {self.num_workers}"
 
 
@@ -72,64 +73,6 @@ class StreamState(TypedDict):
     sources: dict[str, SourceState]
 
 
-class _ChosenEpoch:
-    """The epoch of the next iteration, and whether ``set_epoch`` chose it after the last one began.
-
-    In shared memory, so that workers that live for several epochs learn of a new one. A worker's own ``set_epoch``,
-    for a dataset that is a source of another one, stays in that worker: the others may be in another epoch of it.
-    """
-
-    def __init__(self) -> None:
-        # Epoch; calls of set_epoch; calls before the latest iteration; which loader's workers made that iteration.
-        self._shared: torch.Tensor = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._own: tuple[int, int, bool] | None = None  # of a worker: epoch, calls it has seen, whether it is pending
-
-    def _local(self) -> tuple[int, int, bool] | None:
-        return self._own if self._own is not None and self._own[1] == int(self._shared[1]) else None
-
-    @property
-    def value(self) -> int:
-        own = self._local()
-        return int(self._shared[0]) if own is None else own[0]
-
-    @property
-    def pending(self) -> bool:
-        """Whether the epoch was chosen by ``set_epoch`` and no iteration has begun since."""
-        if (own := self._local()) is not None:
-            return own[2]
-        calls, iterated, loader = self._shared[1:].tolist()
-        # Workers of one loader begin one after the other; for each of them the epoch is still to come.
-        return bool(calls > iterated or (calls and loader and loader == _loader()))
-
-    def choose(self, epoch: int) -> None:
-        if get_worker_info() is None:
-            self._shared[0] = epoch
-            self._shared[1] += 1
-        else:
-            self._own = epoch, int(self._shared[1]), True
-
-    def begin(self) -> None:
-        """Note that an iteration has begun."""
-        if (own := self._local()) is not None:
-            self._own = own[0], own[1], False
-        else:
-            self._shared[2] = self._shared[1]
-            self._shared[3] = _loader()
-
-    def resume(self, epoch: int) -> None:
-        """Take the epoch of a state."""
-        if (own := self._local()) is not None:
-            self._own = epoch, own[1], False
-        else:
-            self._shared[0] = epoch
-            self._shared[2] = self._shared[1]
-            self._shared[3] = 0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._shared.share_memory_()  # type: ignore[no-untyped-call]  # copies of a tensor are not
-
-
 @dataclass(frozen=True)
 class _Resume:
     """Where the next iteration begins."""
@@ -137,12 +80,6 @@ class _Resume:
     process: int  # that loaded the state, or made the copy
     state: StreamState
     loaded: bool  # else it is the position of the dataset that this one is a copy of
-
-
-def _loader() -> int:
-    """A number that the workers of one loader's iteration have in common; 0 in the main process."""
-    worker = get_worker_info()
-    return 0 if worker is None else worker.seed - worker.id
 
 
 class InterleavedDataset(IterableDataset[T]):
@@ -213,8 +150,8 @@ class InterleavedDataset(IterableDataset[T]):
         weights: StreamWeights,
         *,
         seed: int = 0,
-        stopping: Stopping = "first_exhausted",
-        semantics: str = "proportion",
+        stopping: Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"] = "first_exhausted",
+        semantics: Literal["proportion", "ratio", "temperature"] = "proportion",
         temperature: Weight | None = None,
         schedule: StreamSchedule = (),
         num_replicas: int | None = None,
@@ -224,15 +161,30 @@ class InterleavedDataset(IterableDataset[T]):
         self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature, schedule)
         self._ranks = Ranks(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
-        self._chosen = _ChosenEpoch()
+        self._cursor = SharedEpochCursor()
         self._begun: set[str] = set()
         self._resume: _Resume | None = None
         self._latest: InterleavedIterator[T] | None = None
 
+    def __repr__(self) -> str:
+        mixture = self._mixture
+        try:
+            num_replicas, rank = self._ranks.current()
+            ranks = f"rank {rank} of {num_replicas}"
+        except ValueError:
+            ranks = "ranks not known yet"
+        position = self._resume.state["position"] if self._resume is not None else 0
+        if self._latest is not None:
+            position = self._latest.position
+        return (
+            f"{type(self).__name__}({len(mixture.names)} source{'s' * (len(mixture.names) != 1)}, "
+            f"{mixture.stopping!r}, {ranks}, epoch {self.epoch} at {position}, seed {mixture.seed})"
+        )
+
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._chosen.value
+        return self._cursor.epoch
 
     @property
     def fingerprint(self) -> str:
@@ -251,9 +203,8 @@ class InterleavedDataset(IterableDataset[T]):
             epoch: From 0 to 2**63 - 1.
         """
         number = as_int("epoch", epoch, 0, _MAX_EPOCH)
-        if number != self.epoch:
+        if self._cursor.choose(number):
             self._resume = self._latest = None
-        self._chosen.choose(number)
         for name, source in zip(self._mixture.names, self._mixture.sources, strict=True):
             try:
                 set_source_epoch(source, number)
@@ -261,7 +212,7 @@ class InterleavedDataset(IterableDataset[T]):
                 error.add_note(f"raised by set_epoch({number}) of sources[{name!r}]")
                 raise
 
-    def __iter__(self) -> "InterleavedIterator[T]":
+    def __iter__(self) -> InterleavedIterator[T]:
         """Begin this process's stream, or resume a loaded state, the first time after loading it."""
         self._latest = self._iterator()
         self._resume = None
@@ -285,14 +236,11 @@ class InterleavedDataset(IterableDataset[T]):
             ValueError: If it was saved with other sources or options, or another seed.
         """
         checked = check_stream_state(state, self._mixture)
-        if self._chosen.pending and checked["epoch"] < self.epoch:
-            return
-        self._latest = None
-        self._resume = _Resume(os.getpid(), checked, loaded=True)
-        self._chosen.resume(checked["epoch"])
+        if self._cursor.resume(checked["epoch"], checked["position"]):
+            self._latest, self._resume = None, _Resume(os.getpid(), checked, loaded=True)
 
-    def _iterator(self) -> "InterleavedIterator[T]":
-        iterator = InterleavedIterator(self._mixture, self._chosen, self._stream(), self._begun)
+    def _iterator(self) -> InterleavedIterator[T]:
+        iterator = InterleavedIterator(self._mixture, self._cursor, self._reader(), self._begun)
         if (resume := self._resume) is None:
             return iterator
         if get_worker_info() is not None and resume.process != os.getpid():
@@ -305,14 +253,14 @@ class InterleavedDataset(IterableDataset[T]):
             iterator.load_state_dict(resume.state)
         return iterator
 
-    def _stream(self) -> Stream:
+    def _reader(self) -> Reader:
         worker = get_worker_info()
         if worker is None:
             num_replicas, rank = self._ranks.current()
-            return Stream(rank, num_replicas)
+            return Reader(rank, num_replicas)
         sent = self._ranks_when_sent if process_group() is None else None
         num_replicas, rank = sent or self._ranks.current()
-        return Stream(rank, num_replicas, worker.id, worker.num_workers)
+        return Reader(rank, num_replicas, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins where this one's ``state_dict()`` stands.
@@ -330,9 +278,9 @@ class InterleavedDataset(IterableDataset[T]):
         own = {"_latest": None, "_resume": resume, "_ranks": asked, "_ranks_when_sent": ranks}
         return {**self.__dict__, **own}
 
-    def __copy__(self) -> "InterleavedDataset[T]":
+    def __copy__(self) -> InterleavedDataset[T]:
         made = object.__new__(type(self))
-        made.__dict__.update(self.__getstate__(), _chosen=deepcopy(self._chosen))  # an epoch of its own
+        made.__dict__.update(self.__getstate__(), _cursor=deepcopy(self._cursor))  # an epoch of its own
         return made
 
 
@@ -343,15 +291,15 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         position: Items yielded.
     """
 
-    def __init__(self, mixture: StreamMixture[T], chosen: _ChosenEpoch, stream: Stream, begun: set[str]) -> None:
+    def __init__(self, mixture: StreamMixture[T], cursor: SharedEpochCursor, reader: Reader, begun: set[str]) -> None:
         self._mixture = mixture
-        self._chosen = chosen
-        self._stream = stream
+        self._cursor = cursor
+        self._reader = reader
         self._begun = begun
         self._later_stages = {stage.start for stage in mixture.stages[1:]}
         self._failed: Exception | None = None
         self._started = self._over = False
-        self._go_to(chosen.value, 0)
+        self._go_to(cursor.epoch, 0)
 
     def __next__(self) -> T:
         """Draw from the source that is due.
@@ -366,28 +314,28 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 f"({type(self._failed).__name__}: {self._failed})"
             ) from self._failed
         if not self._started:
-            self._chosen.begin()
+            self._cursor.begin()
             self._started = True
         while not self._over:
-            reader = self._readers[self._order.source_at(self.position - self._dropped_at)]
+            source = self._sources[self._order.source_at(self.position - self._dropped_at)]
             try:
-                item = reader.draw()
+                item = source.draw()
                 if item is END:
-                    self._exhausted(reader)
+                    self._exhausted(source)
                     continue
             except Exception as error:
                 self._failed = error
                 error.add_note(
-                    f"raised by sources[{reader.name!r}], item {reader.drawn} of its pass {reader.exhausted}, at "
-                    f"position {self.position} of epoch {self._epoch} ({self._stream})"
+                    f"raised by sources[{source.name!r}], item {source.drawn} of its pass {source.exhausted}, at "
+                    f"position {self.position} of epoch {self._epoch} ({self._reader})"
                 )
                 raise
             self.position += 1
             if self.position in self._later_stages:
                 self._over = self._ended()
             return cast(T, item)
-        for reader in self._readers:
-            reader.release()
+        for source in self._sources:
+            source.release()
         raise StopIteration
 
     def state_dict(self) -> StreamState:
@@ -401,10 +349,10 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             epoch=self._epoch,
             position=self.position,
             dropped_at=self._dropped_at,
-            stream=asdict(self._stream),
+            stream=asdict(self._reader),
             fingerprint=mixture.fingerprint(stages),
             # Copied, because a source may return a state that it keeps changing.
-            sources={reader.name: deepcopy(reader.state()) for reader in self._readers if reader.name in reached},
+            sources={source.name: deepcopy(source.state()) for source in self._sources if source.name in reached},
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -415,12 +363,12 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             ValueError: If it was saved with other sources or options, another seed, or by another stream.
         """
         checked = check_stream_state(state, self._mixture)
-        if self._chosen.pending and checked["epoch"] < self._chosen.value:
+        if self._cursor.overrules(checked["epoch"]):
             return
-        saved = Stream(**checked["stream"])
-        if saved != self._stream:
+        saved = Reader(**checked["stream"])
+        if saved != self._reader:
             raise ValueError(
-                f"state was saved by {saved}, this stream is {self._stream}: every stream reads its own part of the "
+                f"state was saved by {saved}, this stream is {self._reader}: every stream reads its own part of the "
                 "data, so save a state on every rank, load each where it was saved, and keep the numbers of ranks and "
                 "workers (torchdata's StatefulDataLoader does it for the workers)"
             )
@@ -430,8 +378,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self, epoch: int, position: int, dropped_at: int = 0, sources: Mapping[str, SourceState] = MappingProxyType({})
     ) -> None:
         self._epoch, self.position = epoch, position
-        self._readers = [
-            SourceReader(name, source, epoch, sources.get(name, fresh_state()), self._begun)
+        self._sources = [
+            SourceIterator(name, source, epoch, sources.get(name, fresh_state()), self._begun)
             for name, source in zip(self._mixture.names, self._mixture.sources, strict=True)
         ]
         self._failed, self._started = None, False
@@ -439,7 +387,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
     def _set_order(self, dropped_at: int) -> None:
         """Order the sources that have not been dropped, from a position on."""
-        mixture, stream, exhausted = self._mixture, self._stream, [reader.exhausted for reader in self._readers]
+        mixture, reader, exhausted = self._mixture, self._reader, [source.exhausted for source in self._sources]
         self._dropped_at, self._over = dropped_at, self._ended()
         if not self._over:
             stages = mixture.stages
@@ -447,28 +395,28 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             if dropped:
                 left = zip(stages[0].weights, exhausted, strict=True)
                 stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
-            self._order = StreamOrder(stages, mixture.seed, self._epoch, stream.rank, stream.worker, dropped)
+            self._order = StreamOrder(stages, mixture.seed, self._epoch, reader.rank, reader.worker, dropped)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": [copy(reader) for reader in self._readers]}
+        return {**self.__dict__, "_sources": [copy(source) for source in self._sources]}
 
     def _ended(self) -> bool:
-        return self._mixture.over([reader.exhausted for reader in self._readers], self.position)
+        return self._mixture.over([source.exhausted for source in self._sources], self.position)
 
-    def _exhausted(self, reader: SourceReader[T]) -> None:
+    def _exhausted(self, source: SourceIterator[T]) -> None:
         """A source has no more items: the stream ends, or the source begins again or is dropped."""
         at_end = self._mixture.rule.at_end
-        if at_end == "again" and not reader.drawn:
-            raise self._empty(reader)
-        reader.end_pass()
+        if at_end == "again" and not source.drawn:
+            raise self._empty(source)
+        source.end_pass()
         if at_end == "drop":
             self._set_order(self.position)
         else:
             self._over = self._ended()
 
-    def _empty(self, reader: SourceReader[T]) -> RuntimeError:
+    def _empty(self, source: SourceIterator[T]) -> RuntimeError:
         return RuntimeError(
-            f"sources[{reader.name!r}] is empty on this stream ({self._stream}), so "
+            f"sources[{source.name!r}] is empty on this stream ({self._reader}), so "
             f"stopping={self._mixture.stopping!r} would restart it forever; give every worker of every rank some of "
             "it (at least one shard each), or give it weight 0"
         )
@@ -492,7 +440,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     }
     fingerprint = mixture.fingerprint(stages)
     check_fingerprint(state["fingerprint"], fingerprint, FINGERPRINT, faults)
-    keys = asdict(Stream())
+    keys = asdict(Reader())
     check_keys("state['stream']", state["stream"], keys, _OWNER)
     return StreamState(
         version=VERSION,

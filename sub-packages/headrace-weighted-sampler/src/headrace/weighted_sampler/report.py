@@ -85,6 +85,13 @@ class MixtureReport:
         """The sources and, before its members, the sum of each group of nested weights."""
         return tuple(_tree(self.sources))
 
+    def __repr__(self) -> str:
+        total, sources = sum(line.delivered for line in self.sources), len(self.sources)
+        return (
+            f"{type(self).__name__}(epoch {self.epoch}: {total} samples of {sources} source{'s' * (sources != 1)} over "
+            f"{ranks_text(self.num_replicas)}, {len(self.padded)} padded, {len(self.dropped)} dropped)"
+        )
+
     def __str__(self) -> str:
         total = sum(line.delivered for line in self.sources)
         by_tokens = any(line.expected_token_share is not None for line in self.sources)

@@ -1,9 +1,11 @@
 """The sampler: options and state around pure functions of the seed, the weights and the position."""
 
+from __future__ import annotations  # help() shows the names of types, not the unions behind them
+
 import operator
 from collections.abc import Iterator, Mapping, Sized
 from copy import copy
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -138,13 +140,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         *,
         mesh: Mesh | None = None,
         weight_dict: Mapping[tuple[int, int], Weight] | None = None,
-        semantics: str | None = None,
+        semantics: Literal["ratio", "proportion", "count", "temperature"] | None = None,
         epoch_length: int | None = None,
         temperature: Weight | None = None,
         schedule: Schedule = (),
-        per: str = "sample",
+        per: Literal["sample", "token"] = "sample",
         sizes: ArrayLike | None = None,
-        stopping: str = "endless",
+        stopping: Literal["endless", "drop_exhausted"] = "endless",
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
         if weights is not None and weight_dict is not None:
@@ -175,6 +177,18 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
         self._cursor = EpochCursor()  # its iterations know their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
+
+    def __repr__(self) -> str:
+        sources = len(self._spec.sources.parts)
+        try:
+            num_replicas, rank = self._ranks.current()
+            place = f"rank {rank} of {num_replicas}, epoch {self.epoch} at {self.position}"
+        except ValueError:
+            place = f"ranks not known yet, epoch {self.epoch}"
+        return (
+            f"{type(self).__name__}({self._spec.length} samples of {sources} source{'s' * (sources != 1)}, "
+            f"{self.epoch_length} an epoch, {place}, seed {self.seed})"
+        )
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # torch stores it, here the cursor has it
