@@ -20,7 +20,7 @@ from headrace.weighted_sampler._arguments import MAX_POSITION
 from headrace.weighted_sampler._permutation import (
     WINDOW,
     Indices,
-    SourcePasses,
+    SourceEpochs,
     WindowPositions,
     derive,
     shuffle_in_windows,
@@ -121,12 +121,13 @@ class Segment:
         bounds = np.concatenate([begins, np.minimum(begins + WINDOW, self.length)])
         counts = draws_before(self.root, self.first + bounds, sources) + self.bases
         before, after = counts.reshape(2, len(begins), sources)
-        shares = after - before
+        window_counts = after - before
         # Before it is shuffled, a window holds its draws of source 0, then those of source 1, and so on.
-        owners = _owners(moved, shares)
-        draws = (before - np.cumsum(shares, axis=1) + shares).ravel()[moved.rows * sources + owners] + moved.places
+        owners = _owners(moved, window_counts)
+        offsets_of = before - np.cumsum(window_counts, axis=1) + window_counts  # of a place, what makes it a draw
+        draws = offsets_of.ravel()[moved.rows * sources + owners] + moved.places
         if self.sizes is not None:
-            self._renumber(self.sizes, offsets, moved, before, shares, owners, draws)
+            self._renumber(self.sizes, offsets, moved, before, window_counts, owners, draws)
         yield from _by_source(owners, draws, sources)
 
     def _renumber(
@@ -135,12 +136,12 @@ class Segment:
         offsets: Indices,
         moved: WindowPositions,
         before: Indices,
-        shares: Indices,
+        window_counts: Indices,
         owners: Indices,
         draws: Indices,
     ) -> None:
         """Number draws by position, in place, where a pass over a source ends, so that the next begins after it."""
-        last = before + np.maximum(shares, 1) - 1
+        last = before + np.maximum(window_counts, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
         for low in range(0, len(rows), _WINDOWS_AT_ONCE):
@@ -149,16 +150,16 @@ class Segment:
             is_chosen[chosen] = True
             own = np.flatnonzero(is_chosen[moved.rows])
             place = np.searchsorted(chosen, moved.rows[own]) * WINDOW + (offsets[own] & (WINDOW - 1))
-            earlier = self._earlier_draws(moved.windows[chosen], shares[chosen])
+            earlier = self._earlier_draws(moved.windows[chosen], window_counts[chosen])
             draws[own] = before[moved.rows[own], owners[own]] + earlier[place]
 
-    def _earlier_draws(self, windows: Indices, shares: Indices) -> Indices:
+    def _earlier_draws(self, windows: Indices, window_counts: Indices) -> Indices:
         """For each position of whole windows, how many earlier positions of its window have its source."""
         offsets = (windows[:, None] * WINDOW + np.arange(WINDOW)).ravel()
         offsets = offsets[offsets < self.length]
         rows = np.searchsorted(windows, offsets // WINDOW)
         moved = WindowPositions(windows, rows, shuffle_in_windows(offsets, self.length, self.key).places)
-        groups = rows * shares.shape[1] + _owners(moved, shares)
+        groups = rows * window_counts.shape[1] + _owners(moved, window_counts)
         order = np.argsort(groups, kind="stable")
         begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
         earlier = np.empty(len(offsets), np.int64)
@@ -166,14 +167,14 @@ class Segment:
         return earlier
 
 
-def _owners(moved: WindowPositions, shares: Indices) -> Indices:
+def _owners(moved: WindowPositions, window_counts: Indices) -> Indices:
     """The source of each position: the one in whose share of the window its place falls."""
-    windows, sources = shares.shape
+    windows, sources = window_counts.shape
     at = moved.rows * WINDOW + moved.places
     if windows * WINDOW <= len(at) * _DENSE:
         numbers = np.tile(np.arange(sources, dtype=np.uint16), windows)
-        return np.take(np.repeat(numbers, shares.ravel()), at).astype(np.int64)
-    bounds = np.cumsum(shares, axis=1) + np.arange(windows)[:, None] * WINDOW
+        return np.take(np.repeat(numbers, window_counts.ravel()), at).astype(np.int64)
+    bounds = np.cumsum(window_counts, axis=1) + np.arange(windows)[:, None] * WINDOW
     owners: Indices = np.searchsorted(bounds.ravel(), at, side="right") - moved.rows * sources
     return owners
 
@@ -296,14 +297,14 @@ class SampleOrder:
         self.mixture = mixture
         self._ranges = tuple(ranges)
         self._members = members
-        self._passes = self._source_passes()
+        self._source_epochs = self._make_source_epochs()
         self._block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.num_sources)
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Return the dataset indices at ascending positions of an epoch, shape ``[m]``."""
         found = np.empty(len(positions), np.int64)
         for source, where, draws in self.mixture.assign(epoch, positions):
-            found[where] = self._passes[source](draws) + self._ranges[source][0]
+            found[where] = self._source_epochs[source](draws) + self._ranges[source][0]
         return found if self._members is None else self._members[found]
 
     def between(self, epoch: int, start: int, stop: int) -> Indices:
@@ -320,13 +321,13 @@ class SampleOrder:
         windows = max(1, _MAX_COUNTS // self.mixture.num_sources)
         return max(1, min(self._block, _MAX_SPAN // num_replicas, windows * max(1, WINDOW // num_replicas)))
 
-    def _source_passes(self) -> list[SourcePasses]:
+    def _make_source_epochs(self) -> list[SourceEpochs]:
         begins, ends = np.array(self._ranges, np.uint64).T  # in the keys, so that other sources change nothing
         keys = derive(self.mixture.seed, DRAWS, begins, ends).tolist()
-        return [SourcePasses(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
+        return [SourceEpochs(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_passes": self._source_passes()}  # without the tables
+        return {**self.__dict__, "_source_epochs": self._make_source_epochs()}  # without the tables
 
 
 class StreamOrder:

@@ -7,7 +7,7 @@ Everything is 64-bit integer arithmetic on keys, the same on every platform and 
 - ``permute``: a generalised Feistel network for any length (Black and Rogaway, "Ciphers with arbitrary finite
   domains", CT-RSA 2002);
 - ``shuffle_in_windows``: positions shuffled inside windows of 1,024;
-- ``SourcePasses``: the endless sequence of passes over one source, each in an order of its own.
+- ``SourceEpochs``: the epochs over one source, without end, each in an order of its own.
 """
 
 import math
@@ -98,7 +98,7 @@ class Rectangle:
 
     def moduli(self) -> list[tuple[int, int]]:
         """(Modulus of the number added, modulus of its selector) of each round; row and column alternate."""
-        return [(self.rows, self.columns) if turn % 2 == 0 else (self.columns, self.rows) for turn in range(ROUNDS)]
+        return [(self.rows, self.columns) if step % 2 == 0 else (self.columns, self.rows) for step in range(ROUNDS)]
 
 
 def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
@@ -110,10 +110,10 @@ def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
     moduli = shape.moduli()
     round_keys = derive(keys[:, None], np.arange(ROUNDS, dtype=np.uint64)[None])
 
-    def number(turn: int, selector: Indices, at: Indices) -> Indices:
+    def number(step: int, selector: Indices, at: Indices) -> Indices:
         own_keys = round_keys if len(keys) == 1 else round_keys[at]
-        selector = selector - selector // moduli[turn][1] * moduli[turn][1]
-        return below(splitmix64(own_keys[:, turn] ^ selector.view(np.uint64)), moduli[turn][0])
+        selector = selector - selector // moduli[step][1] * moduli[step][1]
+        return below(splitmix64(own_keys[:, step] ^ selector.view(np.uint64)), moduli[step][0])
 
     return _cycle_walk(shape, elements, number)
 
@@ -121,17 +121,17 @@ def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
 def round_tables(shape: Rectangle, key: Words) -> list[Indices]:
     """The numbers to add in each round of one key's permutation, repeated where the selector exceeds its modulus."""
     tables = []
-    for turn, (modulus, length) in enumerate(shape.moduli()):
-        words = derive(key, turn) ^ np.arange(length, dtype=np.uint64)
-        tables.append(np.tile(below(splitmix64(words), modulus), 1 + (turn + 1) // 2))
+    for step, (modulus, length) in enumerate(shape.moduli()):
+        words = derive(key, step) ^ np.arange(length, dtype=np.uint64)
+        tables.append(np.tile(below(splitmix64(words), modulus), 1 + (step + 1) // 2))
     return tables
 
 
 def permute_by_tables(shape: Rectangle, tables: list[Indices], elements: Indices) -> Indices:
     """Apply a tabulated permutation; the same as ``permute``, faster."""
 
-    def number(turn: int, selector: Indices, _at: Indices) -> Indices:
-        return np.take(tables[turn], selector, mode="clip")  # the mode without a bounds check
+    def number(step: int, selector: Indices, _at: Indices) -> Indices:
+        return np.take(tables[step], selector, mode="clip")  # the mode without a bounds check
 
     return _cycle_walk(shape, elements, number)
 
@@ -146,9 +146,9 @@ def _cycle_walk(shape: Rectangle, elements: Indices, number: Round) -> Indices:
 def _all_rounds(shape: Rectangle, elements: Indices, at: Indices, number: Round) -> Indices:
     row = elements // shape.columns
     column = elements - row * shape.columns
-    for turn in range(0, ROUNDS, 2):
-        row += number(turn, column, at)
-        column += number(turn + 1, row, at)
+    for step in range(0, ROUNDS, 2):
+        row += number(step, column, at)
+        column += number(step + 1, row, at)
     # Reduced once at the end. numpy divides much faster than it takes remainders.
     row -= row // shape.rows * shape.rows
     column -= column // shape.columns * shape.columns
@@ -216,18 +216,18 @@ def _full_windows(places: Indices, rows: Indices, windows: Indices, key: int) ->
     return shuffled
 
 
-# -- Passes over one source ----------------------------------------------------------------------------------------
+# -- Epochs of one source --------------------------------------------------------------------------------------------
 
-MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memory when many short passes are drawn
+MAX_SHUFFLED = 2**19  # elements that are shuffled in one call; bounds the memory when many short epochs are drawn
 
 
-class SourcePasses:
-    """The endless sequence of draws from one source: draw ``k`` is element ``k % size`` of pass ``k // size``.
+class SourceEpochs:
+    """The endless sequence of draws from one source: draw ``k`` is element ``k % size`` of epoch ``k // size``.
 
-    Each pass has an order of its own, a pure function of (size, key, pass). The tables of the latest pass are kept for
+    Each epoch has an order of its own, a pure function of (size, key, epoch). The tables of the latest one are kept for
     speed: at most 0.5 MB for a short source, 0.8 MB for a long one.
 
-    >>> drawn = SourcePasses(4, key=0)(np.arange(2, 10))
+    >>> drawn = SourceEpochs(4, key=0)(np.arange(2, 10))
     >>> sorted(drawn[2:6].tolist())
     [0, 1, 2, 3]
     """
@@ -242,18 +242,18 @@ class SourcePasses:
         """Return the elements, ``0 .. size - 1``, of some draws, shape ``[m]``."""
         if self.size == 1 or not draws.size:
             return np.zeros_like(draws)
-        passes = draws // self.size
-        elements = draws - passes * self.size
-        first, last = int(passes.min()), int(passes.max())
+        epochs = draws // self.size
+        elements = draws - epochs * self.size
+        first, last = int(epochs.min()), int(epochs.max())
         if self.size <= MAX_SORTED:
-            return self._short_pass(first)[elements] if first == last else self._short(passes, elements)
-        return self._long_pass(first, elements) if first == last else self._long(passes, elements)
+            return self._short_epoch(first)[elements] if first == last else self._short(epochs, elements)
+        return self._long_epoch(first, elements) if first == last else self._long(epochs, elements)
 
-    def _keys(self, passes: Indices) -> Words:
-        return derive(np.atleast_1d(self._key), passes.astype(np.uint64))
+    def _keys(self, epochs: Indices) -> Words:
+        return derive(np.atleast_1d(self._key), epochs.astype(np.uint64))
 
-    def _short(self, passes: Indices, elements: Indices) -> Indices:
-        wanted, row = np.unique(passes, return_inverse=True)
+    def _short(self, epochs: Indices, elements: Indices) -> Indices:
+        wanted, row = np.unique(epochs, return_inverse=True)
         found = np.empty_like(elements)
         step = max(1, MAX_SHUFFLED // self.size)
         for first in range(0, len(wanted), step):
@@ -263,21 +263,21 @@ class SourcePasses:
         self._cache = (int(wanted[-1]), [orders[-1].copy()])
         return found
 
-    def _short_pass(self, number: int) -> Indices:
+    def _short_epoch(self, number: int) -> Indices:
         if self._cache[0] != number:
             self._cache = (number, [sort_shuffles(self.size, self._keys(np.array([number])))[0]])
         return self._cache[1][0]
 
-    def _long(self, passes: Indices, elements: Indices) -> Indices:
-        if len(passes) < self._shape.rows:
-            return permute(self._shape, elements, self._keys(passes))
+    def _long(self, epochs: Indices, elements: Indices) -> Indices:
+        if len(epochs) < self._shape.rows:
+            return permute(self._shape, elements, self._keys(epochs))
         found = np.empty_like(elements)
-        for number in np.unique(passes):
-            here = np.flatnonzero(passes == number)
-            found[here] = self._long_pass(int(number), elements[here])
+        for number in np.unique(epochs):
+            here = np.flatnonzero(epochs == number)
+            found[here] = self._long_epoch(int(number), elements[here])
         return found
 
-    def _long_pass(self, number: int, elements: Indices) -> Indices:
+    def _long_epoch(self, number: int, elements: Indices) -> Indices:
         if self._cache[0] != number:
             key = self._keys(np.array([number]))
             if self._shape.rows > MAX_TABLE_ROWS or len(elements) * 4 < self._shape.rows:

@@ -106,7 +106,7 @@ def parse_mixture(
         length=len(dataset),
         sources=sources,
         stages=tuple(Stage(stage.start, own.weights) for stage, own in zip(stages, normalized, strict=True)),
-        requested=tuple(_shares(stage.requested) for stage in normalized),
+        requested=tuple(_normalized(stage.requested) for stage in normalized),
         weights=tuple(tuple(stage.weights.weights) for stage in stages),
         means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
@@ -134,14 +134,14 @@ def _dropping(spec: MixtureSpec) -> MixtureSpec:
     return replace(
         spec,
         stages=stages,
-        requested=tuple(map(_shares, kept)),
+        requested=tuple(map(_normalized, kept)),
         weights=spec.weights * len(stages),
         epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
         drops=True,
     )
 
 
-def _shares(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+def _normalized(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
     whole = sum(parts)
     return tuple(part / whole for part in parts)
 

@@ -40,9 +40,9 @@ def plot_mixture(report: MixtureReport) -> "Figure":
     _seen(right, shown)
     left.set_yticks(range(len(shown)), [line.name for line in shown])
     left.set_ylim(len(shown) - 0.4, -0.6)
-    more = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
+    suffix = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
     total = sum(line.delivered for line in report.sources)
-    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{more}")
+    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{suffix}")
     return figure
 
 

@@ -98,13 +98,13 @@ class MixtureReport:
         lines = self.tree
         rows = [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, lines[:MAX_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        more = len(lines) - MAX_SHOWN
+        hidden = len(lines) - MAX_SHOWN
         return "\n".join(
             [
                 f"epoch {self.epoch}: {total} samples over {ranks_text(self.num_replicas)}, "
                 f"{len(self.padded)} padded, {len(self.dropped)} dropped",
                 *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
-                *([f"and {more} more sources"] if more > 0 else []),
+                *([f"and {hidden} more sources"] if hidden > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
                 *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),

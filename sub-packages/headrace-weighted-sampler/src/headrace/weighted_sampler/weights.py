@@ -1,4 +1,8 @@
-"""Weights as a user writes them: by dataset name, by position, by index range, or one per sample."""
+"""Weights as users write them: by dataset name, by position, by index range, or one per sample; nested in groups.
+
+Weights may come from YAML or JSON as they are: ``[weight, {name: weight}]``, a list, is a group as well as the tuple
+is, and numbers stand for the decimals that were written. What a weight means is for ``_semantics``.
+"""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence, Sized
