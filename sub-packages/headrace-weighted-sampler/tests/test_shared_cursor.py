@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from headrace.weighted_sampler import _shared_cursor
 from headrace.weighted_sampler._cursor import EpochCursor
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 
@@ -66,3 +68,35 @@ def test_workers_learn_of_each_epoch_and_one_of_their_own_stays_in_the_worker(pe
         assert sorted(found) == sorted([(epoch, True), (epoch, False)] * 2 + [(7, True), (8, True)])
         assert dataset.cursor.epoch == epoch
         assert not dataset.cursor.overrules(0), "the workers have begun it"
+
+
+def test_a_chosen_epoch_is_still_to_come_for_a_worker_whose_sibling_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = SharedEpochCursor()
+    workers = [copy.copy(main), copy.copy(main)]  # they share the memory, as forked processes do
+
+    def of(number: int | None) -> SharedEpochCursor:
+        """The cursor of a worker, or of the main process, which is the one that asks now."""
+        info = None if number is None else SimpleNamespace(id=number, seed=1000 + number)
+        monkeypatch.setattr(_shared_cursor, "get_worker_info", lambda: info)
+        return main if number is None else workers[number]
+
+    for epoch in (1, 2):
+        of(None).choose(epoch)
+        of(0).begin()
+        assert (of(0).epoch, of(0).overrules(0)) == (epoch, False)
+        assert (of(1).epoch, of(1).overrules(0)) == (epoch, True)
+        assert not of(1).resume(epoch - 1, 5)
+        of(1).begin()
+        assert not of(1).overrules(0)
+        assert not of(None).overrules(0)
+        for number in (0, 1):
+            of(number).choose(8)
+            assert of(number).overrules(7)
+            of(number).begin()
+            assert not of(number).overrules(7)
+            assert of(1 - number).epoch == (epoch if number == 0 else 8)
+        assert of(None).epoch == epoch
+    assert of(None).resume(0, 5)
+    assert (of(0).epoch, of(1).epoch) == (8, 8), "their own, until the main process chooses"
+    of(None).choose(3)
+    assert (of(0).epoch, of(1).epoch) == (3, 3)

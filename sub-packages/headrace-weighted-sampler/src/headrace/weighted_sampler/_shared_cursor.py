@@ -37,7 +37,8 @@ class SharedEpochCursor(EpochCursor):
     @property
     def _chosen(self) -> bool:
         _, calls, spent, loader = self._values.tolist()
-        return bool(calls > spent or (calls > self._begun and loader and loader == _loader()))
+        waits = self._values is self._shared and calls > self._begun  # whatever other workers have begun
+        return bool(calls > spent or (waits and loader and loader == _loader()))
 
     @_chosen.setter
     def _chosen(self, chosen: bool) -> None:
@@ -45,8 +46,9 @@ class SharedEpochCursor(EpochCursor):
         if chosen:
             values[_CALLS] += 1
         else:
-            values[_SPENT] = self._begun = int(values[_CALLS])
-            values[_LOADER] = 0
+            values[_SPENT] = values[_CALLS]
+            if values is self._shared:
+                self._begun = int(values[_CALLS])
 
     @property
     def _values(self) -> torch.Tensor:
@@ -60,11 +62,16 @@ class SharedEpochCursor(EpochCursor):
             self._own = int(self._shared[_CALLS]), self._shared.clone()
         return super().choose(epoch)
 
+    def resume(self, epoch: int, position: int) -> bool:
+        """Go to a place of a state, unless a later epoch was chosen; return whether."""
+        if resumed := super().resume(epoch, position):
+            self._values[_LOADER] = 0
+        return resumed
+
     def begin(self, iteration: object = None) -> object:
         """Begin an iteration; for the other workers of this loader a chosen epoch is still to come."""
-        begun = super().begin(iteration)
-        self._values[_LOADER] = _loader()
-        return begun
+        self._values[_LOADER] = _loader()  # first, so that there is no moment in which it seems spent for them
+        return super().begin(iteration)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
