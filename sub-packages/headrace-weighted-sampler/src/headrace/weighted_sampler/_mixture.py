@@ -111,7 +111,7 @@ class Segment:
     first: int  # where the segment begins in the stage
     key: int
     bases: Indices  # each source's draws before the stage, shape [s]
-    sizes: Indices | None = None  # samples of each source, shape [s]; None when sources are not drawn in passes
+    sizes: Indices | None = None  # samples of each source, shape [s]; None without epochs of sources
 
     def assign(self, offsets: Indices) -> Iterator[Assignment]:
         """Assign ascending positions within the segment to sources."""
@@ -140,7 +140,7 @@ class Segment:
         owners: Indices,
         draws: Indices,
     ) -> None:
-        """Number draws by position, in place, where a pass over a source ends, so that the next begins after it."""
+        """Number draws by position, in place, where an epoch of a source ends, so that its next one begins after it."""
         last = before + np.maximum(window_counts, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
@@ -194,7 +194,7 @@ def _by_source(owners: Indices, draws: Indices, sources: int) -> Iterator[Assign
 class Mixture:
     """Sources by position, for the stages of a schedule; windows begin anew with every epoch and every stage.
 
-    With ``sizes``, the samples of each source, a pass over a source ends before its next one begins. With
+    With ``sizes``, the samples of each source, an epoch of a source ends before its next one begins. With
     ``every_epoch`` the stages' positions count from the beginning of each epoch.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)

@@ -90,7 +90,7 @@ nested = Nested()
 
 
 class SourceIterator(Generic[T]):
-    """Draw items from a source, and begin it again; nothing is begun or restored before the first draw.
+    """Draws items from a source and begins it again. Nothing is begun or restored before the first draw.
 
     In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
     method. ``begun`` holds the names of sources that do not begin anew by themselves, and this one's is added: one-shot

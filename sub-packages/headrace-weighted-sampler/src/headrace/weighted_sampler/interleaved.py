@@ -404,7 +404,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         return self._mixture.over([source.exhausted for source in self._sources], self.position)
 
     def _exhausted(self, source: SourceIterator[T]) -> None:
-        """A source has no more items: the stream ends, or the source begins again or is dropped."""
+        """Act on a source that has no more items: it begins again, is dropped, or ends the stream."""
         at_end = self._mixture.rule.at_end
         if at_end == "again" and not source.drawn:
             raise self._empty(source)
