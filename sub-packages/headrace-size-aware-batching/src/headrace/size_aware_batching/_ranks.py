@@ -99,16 +99,16 @@ class Ranks:
         if not self.given or (found is None and self.rank == 0):
             return found or (1, 0)
         given, missing = ("rank", "num_replicas") if self.num_replicas is None else ("num_replicas", "rank")
-        told = f"{given}={getattr(self, given)} was given without {missing}"
+        half = f"{given}={getattr(self, given)} was given without {missing}"
         if found is None:
             raise ValueError(
-                f"{told}, and neither a process group nor RANK and WORLD_SIZE of the environment tell it: give "
+                f"{half}, and neither a process group nor RANK and WORLD_SIZE of the environment tell it: give "
                 f"{missing} as well, or call torch.distributed.init_process_group first"
             )
         if found != (found[0] if self.num_replicas is None else self.num_replicas, found[1]):
-            raise ValueError(f"{told}, but there are {found[0]} ranks: give {missing} as well, or mesh in their place")
+            raise ValueError(f"{half}, but there are {found[0]} ranks: give {missing} as well, or mesh in their place")
         if self.rank not in (None, found[1]):
-            raise ValueError(f"{told}, but this is rank {found[1]} of {found[0]}: give {missing} as well, or neither")
+            raise ValueError(f"{half}, but this is rank {found[1]} of {found[0]}: give {missing} as well, or neither")
         return found
 
 

@@ -122,35 +122,34 @@ class _Resumes:
     def check_rule(self) -> None:
         """Sequences of set_epoch and load_state_dict: the later set_epoch wins, else the later state."""
         last = len(self.wholes) - 1
-        old, new = (0, len(self.wholes[0]) // 2), (last, len(self.wholes[last]) // 2)
-        states = {place: self.state(*place) for place in (old, new)}
+        old, late = (0, len(self.wholes[0]) // 2), (last, len(self.wholes[last]) // 2)
+        states = {place: self.state(*place) for place in (old, late)}
         between = (last - 1, 0)
         sequences: list[tuple[tuple[Any, ...], tuple[int, int]]] = [
-            ((new, old), old),
-            ((old, new), new),
+            ((late, old), old),
+            ((old, late), late),
             ((old, last), (last, 0)),
-            ((new, last), new),
-            ((new, last, old), new),
-            ((new, last, old, old), new),
+            ((late, last), late),
+            ((late, last, old), late),
+            ((late, last, old, old), late),
             ((last, old), (last, 0)),
-            ((last, new), new),
+            ((last, late), late),
             ((last - 1, old), between),
             ((old, last - 1, old), between),
-            ((last - 1, new), new),
-            ((new, last - 1, old), between),
-            ((new, 0), (0, 0)),
+            ((last - 1, late), late),
+            ((late, last - 1, old), between),
+            ((late, 0), (0, 0)),
         ]
         for sequence, (epoch, place) in sequences:
-            one = self.make()
-            said = []
+            new, said = self.make(), []
             for each in sequence:
                 if isinstance(each, tuple):
-                    self.load(one, states[each])
+                    self.load(new, states[each])
                     said.append(f"load the state at {each[1]} of epoch {each[0]}")
                 else:
-                    one.set_epoch(each)
+                    new.set_epoch(each)
                     said.append(f"set_epoch({each})")
-            self.compare(", ".join(said), one, self.wholes[epoch][place:])
+            self.compare(", ".join(said), new, self.wholes[epoch][place:])
 
     def compare(self, where: str, items: Any, wanted: list[Any]) -> None:
         found = self.delivered(items)
