@@ -12,9 +12,9 @@ TOP = {
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
 # Files that packages share, since they do not import one another: the first one of each row is copied to the others.
 COPIES = (
-    ("size_aware_batching/_columns.py", "webdatamodule/loading/columns.py"),
-    ("size_aware_batching/_cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
-    ("size_aware_batching/_ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),
+    ("size_aware_batching/sizes/columns.py", "webdatamodule/loading/columns.py"),
+    ("size_aware_batching/planning/cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
+    ("size_aware_batching/planning/ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),
     ("size_aware_batching/testing.py", "weighted_sampler/testing.py", "webdatamodule/testing.py"),
 )
 OWN_CACHES = {

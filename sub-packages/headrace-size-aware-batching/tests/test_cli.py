@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching._options import Strategy
 from headrace.size_aware_batching.cli import main
+from headrace.size_aware_batching.planning.options import Strategy
 
 COMMAND = [sys.executable, "-m", "headrace.size_aware_batching.cli"]
 

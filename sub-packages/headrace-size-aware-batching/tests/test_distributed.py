@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, size_aware_batching
-from headrace.size_aware_batching._options import STRATEGIES, Strategy
+from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
 HERE = Path(__file__).parent

@@ -22,10 +22,10 @@ from headrace.size_aware_batching import (
     PaddedCollate,
     SimulatedMemory,
     global_num_tokens,
-    oom_guard,
     token_weighted_loss,
 )
-from headrace.size_aware_batching._split import batch_length, split_batch
+from headrace.size_aware_batching.memory import oom_guard
+from headrace.size_aware_batching.memory.split import batch_length, split_batch
 
 HERE = Path(__file__).parent
 WIDTH = 24

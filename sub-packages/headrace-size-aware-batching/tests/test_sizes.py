@@ -19,18 +19,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching._budget import checked_budget
-from headrace.size_aware_batching._sizes import (
-    checked_size,
-    fasta_lengths,
-    number_vector,
-    read_sizes,
-    size_lookup,
-    size_vector,
-    sizes_of_file,
-    sizes_of_files,
-)
 from headrace.size_aware_batching._validation import real_number
+from headrace.size_aware_batching.planning.limits import checked_budget
+from headrace.size_aware_batching.sizes.files import fasta_lengths, sizes_of_file, sizes_of_files
+from headrace.size_aware_batching.sizes.read import checked_size, number_vector, read_sizes, size_lookup, size_vector
 
 
 def test_numbers_of_any_make() -> None:

@@ -1,20 +1,23 @@
 """Batches that fill a memory or token budget and never exceed it."""
 
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
-from headrace.size_aware_batching.collate import PackedBatch, PackedCollate, PaddedBatch, PaddedCollate
+from headrace.size_aware_batching.collate.loss import global_num_tokens, token_weighted_loss
+from headrace.size_aware_batching.collate.packed import PackedBatch, PackedCollate
+from headrace.size_aware_batching.collate.padded import PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.loss import global_num_tokens, token_weighted_loss
-from headrace.size_aware_batching.memory import Peaks, collect_cuda_peak_alloc, measure_peaks
-from headrace.size_aware_batching.memory_budget import design_batches, fit_budget, run_worst_batches
-from headrace.size_aware_batching.memory_model import BatchMemoryModel, PolynomialRegression
-from headrace.size_aware_batching.oom_guard import OOMEvent, OOMGuard
+from headrace.size_aware_batching.memory.fit import design_batches, fit_budget
+from headrace.size_aware_batching.memory.model import BatchMemoryModel
+from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
+from headrace.size_aware_batching.memory.peaks import Peaks, collect_cuda_peak_alloc, measure_peaks
+from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
+from headrace.size_aware_batching.memory.simulated import SimulatedMemory, estimate_peaks
+from headrace.size_aware_batching.memory.worst_batches import run_worst_batches
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
     SizeAwareBatchSampler,
     size_aware_batching,
 )
-from headrace.size_aware_batching.simulated_memory import SimulatedMemory, estimate_peaks
 from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
 __all__ = [

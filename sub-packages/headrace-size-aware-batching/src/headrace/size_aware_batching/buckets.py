@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._sizes import Vector, number_vector, size_vector
 from headrace.size_aware_batching._validation import checked_flag, checked_int, shortlist, shown, warn
+from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
 _MAX_BUCKETS = 1_000_000  # more than that is a mistake in the unit
 _CHUNK = 65536  # indices turned into Python ints at a time

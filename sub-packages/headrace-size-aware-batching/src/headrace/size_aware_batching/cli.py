@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._options import OVERSIZE, STRATEGIES, Strategy
-from headrace.size_aware_batching._sizes import sizes_of_files
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, table
+from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
+from headrace.size_aware_batching.sizes.files import sizes_of_files
 
 USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
 SIZES = ".npy (1-D or 2-D), .txt (a number a line), FASTA [.gz], or .parquet or a folder of them, with --column"

@@ -12,23 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import plain_budget, prepare, warn_of_skipped
-from headrace.size_aware_batching._cursor import EpochCursor
-from headrace.size_aware_batching._options import (
-    CostFunction,
-    Options,
-    Oversize,
-    Strategy,
-    cost_part,
-    differing,
-    fingerprint,
-)
-from headrace.size_aware_batching._order import SamplerOrder, SliceOrder, index_type
-from headrace.size_aware_batching._planner import Planner, make_planner
-from headrace.size_aware_batching._random import derive
-from headrace.size_aware_batching._ranks import Mesh, Ranks, process_group, refuse_sharding_again
-from headrace.size_aware_batching._sharding import TAILS, Steps, Tail, deal_evenly, distribute_steps, n_steps
-from headrace.size_aware_batching._sizes import capped_sizes, column_limits, read_sizes, size_vector
 from headrace.size_aware_batching._validation import (
     checked_epoch,
     checked_int,
@@ -40,6 +23,21 @@ from headrace.size_aware_batching._validation import (
     whole_number,
 )
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs, batch_hashes
+from headrace.size_aware_batching.planning.costs import CostFunction, cost_part
+from headrace.size_aware_batching.planning.cursor import EpochCursor
+from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
+from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
+from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
+from headrace.size_aware_batching.planning.limits import plain_budget
+from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
+from headrace.size_aware_batching.planning.order import SliceOrder
+from headrace.size_aware_batching.planning.planner import Planner, make_planner
+from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
+from headrace.size_aware_batching.planning.random import derive
+from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
+from headrace.size_aware_batching.planning.remainder import TAILS, Tail, deal_evenly
+from headrace.size_aware_batching.planning.strata import index_type
+from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, size_vector
 
 VERSION = 1
 STATE = ("version", "seed", "epoch", "position", "fingerprint")

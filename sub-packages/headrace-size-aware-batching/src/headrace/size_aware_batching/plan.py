@@ -10,10 +10,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._budget import prepare, round_up, work_function
-from headrace.size_aware_batching._options import CostFunction, Options
-from headrace.size_aware_batching._sharding import n_steps
 from headrace.size_aware_batching._validation import UNLIMITED, whole_number
+from headrace.size_aware_batching.planning.costs import CostFunction, work_function
+from headrace.size_aware_batching.planning.distribution import n_steps
+from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.prepared import prepare
+from headrace.size_aware_batching.planning.units import round_up
 
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
 

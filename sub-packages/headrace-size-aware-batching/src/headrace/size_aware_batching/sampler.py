@@ -6,11 +6,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._budget import checked_budget
-from headrace.size_aware_batching._options import OVERSIZE, Oversize
-from headrace.size_aware_batching._sizes import SizeOf, checked_size, plain_index, size_lookup
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
+from headrace.size_aware_batching.planning.limits import checked_budget
+from headrace.size_aware_batching.planning.options import OVERSIZE, Oversize
+from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, plain_index, size_lookup
 
 __all__ = ["BucketBatchSampler", "SizeAwareBatchSampler", "size_aware_batching"]
 

@@ -10,21 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._binpacking import cut_descending
-from headrace.size_aware_batching._budget import (
-    FunctionCapacity,
-    Limits,
-    PaddedCapacity,
-    at_least_one,
-    checked_budget,
-    round_up,
-    whole_units,
-)
-from headrace.size_aware_batching._options import Capacity, CostFunction, Options, Oversize
-from headrace.size_aware_batching._random import derive, random_words
-from headrace.size_aware_batching._ranks import Mesh, Ranks
-from headrace.size_aware_batching._sharding import split_longest
-from headrace.size_aware_batching._sizes import SizeOf, checked_size, size_lookup
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
@@ -38,7 +23,16 @@ from headrace.size_aware_batching._validation import (
     shown,
     warn,
 )
+from headrace.size_aware_batching.planning.costs import CostFunction, FunctionCapacity, PaddedCapacity, at_least_one
+from headrace.size_aware_batching.planning.limits import Capacity, Limits, checked_budget
+from headrace.size_aware_batching.planning.next_fit import cut_descending
+from headrace.size_aware_batching.planning.options import Options, Oversize
+from headrace.size_aware_batching.planning.random import derive, random_words
+from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
+from headrace.size_aware_batching.planning.remainder import split_longest
+from headrace.size_aware_batching.planning.units import round_up, whole_units
 from headrace.size_aware_batching.sampler import Tally, collated, exact
+from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 
 # Each round, one of so many parts of the buffer leaves before the rest is sorted again. On 200,000 lognormal sizes
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded

@@ -1,0 +1,237 @@
+"""Collate function that concatenates samples of different lengths without padding."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
+from headrace.size_aware_batching.collate.arguments import (
+    check_limits,
+    check_multiple,
+    check_numbers,
+    padding_for,
+    refuse_value,
+    value_for,
+)
+from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys
+from headrace.size_aware_batching.planning.units import round_up
+
+_INT32_END = 2**31
+_LAYOUTS = ("flat", "huggingface")
+
+
+class PackedBatch(NamedTuple):
+    """Batch of `PackedCollate` for samples that are not dicts.
+
+    Attributes:
+        values: The concatenated fields, in the structure of a sample.
+        cu_seqlens: int32, shape ``[n + 1]``.
+        max_seqlen: Length of the longest sample.
+        position_ids: int64, shape ``[total]``.
+    """
+
+    values: Any
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    position_ids: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PackedCollate:
+    """Concatenate samples without padding, for variable-length attention; for ``collate_fn``.
+
+    Samples are as for `PaddedCollate`; all fields of a sample have one length. With ``layout="flat"`` fields have
+    the shape ``[total, ...]``. Dicts get three more keys, other samples give a `PackedBatch`:
+
+    - ``cu_seqlens``: where each sequence begins and, last, the total; int32, shape ``[n + 1]``. It is
+      ``cu_seqlens_q`` of ``flash_attn_varlen_func`` and the offsets of ``torch.nested.nested_tensor_from_jagged``.
+    - ``max_seqlen``: the length of the longest sequence, an int.
+    - ``position_ids``: the position of each token in its sequence, int64, shape ``[total]``.
+
+    With ``layout="huggingface"`` samples are dicts, fields and ``position_ids`` have the shape ``[1, total, ...]``,
+    and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as
+    ``transformers.DataCollatorWithFlattening`` gives them. A field ``attention_mask`` is left out: where there is
+    one, models do not look for the borders of the samples. Only some models and attention implementations keep
+    packed samples apart; docs/how-to/packed.md says which.
+
+    A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
+    sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample
+    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: a
+    field ``"labels"`` is padded with -100; give targets of another name that pad value.
+
+    Args:
+        layout: ``"flat"`` or ``"huggingface"``, see above.
+        separator: Value that replaces the first element of each sample in a field, by the field's name. A model
+            that is trained to predict the next token needs ``{"labels": -100}``, or the last token of a sample
+            is trained to predict the first of the next. None (default): that, with ``layout="huggingface"`` and
+            samples that have labels; else none. ``{}``: none, for masked language models.
+        position_start: Position of the first token of a sample: 0, or ``padding_idx + 1`` (2) for the RoBERTa and
+            ESM models of Hugging Face.
+        length_multiple: The length of each sample is padded to a multiple of this.
+        total_multiple: The total is padded to a multiple of this, 16 for FP8 for example.
+        total_length: The total is padded to this, for one shape in all batches; None: it is not.
+        pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
+            mapping get their separator, if they have one, or else 0; a number is for fields without a separator.
+            ``"labels"`` without a separator get -100, and an ``"attention_mask"`` 0, where no mapping names them.
+        return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
+            sequences of padding; int32, shape ``[n]``. It is ``seqused_k`` of variable-length attention. Samples
+            have to be dicts.
+        fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
+            stacked.
+        max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
+            to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
+        max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
+            those of the samples. All elements without padding. None: not checked.
+
+    Raises:
+        TypeError: If an argument or a field has the wrong type.
+        ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; the fields of a
+            sample differ in length; a name is not a field; a dtype cannot hold a separator or a pad value; a
+            batch is longer than ``max_total_size`` or ``total_length``, or has 2**31 tokens or more; or, with
+            ``layout="huggingface"``, an ``attention_mask`` has zeros.
+
+    >>> batch = PackedCollate()([{"ids": [5, 6, 7]}, {"ids": [8]}])
+    >>> batch["ids"], batch["cu_seqlens"], batch["max_seqlen"], batch["position_ids"]
+    (tensor([5, 6, 7, 8]), tensor([0, 3, 4], dtype=torch.int32), 3, tensor([0, 1, 2, 0]))
+    >>> collate = PackedCollate(layout="huggingface", total_multiple=6)
+    >>> batch = collate([{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, {"input_ids": [8], "labels": [8]}])
+    >>> batch["labels"], batch["cu_seq_lens_q"]
+    (tensor([[-100,    6,    7, -100, -100, -100]]), tensor([0, 3, 4, 6], dtype=torch.int32))
+    """
+
+    _: KW_ONLY
+    layout: Literal["flat", "huggingface"] = "flat"
+    separator: Mapping[Name, float] | None = None
+    position_start: int = 0
+    length_multiple: int = 1
+    total_multiple: int = 1
+    total_length: int | None = None
+    pad_value: float | Mapping[Name, float] = 0
+    return_lengths: bool = False
+    fixed: Sequence[Name] = ()
+    max_length: int | None = None
+    max_total_size: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("layout", self.layout, _LAYOUTS)
+        if self.separator is not None:
+            if not isinstance(self.separator, Mapping):
+                raise TypeError(f"separator must be a mapping from field to number, or None, got {self.separator!r}")
+            check_numbers("separator", self.separator)
+        checked_int("position_start", self.position_start, 0, _INT32_END)
+        check_multiple("length_multiple", self.length_multiple)
+        check_multiple("total_multiple", self.total_multiple)
+        whole_number("total_length", self.total_length)
+        if self.total_length is not None and self.total_length % self.total_multiple:
+            raise ValueError(
+                f"total_length must be a multiple of total_multiple={self.total_multiple}, got {self.total_length}: "
+                "leave total_multiple out"
+            )
+        check_numbers("pad_value", self.pad_value)
+        checked_flag("return_lengths", self.return_lengths)
+        check_limits(self.max_length, self.max_total_size)
+        object.__setattr__(self, "fixed", checked_names(self.fixed))
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Make a batch of samples."""
+        samples = not_empty(samples)
+        huggingface = self.layout == "huggingface"
+        if (huggingface or self.return_lengths) and not isinstance(samples[0], Mapping):
+            option = "layout='huggingface'" if huggingface else "return_lengths=True"
+            raise TypeError(f"samples must be dicts for {option}, got {type(samples[0]).__name__}")
+        separator = self.separator
+        if separator is None:
+            separator = {"labels": -100} if huggingface and "labels" in samples[0] else {}
+        fields = Fields(self.fixed, self.max_length)
+
+        def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
+            if fields.is_fixed(tensors, path):
+                return torch.stack(tensors)
+            if huggingface and path == ("attention_mask",):
+                _refuse_padding(tensors, path)
+            return self._packed(tensors, path, separator)
+
+        batch = fields.gather(samples, join)
+        fields.refuse_unknown(self.fixed, "fixed")
+        fields.refuse_unknown(self.separator or {}, "separator")
+        if isinstance(self.pad_value, Mapping):
+            fields.refuse_unknown(self.pad_value, "pad_value")
+        lengths = fields.one_length("packed samples need one length for all of their fields")
+        fields.refuse_over(self.max_total_size, sum(lengths))
+        padded, tail = self._sequences(lengths)
+        offsets, longest = cumulative_lengths([*padded, *tail]), max([*padded, *tail])
+        positions = _positions([*padded, *tail], self.position_start)
+        if not isinstance(batch, dict):
+            return PackedBatch(batch, offsets, longest, positions)
+        extra: dict[str, Any]
+        if huggingface:
+            batch.pop("attention_mask", None)
+            extra = {"position_ids": positions[None], "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
+            extra |= {"max_length_q": longest, "max_length_k": longest}
+        else:
+            extra = {"cu_seqlens": offsets, "max_seqlen": longest, "position_ids": positions}
+        if self.return_lengths:
+            extra["lengths"] = torch.tensor([*lengths, *(0 for _ in tail)], dtype=torch.int32)
+        return with_keys(batch, extra)
+
+    def _sequences(self, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the padded lengths of the samples, and those of the sequences of padding behind them."""
+        padded = [round_up(length, self.length_multiple) for length in lengths]
+        total = sum(padded)
+        target = round_up(total, self.total_multiple) if self.total_length is None else self.total_length
+        if total > target:
+            raise ValueError(
+                f"total_length must be at least the {total} tokens of the batch, got {target}: raise it to the budget "
+                "of the batches, or lower the budget"
+            )
+        longest = max(padded) or target
+        return padded, [min(longest, target - begin) for begin in range(total, target, longest or 1)]
+
+    def _packed(self, tensors: list[torch.Tensor], path: Path, separator: Mapping[Name, float]) -> torch.Tensor:
+        """Concatenate one field of the samples, with its padding and separators."""
+        lengths = [tensor.shape[0] for tensor in tensors]
+        padded, tail = self._sequences(lengths)
+        dtype, first = tensors[0].dtype, value_for(path, separator, None)
+        if padded != lengths or tail:
+            value = padding_for(path, self.pad_value, first)
+            refuse_value("pad_value", value, dtype, path)
+            padding = tensors[0].new_full((sum(tail) + self.length_multiple, *tensors[0].shape[1:]), value)
+            pieces = [(x, padding[: size - length]) for x, size, length in zip(tensors, padded, lengths, strict=True)]
+            packed = torch.cat([piece for pair in pieces for piece in pair] + [padding[: sum(tail)]])
+        else:
+            packed = torch.cat(tensors)
+        if first is not None:
+            refuse_value("separator", first, dtype, path)
+            begins = [begin for begin, size in zip(accumulate(padded, initial=0), lengths, strict=False) if size]
+            packed[begins] = first
+        return packed[None] if self.layout == "huggingface" else packed
+
+
+def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
+    """Return where each sequence begins and, last, where the last one ends, int32, shape ``[n + 1]``.
+
+    Raises:
+        ValueError: If there are more tokens than int32, the type that variable-length attention takes, can count.
+
+    >>> cumulative_lengths([3, 0, 2]).tolist()
+    [0, 3, 3, 5]
+    """
+    if (total := sum(lengths)) >= _INT32_END:
+        raise ValueError(f"a packed batch must have fewer than 2**31 tokens, got {total}: make smaller batches")
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def _positions(lengths: Sequence[int], start: int) -> torch.Tensor:
+    """Return the position of each token in its own sequence: 0, 1, 2, 0, 1 for lengths 3 and 2 and start 0."""
+    counts = torch.tensor(lengths, dtype=torch.int64)
+    return torch.arange(start, start + int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+
+
+def _refuse_padding(masks: Sequence[torch.Tensor], path: Path) -> None:
+    """Raise a ValueError where an attention mask says that a sample is padded."""
+    for sample, mask in enumerate(masks):
+        if not bool(mask.all()):
+            raise ValueError(f"{place(path, sample)} has zeros: give samples without padding to a packed batch")

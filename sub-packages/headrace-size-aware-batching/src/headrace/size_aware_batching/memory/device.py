@@ -1,0 +1,130 @@
+"""The memory of a CUDA device, and the errors of running out of it."""
+
+import gc
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from headrace.size_aware_batching._validation import shown
+
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, HIP and XPU, the driver and NCCL
+    "alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUSOLVER_STATUS_, CUFFT_
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ and _HOST_
+    "cublas_status_not_initialized",  # cublasCreate found no room for its workspace
+    "cusparse_status_insufficient_resources",
+    "cudnn_status_not_supported",  # and what torch says where no algorithm of cuDNN gets its workspace
+    "unable to find an engine to execute this computation",
+    "unable to find a valid cudnn algorithm",
+    "can't allocate memory",  # torch's allocator on the CPU
+    "not enough memory: you tried to allocate",  # and that of Windows
+)
+
+
+class Meter(Protocol):
+    """Measures the memory of one device."""
+
+    def start(self) -> None:
+        """Free unused memory and set the peak to what is in use now."""
+
+    def peak(self) -> int:
+        """Return the most bytes in use at once since ``start``."""
+
+
+@runtime_checkable
+class DeviceMemory(Meter, Protocol):
+    """The memory of one device: its peaks and its size. ``SimulatedMemory`` is one, too."""
+
+    def reserved_peak(self) -> int:
+        """Return the most bytes that the allocator held at once since ``start``, fragments included."""
+
+    def total(self) -> int:
+        """Return the bytes that this process can have."""
+
+
+class CudaMeter:
+    """Reads the statistics of torch's caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self) -> None:
+        """Drop garbage and cached blocks, wait for the device, set the peak to what is in use now."""
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # fragments left by one item must not fail the next
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """Return the most bytes in tensors at once since ``start``."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def reserved_peak(self) -> int:
+        """Return the most bytes that the allocator held at once since ``start``."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def total(self) -> int:
+        """Return what is free on the device and what the allocator holds: what others use is not counted."""
+        free, whole = torch.cuda.mem_get_info(self.device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(self.device)  # torch 2.8
+        return min(free + torch.cuda.memory_reserved(self.device), int(fraction * whole))
+
+
+def cuda_device(device: torch.device | str) -> torch.device:
+    """Return a CUDA device with its number; refuse any other."""
+    try:
+        found = torch.device(device)
+    except (TypeError, RuntimeError):
+        raise TypeError(f'device must be a torch.device such as "cuda:0", got {shown(device)}') from None
+    if found.type != "cuda":
+        raise ValueError(
+            f'device must be a CUDA device such as torch.device("cuda:0"), got {found}: only CUDA counts peaks'
+        )
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"device is {found}, but torch.cuda.is_available() is False here: use a GPU machine")
+    if found.index is None:
+        # Some of torch's functions about memory refuse a device without a number.
+        found = torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def device_memory(device: torch.device | str | DeviceMemory) -> DeviceMemory:
+    """Return the memory of a CUDA device; a `DeviceMemory`, such as a ``SimulatedMemory``, is returned as it is."""
+    return device if isinstance(device, DeviceMemory) else CudaMeter(cuda_device(device))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device ran out of memory: torch's own, or that of cuBLAS, cuDNN and the like.
+
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    True
+    >>> is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    False
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | MemoryError) and (
+        isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+    )
+
+
+def out_of_memory(work: Callable[[], object]) -> str | None:
+    """Run it; return why it ran out of memory, or None. The error is dropped: it holds the tensors of its frames."""
+    try:
+        work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return str(error)
+    return None
+
+
+def free_memory() -> None:
+    """Drop garbage and give the allocator's unused blocks back; does nothing on CUDA where it was not used."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

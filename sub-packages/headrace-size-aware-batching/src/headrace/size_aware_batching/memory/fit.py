@@ -1,0 +1,293 @@
+"""The budget of a batch found by measuring: batches to measure, and the search for the budget."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from headrace.size_aware_batching._validation import log_info, real_number, whole_number
+from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
+from headrace.size_aware_batching.memory.model import BatchMemoryModel
+from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
+from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
+from headrace.size_aware_batching.memory.snapshot import (
+    Optimizers,
+    TrainingState,
+    unchanged,
+    unsynchronized,
+)
+from headrace.size_aware_batching.planning.collectives import gather_json
+from headrace.size_aware_batching.planning.costs import largest_count
+from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
+from headrace.size_aware_batching.sizes.read import read_sizes
+
+_LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches are measured
+_EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring
+_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
+_GROWTH = 4.0  # how many times the largest padded batch so far the next may be
+
+
+def design_batches(sizes: Any, points: int = 30, max_items: int = 64) -> list[NDArray[np.int64]]:
+    """Choose which batches to measure: real samples, like sizes together, over counts and largest sizes.
+
+    The largest sizes are those at 2, 25, 50, 75 and 100 % of the sorted sizes (of each column), the counts a geometric
+    row from 1 to ``max_items``. A batch holds the samples just below its largest, repeated where there are too few.
+
+    Args:
+        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+        points: How many batches, about; 20 to 40 suffice.
+        max_items: Samples in the largest batch. `fit_budget` finds by itself how many fit.
+
+    Returns:
+        Indices of the samples of each batch, the smallest batch first.
+
+    >>> [batch.tolist() for batch in design_batches([10, 20, 30], points=4, max_items=2)]
+    [[0], [0, 0], [1], [2], [1, 0], [2, 1]]
+    """
+    array = read_sizes(sizes)
+    points, max_items = whole_number("points", points) or 1, whole_number("max_items", max_items) or 1
+    if not len(array):
+        raise ValueError("sizes must hold at least one sample, got none")
+    anchors = size_anchors(array)
+    steps = min(max_items, max(2, -(-points // len(anchors)))) if max_items > 1 else 1
+    counts = np.unique(np.rint(np.geomspace(1, max_items, steps)).astype(int))
+    batches = [neighbours(order, place, int(count)) for order, place in anchors for count in counts]
+    chosen = {tuple(batch.tolist()): batch for batch in batches}
+    ordered = sorted(chosen.values(), key=lambda batch: padded_area(array, batch))
+    if len(ordered) > points + len(anchors):
+        ordered = [ordered[place] for place in np.unique(np.linspace(0, len(ordered) - 1, points).astype(int))]
+    return ordered
+
+
+def size_anchors(sizes: NDArray[Any], levels: Sequence[float] = _LEVELS) -> list[tuple[NDArray[np.int64], int]]:
+    """Return, for each column and level, the samples by size and the place of the level's sample among them."""
+    places = dict.fromkeys(int(level * (len(sizes) - 1)) for level in levels)
+    orders = [np.argsort(column, kind="stable") for column in sizes.reshape(len(sizes), -1).T]
+    return [(order, place) for order in orders for place in places]
+
+
+def neighbours(order: NDArray[np.int64], place: int, count: int) -> NDArray[np.int64]:
+    """Return ``count`` samples whose largest is at ``place`` of the sorted ones, the largest first."""
+    return np.resize(order[max(0, place + 1 - count) : place + 1][::-1], count)
+
+
+def padded_area(sizes: NDArray[Any], batch: NDArray[np.int64]) -> float:
+    """Return count times largest, the sum over the columns."""
+    return float(len(batch) * sizes[batch].reshape(len(batch), -1).max(axis=0).sum())
+
+
+def fit_budget(
+    step: Callable[[Any], object],
+    batches_of: Callable[[NDArray[np.int64]], Any],
+    sizes: Any,
+    device: torch.device | str | DeviceMemory,
+    target: float = 0.95,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Optimizers = None,
+    features: Sequence[str] | PolynomialRegression | None = None,
+    coverage: float = 0.95,
+    calibration: int = 22,
+    memory: Literal["reserved", "allocated"] = "reserved",
+    max_items: int | None = None,
+    seed: int = 0,
+    mesh: Any = None,
+) -> BatchMemoryModel:
+    """Measure training steps and return the model of their memory, ready for `DistributedSizeAwareBatchSampler`.
+
+    Some 18 steps of one and more samples, small, usual and large ones, find the curve, each batch at most four times
+    as large as those before it. Then ``calibration`` batches that are drawn from the plan of an epoch give the margin:
+    being drawn from what training will see is what its coverage rests on. A batch that runs out of memory is a bound,
+    no failure. A progress bar appears when it takes longer than a second.
+
+    Where there is a process group, every rank has to call it. Each measures the same batches; the largest peak and the
+    smallest memory count, so that all ranks get the same model.
+
+    Args:
+        step: A step of the training with a batch: forward, backward, optimizer. It has to leave no gradients behind, or
+            to clear them at its beginning. What else it changes stays changed: leave schedules and moving averages of
+            the weights out of it, and give it a ``GradScaler`` of its own.
+        batches_of: Makes a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
+            ``lambda indices: collate([dataset[i] for i in indices])``. An index may come repeatedly.
+        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`, and as that counts them: cut to its
+            ``max_length`` and rounded up to its ``length_multiple``, if it has these.
+        device: The CUDA device, or a ``SimulatedMemory``.
+        target: Share of the device's memory that batches may take: the rest is ``reserve`` in the model's ``budget``.
+        model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
+            afterwards as they were before. A ``DistributedDataParallel`` does not reduce its gradients meanwhile, so
+            that no rank waits for one that ran out of memory; sharded ones (FSDP) do wait.
+        optimizer: Its optimizer, or several.
+        features: As for `BatchMemoryModel`.
+        coverage: As for `BatchMemoryModel`; with 0.99, give ``calibration=99``.
+        calibration: How many batches of an epoch are measured.
+        memory: As for `BatchMemoryModel`.
+        max_items: Largest number of samples in a batch.
+        seed: Of the epoch that these batches are drawn from.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+
+    Returns:
+        The fitted model: ``model.cost()`` is the cost, ``model.budget()`` the budget.
+
+    Raises:
+        ValueError: If an argument has a value that is not allowed, or too few batches fit into the memory.
+        torch.OutOfMemoryError: If no batch fits at all.
+
+    >>> from headrace.size_aware_batching import SimulatedMemory
+    >>> layer, lengths = torch.nn.Linear(16, 64), np.arange(10, 210)
+    >>> with SimulatedMemory(limit=4_000_000) as device:
+    ...     found = fit_budget(
+    ...         lambda batch: layer(batch).relu().sum().backward(),
+    ...         lambda indices: torch.ones(len(indices), int(lengths[indices].max()), 16),
+    ...         lengths,
+    ...         device,
+    ...         memory="allocated",
+    ...     )
+    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
+    >>> found.budget(), len(sampler)
+    (3800000.0, 5)
+    """
+    if not 0 < real_number(target, "target") <= 1:
+        raise ValueError(f"target must be greater than 0 and at most 1, got {target}")
+    array = read_sizes(sizes)
+    if not len(array):
+        raise ValueError("sizes must hold at least one sample, got none")
+    calibration = whole_number("calibration", calibration) or 1
+    memory_model = BatchMemoryModel(features, coverage=coverage, memory=memory)
+    with unchanged(model, optimizer) as before, unsynchronized(model):
+        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh).mesh, before, target)
+        anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
+        with tqdm(
+            total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
+        ) as bar:
+            points = _explore(memory_model, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
+            tested = _calibrate(memory_model, points, probes, calibration, max_items, seed, bar)
+    memory_model.fit(points, tested)
+    memory_model.capacity, memory_model.reserve = probes.capacity, 1 - target
+    return memory_model
+
+
+class _Probes:
+    """Measures batches on all ranks; what does not fit on one is a bound for all.
+
+    ``before`` is what to go back to after a step that failed half-way.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], object],
+        sizes: NDArray[Any],
+        device: Any,
+        mesh: Mesh | None,
+        before: TrainingState,
+        target: float,
+    ) -> None:
+        self.work, self.sizes, self.mesh, self.before, self.target = work, sizes, mesh, before, target
+        self.memory = device_memory(device)
+        self.capacity: int = min(gather_json(self.memory.total(), mesh))
+        self._too_large: list[NDArray[np.float64]] = []
+        self._warm = False
+
+    @property
+    def budget(self) -> float:
+        """Bytes that a batch may need."""
+        return self.target * self.capacity
+
+    def measure(self, batch: NDArray[np.int64]) -> Peaks:
+        """Return the peaks of one batch: the largest over the ranks."""
+        sizes = self.sizes[batch]
+        count, largest, total = batch_features(sizes)
+        features = np.concatenate([[count], largest, total])
+        fits, allocated, reserved = False, self.capacity, self.capacity
+        if not any((features >= other).all() for other in self._too_large):
+            for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
+                failed, *peaks = attempt(self.work, batch, self.memory, None)
+            self._warm = True
+            answers = gather_json([failed, *peaks, self.memory.total()], self.mesh)
+            # Kernels and buffers of libraries take memory outside torch's allocator, most of it in the first steps.
+            self.capacity = min(self.capacity, *(answer[3] for answer in answers))
+            failed = next((answer[0] for answer in answers if answer[0] is not None), None)
+            if failed is None:
+                fits, allocated, reserved = True, *(max(answer[at] for answer in answers) for at in (1, 2))
+            else:
+                self.before.restore()  # drops the optimizer's state where there was none before: warm up again
+                self._warm = False
+                self._too_large.append(features)
+                log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
+        return Peaks.of([sizes], [allocated], [reserved], [fits])
+
+
+def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
+    """Measure one and two samples of each size, then as many as ever larger shares of the budget seem to take."""
+    small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
+    small.sort(key=lambda batch: padded_area(probes.sizes, batch))
+    points = probes.measure(small[0])
+    for batch in small[1:]:
+        points += probes.measure(batch)
+        bar.update()
+    if not points.fits.any():
+        raise torch.OutOfMemoryError(
+            f"no batch of one or two samples fits into {probes.capacity:,} bytes: use a smaller model, or cut samples"
+        )
+    for share in _SHARES:
+        for order, place in anchors:
+            cost = _provisional(memory_model, points).cost(extrapolate=True)
+            one = np.asarray(probes.sizes[order[place]], np.float64)
+            area = _GROWTH * float((points.counts * points.largest.sum(axis=1)).max()) / max(float(one.sum()), 1e-9)
+            count = largest_count(cost, share * probes.budget, one if one.ndim else one.item(), min(most, int(area)))
+            if count and not ((points.counts == count) & (points.largest == one).all(axis=1)).any():
+                points += probes.measure(neighbours(order, place, count))
+            bar.update()
+    return points
+
+
+def _calibrate(
+    memory_model: BatchMemoryModel,
+    points: Peaks,
+    probes: _Probes,
+    wanted: int,
+    max_items: int | None,
+    seed: int,
+    bar: Any,
+) -> Peaks:
+    """Measure batches, each of another shape, drawn from epochs that are planned with what is known so far."""
+    provisional = _provisional(memory_model, points)
+    options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
+    packed = all(not term.count and not any(term.largest) for term in provisional.cost().terms)
+    if not packed:
+        options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
+    shapes: dict[bytes, NDArray[np.int64]] = {}
+    for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
+        share = (1 - 0.02 * attempts) * probes.budget
+        limit = max(1.0, provisional.max_total(share)) if packed else share
+        plan = DistributedSizeAwareBatchSampler(probes.sizes, limit, seed=seed + attempts, **options).plan()
+        for batch in plan:
+            count, largest, total = batch_features(probes.sizes[batch])
+            shapes.setdefault(np.array([count, *(total if packed else largest)]).tobytes(), np.asarray(batch, np.int64))
+        if len(shapes) >= 2 * wanted:
+            break
+    if not shapes:
+        raise ValueError(f"sizes must have samples that fit into {probes.budget:,.0f} bytes, got none: see the log")
+    batches = list(shapes.values())
+    drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted)
+    tested = points[:0]
+    for number in drawn.tolist():
+        tested += probes.measure(batches[number])
+        bar.update()
+        if int(tested.fits.sum()) == wanted:
+            break
+    return tested
+
+
+def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
+    """Fit a model whose margin covers the larger half of the points so far: the small ones are rounded more."""
+    fitting = points[points.fits]
+    larger = fitting[fitting.allocated >= np.median(fitting.allocated)] if len(fitting) else fitting
+    model = BatchMemoryModel(
+        memory_model.features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=memory_model.memory
+    )
+    model.fit(points, larger)
+    return model

@@ -1,0 +1,348 @@
+"""A model of the memory that a batch needs, with a stated coverage."""
+
+import json
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._validation import one_of, real_number, whole_number
+from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
+from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
+from headrace.size_aware_batching.memory.peaks import Peaks
+from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
+from headrace.size_aware_batching.memory.terms import MemoryCost, Term, default_terms
+from headrace.size_aware_batching.planning.costs import largest_count
+
+Floats = NDArray[np.float64]
+MOST_TERMS = 6  # each subset of them is tried
+_FORMAT = 1  # of a saved model
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Figures about a fitted `BatchMemoryModel`.
+
+    Args:
+        points: Batches that the curve was fitted to.
+        calibration: Batches that the margin comes from.
+        bounds: Batches that ran out of memory.
+        floor: Bytes that every batch needs, at the least; 0 where no floor was found.
+        intercept: Bytes at zero.
+        slopes: Bytes per unit of each feature, by its name.
+        median_error: Median of the relative error at the calibration points.
+        coverage: Share of new batches that need no more than the upper prediction, at the least.
+        margin: What the upper prediction adds, as a share.
+        headroom: Median of what the upper prediction leaves unused at the calibration points, as a share of it.
+    """
+
+    points: int
+    calibration: int
+    bounds: int
+    floor: float
+    intercept: float
+    slopes: dict[str, float]
+    median_error: float
+    coverage: float
+    margin: float
+    headroom: float
+
+    def __str__(self) -> str:
+        slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
+        return "\n".join(
+            [
+                f"bytes         max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
+                f"points        {self.points} fitted, {self.calibration} for calibration, {self.bounds} out of memory",
+                f"median error  {self.median_error:.2%}",
+                f"margin        {self.margin:.2%}, covers {self.coverage:.0%} of new batches",
+                f"headroom      {self.headroom:.2%} in the median",
+            ]
+        )
+
+
+class BatchMemoryModel:
+    """The peak memory of a step by its batch: ``max(floor, a + b*n*L + c*n*L^2)``, with a margin of stated coverage.
+
+    n is the number of samples in the batch and L its largest size; the floor is what weights and optimizer need. The
+    curve is fitted by relative least squares in float64, with slopes that are not negative, so that no batch gets
+    cheaper by a further or a larger sample. Least squares is too low for about half of all batches. The margin makes up
+    for that by split-conformal prediction (Vovk et al., 2005; Lei et al., 2018): it comes from calibration batches that
+    the curve has not seen, and holds whatever the errors look like, if these batches are like those of training.
+    Nothing beyond what was measured is predicted unless you ask for it.
+
+    Args:
+        features: Products of ``n``, ``L`` and ``S`` (the sum of the sizes), with powers: ``("S",)`` for packed batches,
+            ``("n*L", "n*L^2", "n")`` and so on, at most 6. Where a sample has several sizes, ``L0``, ``L1``, ``S0``.
+            Or a `PolynomialRegression`, whose degree says which powers of ``n*L`` to take. By default ``n*L`` and
+            ``n*L^2`` of each column.
+        coverage: Share of new batches that must not need more than ``upper`` says. 0.95 needs 19 calibration batches,
+            0.99 needs 99.
+        memory: ``"reserved"``, what the allocator takes from the device, fragments included; or ``"allocated"``.
+
+    Raises:
+        ValueError: If an argument has a value that is not allowed.
+
+    >>> batches = [[length] * n for n in (1, 2, 4, 8, 16) for length in (64, 128, 256, 512, 1024, 2048, 3072, 4096)]
+    >>> bytes_needed = [max(9e8, 5e8 + 3e4 * sum(batch) + 2 * len(batch) * max(batch) ** 2) for batch in batches]
+    >>> model = BatchMemoryModel()
+    >>> model.fit(Peaks.of(batches, bytes_needed))
+    >>> round(model.predict(8, 1000)), model.max_items(1000, budget_bytes=1e9)
+    (900000000, 15)
+    """
+
+    def __init__(
+        self,
+        features: Sequence[str] | PolynomialRegression | None = None,
+        *,
+        coverage: float = 0.95,
+        memory: Literal["reserved", "allocated"] = "reserved",
+    ) -> None:
+        if isinstance(features, PolynomialRegression):
+            features = [f"n^{power}*L^{power}" for power in range(1, features.degree + 1)]
+        several = isinstance(features, Sequence) and all(isinstance(each, str) for each in features)
+        if features is not None and (isinstance(features, str) or not several or not 0 < len(features) <= MOST_TERMS):
+            raise ValueError(f"features must be 1 to {MOST_TERMS} products such as 'n*L', got {features!r}")
+        if not 0 < real_number(coverage, "coverage") < 1:
+            raise ValueError(f"coverage must be a number between 0 and 1, such as 0.95, got {coverage!r}")
+        one_of("memory", memory, ("reserved", "allocated"))
+        self.features = None if features is None else tuple(features)
+        self.coverage = float(coverage)
+        self.memory = memory
+        self.capacity: int | None = None  # bytes of the device that was measured, where fit_budget did it
+        self.reserve = 0.05
+        self.points: Peaks | None = None
+        self.calibration: Peaks | None = None
+        self._cost: MemoryCost | None = None
+
+    def fit(self, peaks: Peaks, calibration: Peaks | None = None, *, seed: int = 0) -> None:
+        """Fit the curve and the margin; replaces an earlier fit.
+
+        Args:
+            peaks: What `measure_peaks` returned. Batches that ran out of memory raise the margin until the upper
+                prediction is no lower than what they had.
+            calibration: Peaks of other batches, best drawn from those of an epoch. By default half of ``peaks``,
+                one of every two neighbours in size, drawn at random.
+            seed: Of that draw.
+
+        Raises:
+            ValueError: If there are too few calibration batches for the coverage, or too few to fit.
+        """
+        everything = peaks if calibration is None else peaks + calibration
+        if calibration is None:
+            held_out = _one_of_two(peaks, seed)
+            calibration, peaks = peaks[held_out], peaks[~held_out]
+        if len(everything) and (least := int(self._bytes(everything).min())) <= 0:
+            raise ValueError(
+                f"peaks must be greater than 0 bytes, got {least}: does the step run on the device that was measured?"
+            )
+        columns = everything.largest.shape[1]
+        terms = tuple(Term.parse(text, columns) for text in self.features or default_terms(columns))
+        points, tested, bounds = peaks[peaks.fits], calibration[calibration.fits], everything[~everything.fits]
+        if len(points) < len(terms) + 2:
+            raise ValueError(
+                f"peaks must hold at least {len(terms) + 2} batches that fit for {len(terms)} features, got "
+                f"{len(points)}: measure more batches"
+            )
+        floor, intercept, slopes = fit_floor(_values(terms, points), self._bytes(points))
+        seen = everything[everything.fits]
+        measured = np.concatenate([seen.counts[:, None], seen.largest, _values(terms, seen)], axis=1)
+        most = tuple(measured.max(axis=0).tolist())
+        bare = MemoryCost(terms, tuple(slopes.tolist()), intercept, floor, 1.0, most)
+        margin = max(0.0, conformal_margin(self._errors(bare, tested), self.coverage))
+        margin *= 1 + 1 / len(tested)  # the largest of m errors lies a little below the largest there is
+        margin = max([margin, *self._errors(bare, bounds).tolist()])
+        self.points, self.calibration = points + bounds, tested
+        self._cost = MemoryCost(terms, bare.slopes, intercept, floor, 1 + margin, most)
+
+    @property
+    def margin(self) -> float:
+        """What ``upper`` adds to ``predict``, as a share."""
+        return self.cost().factor - 1
+
+    def predict(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
+        """Predict the bytes of a batch without the margin.
+
+        Args:
+            count: Number of samples.
+            largest: Largest size, or that of each column.
+            total: Sum of the sizes, or that of each column; by default count times largest, the most it can be.
+            extrapolate: Whether to predict beyond what was measured.
+
+        Raises:
+            ValueError: If the batch lies beyond what was measured.
+            RuntimeError: If nothing has been fitted.
+        """
+        cost = self.cost(extrapolate=extrapolate)
+        columns = np.asarray(largest, np.float64).reshape(-1)
+        totals = count * columns if total is None else np.asarray(total, np.float64).reshape(-1)
+        values = cost.values(count, columns.tolist(), totals.tolist())
+        found = [float(count), *columns.tolist(), *values]
+        if cost.most is not None and (place := cost.beyond(found)) is not None:
+            names = ["n", *(f"L{column}" for column in range(len(columns))), *(term.name for term in cost.terms)]
+            raise ValueError(
+                f"the batch must lie within what was measured, got {names[place]} = {found[place]:g}, the largest "
+                f"measured is {cost.most[place]:g}: measure larger batches, or give extrapolate=True"
+            )
+        return cost.linear(values)
+
+    def upper(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
+        """Predict bytes that a share ``coverage`` of batches do not exceed; arguments as for ``predict``."""
+        return self.cost().factor * self.predict(count, largest, total, extrapolate=extrapolate)
+
+    def cost(self, *, extrapolate: bool = False) -> MemoryCost:
+        """Return bytes by ``(n, largest)``, with the margin, for ``cost=`` of the samplers.
+
+        Args:
+            extrapolate: Whether batches beyond what was measured may be planned; else they cost infinity.
+
+        Raises:
+            RuntimeError: If nothing has been fitted.
+        """
+        if self._cost is None:
+            raise RuntimeError("the model has not been fitted yet: call fit(peaks) or load(path) first")
+        return replace(self._cost, most=None) if extrapolate else self._cost
+
+    def max_items(self, largest: Any, budget_bytes: float, *, extrapolate: bool = False) -> int:
+        """Return how many samples fit into a budget when the largest has this size; 0 if none does."""
+        return largest_count(self.cost(extrapolate=extrapolate), budget_bytes, largest, 2**40)
+
+    def max_total(self, budget_bytes: float) -> float:
+        """Return the largest sum of sizes that fits, for ``cost="sum"``: with the feature ``S`` alone.
+
+        Raises:
+            ValueError: If the model has other features.
+        """
+        cost = self.cost()
+        if [term.name for term in cost.terms] not in (["S"], ["S0"]):
+            raise ValueError(
+                f"max_total needs a model with features=('S',), got {[term.name for term in cost.terms]}: give cost() "
+                "to the sampler"
+            )
+        limit = math.inf if cost.most is None else cost.most[-1]
+        if budget_bytes < cost.factor * max(cost.floor, cost.intercept):
+            return 0.0
+        slope = cost.factor * cost.slopes[0]
+        return limit if slope == 0 else min(limit, (budget_bytes - cost.factor * cost.intercept) / slope)
+
+    def budget(self, device: torch.device | str | DeviceMemory | None = None, reserve: float | None = None) -> float:
+        """Return the bytes that a batch may need, for ``max_total_size=``.
+
+        Args:
+            device: Whose memory; by default the one that `fit_budget` measured.
+            reserve: Share of it to leave free; by default what `fit_budget` was asked for, else 0.05.
+
+        Raises:
+            ValueError: If no device is known, or the reserve is not from 0 to less than 1.
+        """
+        if device is None and self.capacity is None:
+            raise ValueError("device must be given to budget() where the model does not come from fit_budget, got None")
+        reserve = self.reserve if reserve is None else checked_reserve(reserve)
+        capacity = self.capacity if device is None else device_memory(device).total()
+        return float(capacity or 0) * (1 - reserve)
+
+    def report(self) -> MemoryReport:
+        """Return figures about the fit; printed, they are a short text."""
+        cost, points, tested = self.cost(), self._measured(self.points), self._measured(self.calibration)
+        errors = self._errors(cost, tested) + 1  # measured over upper
+        return MemoryReport(
+            points=int(points.fits.sum()),
+            calibration=len(tested),
+            bounds=int((~points.fits).sum()),
+            floor=cost.floor,
+            intercept=cost.intercept,
+            slopes={term.name: slope for term, slope in zip(cost.terms, cost.slopes, strict=True)},
+            median_error=float(np.median(np.abs(errors * cost.factor - 1))),
+            coverage=self.coverage,
+            margin=cost.factor - 1,
+            headroom=float(np.median(1 - errors)),
+        )
+
+    def draw(self, path: str | Path) -> None:
+        """Draw measured against predicted peaks with the margin into a PNG, PDF or SVG file. Needs matplotlib."""
+        from headrace.size_aware_batching.plotting import draw_memory
+
+        cost = self.cost()
+        drawn = [self._measured(self.points), self._measured(self.calibration)]
+        predicted = [self._bytes(peaks) / (self._errors(cost, peaks) + 1) / cost.factor for peaks in drawn]
+        budget = None if self.capacity is None else self.budget()
+        draw_memory(path, predicted, [self._bytes(peaks) for peaks in drawn], drawn[0].fits, cost.factor, budget)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model, with its measurements, to a JSON file, which is whole at any moment."""
+        measured = {
+            name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
+            for name in ("points", "calibration")
+        }
+        names = ("features", "coverage", "memory", "capacity", "reserve")
+        options = {name: getattr(self, name) for name in names}
+        text = json.dumps({"format": _FORMAT, **options, "cost": asdict(self.cost()), **measured}, indent=1)
+        part = Path(f"{path}.{secrets.token_hex(4)}.part")  # ranks may write at the same time
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a model that ``save`` wrote.
+
+        Raises:
+            ValueError: If the file is not such a model.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found["format"] != _FORMAT:
+                raise ValueError(f"format {found['format']}")
+            model = cls(found["features"], coverage=found["coverage"], memory=found["memory"])
+            model.capacity = whole_number("capacity", found["capacity"])
+            model.reserve = checked_reserve(found["reserve"])
+            model._cost = MemoryCost.of_dict(found["cost"])
+            for name in ("points", "calibration"):
+                setattr(model, name, Peaks.of_lists(found[name], len(model._cost.terms[0].largest)))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{path} must be a file that BatchMemoryModel.save wrote: {error!r}") from None
+        return model
+
+    def _bytes(self, peaks: Peaks) -> Floats:
+        found: Floats = getattr(peaks, self.memory).astype(np.float64)
+        return found
+
+    def _errors(self, cost: MemoryCost, peaks: Peaks) -> Floats:
+        """Return by which share of the prediction the peaks lie above it."""
+        predicted = cost.factor * np.maximum(cost.floor, cost.intercept + _values(cost.terms, peaks) @ cost.slopes)
+        errors: Floats = self._bytes(peaks) / predicted - 1
+        return errors
+
+    def _measured(self, peaks: Peaks | None) -> Peaks:
+        self.cost()
+        if peaks is None:
+            raise RuntimeError("the model has not been fitted yet: call fit(peaks) first")
+        return peaks
+
+
+def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
+    """Return the terms of each batch, shape ``[m, t]``."""
+    counts = peaks.counts.astype(np.float64)
+    return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
+
+
+def checked_reserve(reserve: Any) -> float:
+    """Return the share of a memory that is left free."""
+    if not 0 <= real_number(reserve, "reserve") < 1:
+        raise ValueError(f"reserve must be from 0 to less than 1, got {reserve}")
+    return float(reserve)
+
+
+def _one_of_two(peaks: Peaks, seed: int) -> NDArray[np.bool_]:
+    """Draw one of every two batches that are neighbours in bytes, so that both halves cover all there are."""
+    order = np.flatnonzero(peaks.fits)[np.argsort(peaks.allocated[peaks.fits], kind="stable")]
+    pairs = order[: len(order) // 2 * 2].reshape(-1, 2)
+    drawn = pairs[np.arange(len(pairs)), np.random.default_rng(seed).integers(0, 2, len(pairs))]
+    return np.isin(np.arange(len(peaks)), drawn)

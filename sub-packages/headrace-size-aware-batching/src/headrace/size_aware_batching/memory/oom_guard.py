@@ -1,0 +1,422 @@
+"""Training steps that survive running out of memory: the batch is split and its gradients are accumulated."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.size_aware_batching._validation import one_of, real_number
+from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
+from headrace.size_aware_batching.memory.peaks import describe
+from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies, unsynchronized
+from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
+
+Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
+
+_LOGGER = logging.getLogger("headrace.size_aware_batching")
+
+
+@dataclass(frozen=True)
+class OOMEvent:
+    """A training step that ran out of memory, or a part of one.
+
+    Args:
+        step: Number of the step since the guard was made, from 0.
+        phase: ``"forward"``, ``"backward"``, ``"forward or backward"`` (Lightning's first try) or ``"optimizer"``.
+        samples: Samples in the part that did not fit.
+        sizes: Its sizes in words: those of ``sizes_of``, or else the shapes of its tensors.
+        budget: The guard's budget from now on.
+        error: What the device said.
+    """
+
+    step: int
+    phase: str
+    samples: int
+    sizes: str
+    budget: float
+    error: str
+
+
+class OOMGuard:
+    """Finishes a training step that runs out of memory: splits the batch and adds up the gradients of its parts.
+
+    The result is that of the whole batch but for rounding: parameters after a rescued step equal those of the unsplit
+    one within 1e-12 in float64. That holds for losses that are sums over the samples (or tokens), and means of them;
+    not for a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, since its
+    output depends on the whole batch. Dropout draws other numbers for parts than for the whole, and buffers that the
+    forward pass changes (running statistics of your own) change once for every part and every try, on each rank alone.
+
+    Under ``DistributedDataParallel`` each rank splits its own batch, or does not; the ranks agree on whether all
+    succeeded, reduce their gradients with one explicit all-reduce, and agree again after the optimizer, so that no rank
+    waits for ever and all stay bit-equal. Communication then no longer overlaps with the backward pass.
+
+    After an event, batches that cost as much are split at once: the ``budget`` shrinks. Every event is logged as a
+    warning under ``headrace.size_aware_batching`` with the sizes of the batch, and kept in ``events``.
+
+    An optimizer that runs out of memory is tried again. Its first step, in which optimizers allocate their state, is
+    taken back from a copy on the host if it had changed weights already; later ones only with ``copy_weights=True``.
+    Without it, only optimizers of ``torch.optim`` are tried again: those of other libraries may write unseen.
+    A ``GradScaler`` has no place in it: use bfloat16, or in Lightning ``OOMRescue``, which takes ``"16-mixed"``.
+
+    Args:
+        model: The model; a ``DistributedDataParallel`` must be given as such.
+        optimizer: Its optimizer.
+        reduction: What ``loss_of(part)`` returns: ``"mean"``, the mean over ``count(part)``, which under
+            ``DistributedDataParallel`` is averaged over the ranks as usual; ``"sum"``, which is divided by the
+            ``count`` of the whole batch over all ranks; or ``"scaled"``, what `token_weighted_loss` returns, so that
+            the losses of the parts add up (count the targets before the step: it asks all ranks).
+        count: What the loss is a mean over: the tokens of a batch, say. By default its samples.
+        split: Splits a batch into smaller ones, in order; returns fewer than two where it holds one sample. By default
+            tensors are cut along dimension 0, dicts and tuples of them likewise, and batches of `PackedCollate` at
+            their ``cu_seqlens``.
+        length: Returns the number of samples in a batch; needed where ``split`` is.
+        indices: Returns the dataset's index of each sample in a batch, for the error of a sample that does not fit.
+        sizes_of: Returns the sizes of a batch's samples, ``[n]`` or ``[n, k]``, for the log.
+        cost: What a batch costs; by default the number of elements of its tensors.
+        budget: Batches that cost more are split at once.
+        shrink: Share of the cost of a batch that ran out of memory to which the budget shrinks.
+        clip_norm: Largest norm of the gradients.
+        copy_weights: Whether to copy weights and optimizer state to the host before every update, not the first alone.
+
+    Raises:
+        TypeError: If the model's parameters are sharded (FSDP, DeepSpeed), or the optimizer's state is
+            (``ZeroRedundancyOptimizer``): their ranks work in step.
+        ValueError: If an argument has a value that is not allowed, or BatchNorm is in training mode.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with OOMGuard(model, optimizer) as guard:
+        ...     for batch in [torch.ones(8, 4), torch.ones(6, 4)]:
+        ...         loss = guard.step(batch, lambda part: model(part).square().mean())
+        >>> guard.events
+        []
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reduction: Literal["mean", "sum", "scaled"] = "mean",
+        count: Callable[[Any], float] | None = None,
+        split: Callable[[Any], Sequence[Any]] | None = None,
+        length: Callable[[Any], int] | None = None,
+        indices: Callable[[Any], Sequence[int]] | None = None,
+        sizes_of: Callable[[Any], Any] | None = None,
+        cost: Callable[[Any], float] | None = None,
+        budget: float = math.inf,
+        shrink: float = 0.95,
+        clip_norm: float | None = None,
+        copy_weights: bool = False,
+    ) -> None:
+        one_of("reduction", reduction, ("mean", "sum", "scaled"))
+        if not 0 < real_number(shrink, "shrink") < 1:
+            raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
+        if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
+            raise TypeError("model must be a plain one or a DistributedDataParallel, got one whose weights are sharded")
+        if "ZeroRedundancyOptimizer" in _names(optimizer):
+            raise TypeError(
+                "optimizer must be one of this rank alone, got ZeroRedundancyOptimizer: its ranks update in step"
+            )
+        self.model, self.optimizer, self.reduction = model, optimizer, reduction
+        self.split, self.length, self.cost = split or split_batch, length or batch_length, cost or batch_elements
+        self.count, self.indices, self.sizes_of = count or self.length, indices, sizes_of
+        self.budget, self.shrink, self.clip_norm, self.copy_weights = float(budget), shrink, clip_norm, copy_weights
+        self.events: list[OOMEvent] = []
+        self.steps = 0
+        self.phase = "forward"
+        self._updated = False
+        self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+        self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
+        self._entered: ExitStack | None = None
+        self.refuse_batch_norm()
+        if self._group is not None:  # made now: there may be no memory later
+            device = next(model.parameters()).device
+            self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
+
+    def __enter__(self) -> "OOMGuard":
+        self._entered = ExitStack()
+        self._entered.enter_context(unsynchronized(self.model))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._entered is not None:
+            self._entered.close()
+        self._entered = None
+
+    def step(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """Take one step of the training: gradients of the batch, split where it does not fit, and the update.
+
+        Args:
+            batch: The batch of this rank.
+            loss_of: Returns the loss of a batch, or of a part of one: see ``reduction``.
+
+        Returns:
+            The loss of the whole batch, a mean (or as ``loss_of`` scaled it), without a graph.
+
+        Raises:
+            torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks.
+            RuntimeError: If it is called outside the ``with`` block.
+            ValueError: If BatchNorm is in training mode.
+        """
+        if self._entered is None:
+            raise RuntimeError("step() must be called inside the block: with OOMGuard(...) as guard: ...")
+
+        def run(part: Any, weight: float) -> torch.Tensor:
+            self.phase = "forward"
+            loss = loss_of(part) * weight
+            self.phase = "backward"
+            torch.autograd.backward(loss)
+            return loss.detach()
+
+        self.model.zero_grad(set_to_none=True)
+        loss = self.accumulate(batch, run)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.update(self.optimizer.step)
+        if loss is None:
+            raise ValueError("loss_of must return a tensor, got None")
+        return loss / (self.count(batch) or 1) if self.reduction == "sum" else loss
+
+    def accumulate(self, batch: Any, run: Run, whole: Callable[[], Any] | None = None) -> torch.Tensor | None:
+        """Make the gradients of a batch, in parts if need be, and reduce them over the ranks.
+
+        Args:
+            batch: The batch of this rank. No gradients must be left from an earlier one.
+            run: Forward and backward of a part, its loss times a weight.
+            whole: In place of ``run`` while nothing is split; its result is not used.
+
+        Returns:
+            The sum of what ``run`` returned, None where ``whole`` ran.
+
+        Raises:
+            torch.OutOfMemoryError: If a single sample does not fit, on all ranks.
+            ValueError: If BatchNorm is in training mode.
+        """
+        self.refuse_batch_norm()
+        before = TrainingState(None)
+        parts, lost = self._within_budget(batch), None
+        while True:
+            loss, failed, place = self._try(parts, run, whole)
+            if failed is None:
+                break
+            for parameter in self.model.parameters():
+                parameter.grad = None
+            before.restore()  # the random state
+            free_memory()
+            smaller = self.split(parts[place])
+            limit = self.cost(parts[place])
+            if len(smaller) > 1:
+                self.budget = min(self.budget, self.shrink * limit)
+            self._record(parts[place], self.phase, failed)
+            if len(smaller) < 2:
+                lost = self._name_of(batch, sum(self.length(part) for part in parts[:place]), failed)
+                break
+            parts = [
+                half for part in parts for half in (self.split(part) if self.cost(part) >= limit else [part]) or [part]
+            ]
+        self._reduce(batch, lost)
+        self.steps += 1
+        return loss
+
+    def update(self, step: Callable[[], object]) -> None:
+        """Run the update of the optimizer; once more after it ran out of memory.
+
+        Raises:
+            torch.OutOfMemoryError: If it fails again, or weights have changed without a copy; on all ranks.
+        """
+        copy = OptimizerCopy(self.optimizer) if self.copy_weights or not self._updated else None
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [] if copy is None else gradient_copies(parameters)
+        tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
+        keys = {parameter: set(entry) for parameter, entry in self.optimizer.state.items()}
+        tensors += [v for entry in self.optimizer.state.values() for v in entry.values() if isinstance(v, torch.Tensor)]
+        versions = [tensor._version for tensor in tensors]
+        lost = None
+        failed = out_of_memory(step)
+        if failed is not None:
+            free_memory()
+            self._record(None, "optimizer", failed)
+            if copy is not None:
+                copy.restore()
+                for gradient, before in gradients:
+                    before.restore(gradient)
+            elif any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
+                lost = f"the optimizer stopped half-way, give copy_weights=True: {failed}"
+            elif not _raises_versions(self.optimizer):
+                lost = f"the optimizer may have stopped half-way, give copy_weights=True: {failed}"
+            else:
+                for parameter, entry in list(self.optimizer.state.items()):
+                    for key in set(entry) - keys.get(parameter, set()):
+                        del entry[key]
+                    if not entry:
+                        del self.optimizer.state[parameter]
+            if lost is None:
+                failed = out_of_memory(step)
+                lost = None if failed is None else f"the optimizer does not fit: {failed}"
+        self._updated = True
+        self._agree(lost, 0.0, room=True)
+
+    def refuse_batch_norm(self) -> None:
+        """Refuse a model with BatchNorm in training mode: its output depends on the whole batch."""
+        if any(map(_takes_statistics, self._norms)):
+            raise ValueError(
+                "model must have no BatchNorm in training mode or without running statistics, and no InstanceNorm that "
+                "tracks them, since a part of a batch has other statistics than the whole: use LayerNorm or GroupNorm, "
+                "or put these modules into eval()"
+            )
+
+    def _within_budget(self, batch: Any) -> list[Any]:
+        """Split a batch until its parts cost no more than the budget."""
+        if self.cost(batch) <= self.budget or len(parts := self.split(batch)) < 2:
+            return [batch]
+        return [smaller for part in parts for smaller in self._within_budget(part)]
+
+    def _try(
+        self, parts: list[Any], run: Run, whole: Callable[[], Any] | None
+    ) -> tuple[torch.Tensor | None, str | None, int]:
+        """Run all parts; return the loss, why one ran out of memory, and which."""
+        total: torch.Tensor | None = None
+        counts = [float(self.count(part)) for part in parts]
+        for place, part in enumerate(parts):
+            weight = counts[place] / (sum(counts) or 1) if self.reduction == "mean" and len(parts) > 1 else 1.0
+            if weight == 0 and any(counts):
+                continue  # its mean is over nothing, NaN as a rule
+            found: list[torch.Tensor | None] = [None]
+
+            def work(part: Any = part, weight: float = weight, found: list[torch.Tensor | None] = found) -> None:
+                if whole is not None and len(parts) == 1:
+                    self.phase = "forward or backward"
+                    whole()
+                else:
+                    found[0] = run(part, weight)
+
+            failed = out_of_memory(work)
+            if failed is not None:
+                return None, failed, place
+            total = found[0] if total is None or found[0] is None else total + found[0]
+        return total, None, -1
+
+    def _reduce(self, batch: Any, lost: str | None) -> None:
+        """Agree on whether all ranks have their gradients, and reduce them."""
+        count = float(self.count(batch))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self._group is None:
+            self._agree(lost, count, room=True)
+            total = count if self.reduction == "sum" else 1.0
+        else:
+            flat: list[torch.Tensor] = []
+            no_room = None if lost else out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
+            total_count, room = self._agree(lost, count, room=no_room is None)
+            total = total_count if self.reduction == "sum" else float(dist.get_world_size(self._group))
+            if room:
+                _reduce_flat(flat, parameters, self._group)
+            else:
+                flat.clear()
+                _reduce_each(parameters, self._group)
+        if total not in (0.0, 1.0):  # without a target there is no gradient
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(total)
+
+    def _agree(self, lost: str | None, count: float, room: bool) -> tuple[float, bool]:
+        """Return the count of all ranks and whether all have room; raise on all of them if one has lost its step."""
+        if self._group is None:
+            if lost is not None:
+                raise torch.OutOfMemoryError(lost)
+            return count, room
+        message = [float(lost is not None), count, self.budget, float(room)]
+        self._answers.zero_()
+        self._answers[dist.get_rank(self._group)].copy_(torch.tensor(message, dtype=torch.float64))
+        dist.all_reduce(self._answers, group=self._group)  # in place: an all_gather allocates
+        answers = self._answers.cpu()
+        self.budget = float(answers[:, 2].min())
+        if answers[:, 0].any():
+            texts: list[str | None] = [None] * len(answers)
+            dist.all_gather_object(texts, lost, group=self._group)
+            rank = int(answers[:, 0].nonzero()[0])
+            raise torch.OutOfMemoryError(f"rank {rank}: {texts[rank]}")
+        return float(answers[:, 1].sum()), bool(answers[:, 3].all())
+
+    def _record(self, part: Any, phase: str, failed: str) -> None:
+        samples, sizes = 0, "the update"
+        if part is not None:
+            samples = self.length(part)
+            sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
+        event = OOMEvent(self.steps, phase, samples, sizes, self.budget, failed)
+        self.events.append(event)
+        _LOGGER.warning(
+            "step %d ran out of memory in the %s with %s samples (%s); the budget is now %g: %s",
+            *(event.step, event.phase, event.samples, event.sizes, event.budget, event.error),
+        )
+
+    def _name_of(self, batch: Any, position: int, failed: str) -> str:
+        index = "" if self.indices is None else f", index {int(self.indices(batch)[position])} of the dataset,"
+        return f"sample {position} of the batch{index} does not fit into memory by itself: {failed}"
+
+
+def _flat_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Return all gradients in one tensor for each dtype, the first with a 1 at its end for each gradient there is."""
+    flat: list[torch.Tensor] = []
+    for dtype in dict.fromkeys(p.dtype for p in parameters):
+        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.dtype == dtype]
+        marks = [] if flat else [torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype)]
+        marks = [mark.to(parameters[0].device) for mark in marks]
+        flat.append(torch.cat([piece.reshape(-1) for piece in pieces] + marks))
+    return flat
+
+
+def _reduce_flat(flat: list[torch.Tensor], parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
+    """Sum gradients over the ranks; one that no rank has stays None."""
+    for tensor in flat:
+        dist.all_reduce(tensor, group=group)
+    dtypes = list(dict.fromkeys(p.dtype for p in parameters))
+    places = dict.fromkeys(dtypes, 0)
+    marks = flat[0][len(flat[0]) - len(parameters) :].tolist()
+    for parameter, mark in zip(parameters, marks, strict=True):
+        start = places[parameter.dtype]
+        places[parameter.dtype] = start + parameter.numel()
+        found = flat[dtypes.index(parameter.dtype)][start : start + parameter.numel()].view_as(parameter)
+        if parameter.grad is not None:
+            parameter.grad.copy_(found)
+        elif mark:
+            parameter.grad = found.clone()
+
+
+def _reduce_each(parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
+    """Sum gradients over the ranks one by one, where there is no memory for all of them in one tensor."""
+    marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    dist.all_reduce(marks, group=group)
+    for parameter, mark in zip(parameters, marks.tolist(), strict=True):
+        if mark:  # one that no rank has stays None
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad, group=group)
+
+
+def _names(thing: object) -> set[str]:
+    return {base.__name__ for base in type(thing).__mro__}
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any({"FullyShardedDataParallel", "DeepSpeedEngine"} & _names(module) for module in model.modules())
+
+
+def _takes_statistics(norm: _NormBase) -> bool:
+    """Whether a part of a batch gives other outputs, or leaves other running statistics, than the whole."""
+    if isinstance(norm, _BatchNorm):
+        return norm.training or norm.running_mean is None
+    return norm.training and norm.track_running_stats
+
+
+def _raises_versions(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether each write of the optimizer raises a tensor's version; ``.data`` and others' kernels do not."""
+    bases = type(getattr(optimizer, "optimizer", optimizer)).__mro__  # accelerate wraps optimizers
+    return any(base.__module__.startswith("torch.optim.") and base is not torch.optim.Optimizer for base in bases)

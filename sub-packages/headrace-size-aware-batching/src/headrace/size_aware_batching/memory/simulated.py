@@ -1,0 +1,153 @@
+"""A memory of any size to measure and to run out of, without a GPU; and an estimate of peaks without any memory."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching.memory.peaks import Peaks, SizesOf, measure_peaks
+
+Batch = TypeVar("Batch")
+
+_BLOCK = 512  # bytes to which CUDA's caching allocator rounds
+_SEGMENT = 2**21  # and the least that it asks the driver for
+
+
+class SimulatedMemory(TorchDispatchMode):
+    """A device memory with a byte limit, made of the CPU tensors that are alive inside its ``with`` block.
+
+    It counts the storages that torch's operators read and write, rounded to 512 bytes as CUDA's allocator does:
+    weights, gradients, optimizer state and whatever the backward pass keeps. An operator whose result does not fit
+    raises ``torch.OutOfMemoryError``, in forward, backward and optimizer alike, so that memory models and rescues can
+    be tried without a GPU. Workspaces inside an operator are not seen, and tensors of a dataset count like all others
+    once they are used, so keep it in numpy arrays. It takes the place of a device in `measure_peaks`, `fit_budget` and
+    ``BatchMemoryModel.budget``.
+
+    Args:
+        limit: Size of the memory in bytes; None for one that never runs out.
+
+    >>> with SimulatedMemory(limit=10_000) as memory:
+    ...     kept = torch.zeros(1000)
+    ...     try:
+    ...         torch.zeros(2000)
+    ...     except torch.OutOfMemoryError as error:
+    ...         print(error)
+    ...
+    simulated out of memory: tried to allocate 8192 bytes, 4096 of 10000 bytes are in use
+    >>> memory.peak(), memory.total()
+    (4096, 10000)
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
+        self.limit = whole_number("limit", limit)
+        self._used = 0
+        self._peak = 0
+        self._alive: set[int] = set()
+        self._lock = threading.RLock()  # a storage may die in any thread
+
+    @property
+    def used(self) -> int:
+        """Bytes in use now."""
+        return self._used
+
+    def start(self) -> None:
+        """Drop recent garbage and set the peak to what is in use now."""
+        gc.collect(1)  # a whole collection takes longer than a small step
+        self._peak = self._used
+
+    def peak(self) -> int:
+        """Return the most bytes in use at once since ``start``."""
+        return self._peak
+
+    def reserved_peak(self) -> int:
+        """Return the peak in whole segments: 2 MiB, or a thousandth of the limit where that is less."""
+        segment = _SEGMENT if self.limit is None else max(_BLOCK, min(_SEGMENT, self.limit // 1000 // _BLOCK * _BLOCK))
+        reserved = -(-self._peak // segment) * segment
+        return reserved if self.limit is None else max(self._peak, min(reserved, self.limit))
+
+    def total(self) -> int:
+        """Return the limit, 2**62 bytes where there is none."""
+        return 2**62 if self.limit is None else self.limit
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and count the storages that it reads and writes."""
+        kwargs = kwargs or {}
+        for value in tree_iter((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                self._count(value, new=False)
+        result = func(*args, **kwargs)
+        for value in tree_iter(result):
+            if isinstance(value, torch.Tensor):
+                self._count(value, new=True)
+        return result
+
+    def _count(self, tensor: torch.Tensor, new: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        with self._lock:
+            if key in self._alive:
+                return
+            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            if new and self.limit is not None and self._used + size > self.limit:
+                raise torch.OutOfMemoryError(
+                    f"simulated out of memory: tried to allocate {size} bytes, {self._used} of {self.limit} bytes "
+                    "are in use"
+                )
+            self._alive.add(key)
+            self._used += size
+            self._peak = max(self._peak, self._used)
+        weakref.finalize(storage, self._release, key, size).atexit = False
+
+    def _release(self, key: int, size: int) -> None:
+        with self._lock:
+            self._alive.discard(key)
+            self._used -= size
+
+
+def estimate_peaks(
+    make_step: Callable[[], Callable[[Batch], object]],
+    batches: Iterable[Batch],
+    sizes_of: SizesOf | None = None,
+    warm_up: int = 2,
+) -> Peaks:
+    """Estimate the peaks of a step without a GPU and without memory: tensors have shapes and no contents.
+
+    It runs under torch's ``FakeTensorMode`` on the CPU, where nothing is computed, so that a model of any size fits.
+    It is an estimate: it sees the tensors, not the workspaces of kernels, the allocator's rounding and fragments, or
+    the context of CUDA, and a CPU kernel may keep other tensors for the backward pass than a fused one on a GPU. What
+    it gives is the shape of the curve: ``estimate_peaks(...).scaled_to(measured)`` brings it to the level of a few
+    points that were measured with `measure_peaks`.
+
+    Args:
+        make_step: Makes the model and the optimizer, on the CPU, and returns the step: a function of a batch that makes
+            the tensors itself. It is called inside the fake mode. The step must not read values
+            (``.item()``, boolean masks): there are none.
+        batches: As for `measure_peaks`.
+        sizes_of: As for `measure_peaks`.
+        warm_up: As for `measure_peaks`: optimizers allocate their state in the first steps.
+
+    Returns:
+        Allocated bytes for each batch; ``reserved`` is the same, in whole segments of 2 MiB.
+
+    >>> import numpy as np
+    >>> def make_step():
+    ...     layer = torch.nn.Linear(1000, 1000)
+    ...     return lambda sizes: layer(torch.zeros(len(sizes), int(sizes.max()), 1000)).sum().backward()
+    >>> peaks = estimate_peaks(make_step, [np.array([10]), np.array([20, 20])])
+    >>> peaks.counts.tolist(), bool(peaks.allocated[1] > peaks.allocated[0] > 8e6)
+    ([1, 2], True)
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
+
+    memory = SimulatedMemory()
+    with FakeTensorMode(), memory:
+        return measure_peaks(make_step(), batches, memory, sizes_of=sizes_of, warm_up=warm_up)

@@ -1,0 +1,95 @@
+"""The most expensive batches of an epoch, run before the training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
+from headrace.size_aware_batching.memory.peaks import describe
+from headrace.size_aware_batching.memory.snapshot import (
+    Optimizers,
+    as_optimizers,
+    unchanged,
+    unsynchronized,
+)
+from headrace.size_aware_batching.planning.collectives import gather_json
+from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
+
+
+def run_worst_batches(
+    sampler: DistributedSizeAwareBatchSampler,
+    batches_of: Callable[[NDArray[np.int64]], Any],
+    step: Callable[[Any], object],
+    *,
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    k: int = 4,
+    mesh: Any = None,
+) -> None:
+    """Run the most expensive batches of the epoch before the training: if it can run out of memory, it does so now.
+
+    Weights, optimizer state and random states are afterwards as they were before. Every rank runs the same batches, and
+    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile. Where the
+    optimizer has no state yet, the most expensive batch runs twice: its first step makes that state, at the end.
+
+    Args:
+        sampler: The sampler of the training.
+        batches_of: Makes a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`.
+        step: A step of the training with a batch, as for `fit_budget`.
+        model: The model that ``step`` trains.
+        optimizer: Its optimizer, or several.
+        k: How many batches.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+
+    Raises:
+        torch.OutOfMemoryError: If a batch does not fit, with its sizes.
+
+    >>> layer = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    >>> sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5)
+    >>> def step(batch):
+    ...     layer(batch).sum().backward()
+    ...     optimizer.step()
+    >>> before = layer.weight.clone()
+    >>> run_worst_batches(sampler, lambda i: torch.ones(len(i), 4), step, model=layer, optimizer=optimizer)
+    >>> torch.equal(layer.weight, before)
+    True
+    """
+    mesh = Ranks(mesh=mesh).mesh  # checked
+    with unchanged(model, optimizer), unsynchronized(model):
+        for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
+            indices = np.array(batch, np.int64)
+            failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
+            raise_if_out_of_memory(sampler, batch, number, failed, mesh)
+    free_memory()
+
+
+def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[tuple[int, list[int]]]:
+    """Number the batches from 1; the worst one comes twice where its first step is the one that makes the state."""
+    numbered = list(enumerate(worst, 1))
+    return numbered if all(each.state for each in as_optimizers(optimizer)) else [*numbered[:1], *numbered]
+
+
+def raise_if_out_of_memory(
+    sampler: DistributedSizeAwareBatchSampler,
+    batch: list[int],
+    number: int,
+    failed: str | None,
+    mesh: Mesh | None = None,
+) -> None:
+    """Raise on every rank if a batch ran out of memory on one of them; ``failed`` says why on this one, or is None."""
+    answers = gather_json(failed, mesh)
+    if all(answer is None for answer in answers):
+        return
+    free_memory()
+    rank = next(rank for rank, answer in enumerate(answers) if answer is not None)
+    shown = f"{batch[:10]}{' ...' if len(batch) > 10 else ''}"
+    raise torch.OutOfMemoryError(
+        f"the epoch would run out of memory: batch {number} of its most expensive ones, "
+        f"{describe(sampler.sizes[batch])}, does not fit on rank {rank}: lower the budget, or measure with fit_budget. "
+        f"Samples {shown}. {answers[rank]}"
+    )

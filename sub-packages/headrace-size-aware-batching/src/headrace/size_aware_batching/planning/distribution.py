@@ -1,0 +1,101 @@
+"""From a list of batches to steps: the same number, and batches of like work, on every rank."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.random import random_words
+from headrace.size_aware_batching.planning.remainder import Batches, Deal, Tail, last_steps
+
+LONGEST_CHUNK = 64  # batches of like work that stay together at most; world sizes that divide it gain most
+FEWEST_CHUNKS = 4  # that there are at least, where there are so many batches
+
+
+def chunk_length(n_batches: int) -> int:
+    """Return how many batches of like work stay together: 64, or fewer where that would leave few chunks."""
+    return min(LONGEST_CHUNK, 1 << max(0, (n_batches // FEWEST_CHUNKS).bit_length() - 1))
+
+
+def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, length: int) -> NDArray[np.int64]:
+    """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
+
+    The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
+    epoch (``before`` batches come before these), so that the steps of a world size that divides ``length`` lie inside
+    one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
+
+    >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
+    0
+    """
+    count = len(work)
+    head = min(-before % length, count)
+    chunks = (count - head) // length
+    tail = count - head - chunks * length
+    ranked = np.argsort(work, kind="stable")
+    words = random_words(key, chunks)
+    begins = head + np.argsort(np.argsort(words, kind="stable")) * length
+    inside = np.arange(length)
+    # Half of the chunks descend instead of ascending: no rank gets the lighter batches of every step.
+    rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])
+    places = np.empty(count, np.int64)
+    places[ranked[:head]] = np.arange(head)
+    places[ranked[head : head + tail]] = np.arange(count - tail, count)
+    places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
+    return places
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last."""
+
+    indices: NDArray[Any]
+    offsets: NDArray[np.int64]
+    repeated: int = 0
+
+
+def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
+    """Return how many steps a list of batches makes.
+
+    >>> n_steps(10, 4, "split"), n_steps(10, 4, "drop")
+    (3, 2)
+    """
+    return n_batches // num_replicas if tail == "drop" else -(-n_batches // num_replicas)
+
+
+def distribute_steps(
+    chunks: Iterable[Batches], num_replicas: int, tail: Tail, deal: Deal | None = None
+) -> Iterator[Steps]:
+    """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
+
+    A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
+    ``deal`` their samples to the ranks, or, where it is None or returns that, split the longest; so the last step has
+    a batch for each rank. With too few samples for that, batches are repeated, as with ``"pad"``. A step takes the next
+    samples of the list and depends on nothing before them: the rest of a list is distributed as it would have been
+    after its beginning.
+    """
+    indices: NDArray[Any] = np.zeros(0, np.int64)
+    offsets: NDArray[np.int64] = np.zeros(1, np.int64)
+    for part, cuts in chunks:
+        indices = np.concatenate([indices, part]) if len(indices) else part
+        offsets = np.concatenate([offsets, offsets[-1] + cuts[1:]])
+        sure = sure_batches(offsets, num_replicas, tail)
+        if sure:
+            end = int(offsets[sure])
+            yield Steps(indices[:end], offsets[: sure + 1])
+            indices, offsets = indices[end:], offsets[sure:] - end
+    if len(offsets) > 1:
+        rest = Steps(*last_steps(indices, offsets, num_replicas, tail, deal))
+        if len(rest.offsets) > 1:
+            yield rest
+
+
+def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> int:
+    """Return how many batches make whole steps whatever follows."""
+    count = len(offsets) - 1
+    if tail == "split":
+        # With so many samples to spare, the rest can be split into whole steps.
+        spare = (offsets[-1] - offsets) - np.arange(count, -1, -1)
+        count = int(np.searchsorted(-spare, 1 - num_replicas, side="right")) - 1
+    return max(0, count) // num_replicas * num_replicas

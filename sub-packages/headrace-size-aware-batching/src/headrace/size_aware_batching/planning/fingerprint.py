@@ -1,0 +1,65 @@
+"""The fingerprint of sizes and options, and in what two fingerprints differ."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._validation import shown
+
+PIECE = 2**20
+WHOLE, PART = 32, 4  # hex digits
+
+
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    """Return 32 hex digits that stand for all parts together, and then 4 for each, so that a difference has a name.
+
+    Equal parts give equal fingerprints, whatever integer or real type they come in.
+    """
+    digests = [hashlib.blake2b(repr(canonical(value)).encode(), digest_size=16).digest() for value in parts.values()]
+    whole = hashlib.blake2b(b"".join(digests), digest_size=WHOLE // 2).hexdigest()
+    return whole + "".join(digest.hex()[:PART] for digest in digests)
+
+
+def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
+    """Return the names of the parts in which two fingerprints differ, the own value beside them where it is short.
+
+    >>> parts = {"budget": 5, "seed": 0}
+    >>> differing(parts, fingerprint(parts), fingerprint({"budget": 6, "seed": 0}))
+    ['budget (here 5)']
+    """
+    found = []
+    for place, (name, value) in enumerate(parts.items()):
+        digits = slice(WHOLE + PART * place, WHOLE + PART * (place + 1))
+        if own[digits] != other[digits]:
+            short = value is None or isinstance(value, str | Real)
+            found.append(f"{name} (here {shown(value)})" if short and name != "sampler" else name)
+    return found
+
+
+def array_digest(array: NDArray[Any]) -> bytes:
+    """Return 16 bytes for the values of an array, the same for integers and for floats that are whole."""
+    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=16)
+    whole = array.dtype.kind != "f" or bool((array == np.floor(array)).all() and array.max(initial=0) < 2**63)
+    kind = "<i8" if whole else "<f8"
+    for start in range(0, len(array), PIECE):
+        digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
+    return digest.digest()
+
+
+def canonical(value: Any) -> Any:
+    """Return a value in one form for all types that are equal: 50 for 50.0, True for ``np.True_``."""
+    if isinstance(value, np.ndarray):
+        return array_digest(value).hex()
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return int(float(value)) if float(value).is_integer() else float(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(canonical(element) for element in value)
+    return value

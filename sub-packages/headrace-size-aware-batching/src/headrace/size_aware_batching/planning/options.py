@@ -1,0 +1,65 @@
+"""Planner options, validated."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
+from headrace.size_aware_batching.planning.costs import CostFunction
+
+Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
+Oversize = Literal["raise", "skip", "own_batch"]
+STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
+LARGEST_MULTIPLE = 2**31
+OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `DistributedSizeAwareBatchSampler` that decide which batches there are."""
+
+    strategy: Strategy = "stratified"
+    cost: Literal["sum", "padded"] | CostFunction = "sum"
+    shuffle: bool = True
+    max_items: int | None = None
+    batch_size_multiple: int = 1
+    length_multiple: int = 1
+    oversize: Oversize = "raise"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window"):
+            end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
+        object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
+        one_of("strategy", self.strategy, STRATEGIES)
+        one_of("oversize", self.oversize, OVERSIZE)
+        if not callable(self.cost):
+            one_of("cost", self.cost, ("sum", "padded", "a function of (n, largest)"))
+        self._refuse_mismatches()
+
+    @property
+    def sums(self) -> bool:
+        """Whether the cost of a batch is the sum of its sizes."""
+        return isinstance(self.cost, str) and self.cost == "sum"
+
+    def _refuse_mismatches(self) -> None:
+        if not self.sums and self.strategy in ("stratified", "packed"):
+            raise ValueError(
+                f"strategy={self.strategy!r} works with cost='sum' only, got "
+                f"{'a function' if callable(self.cost) else repr(self.cost)}: use strategy='bucketed', or 'sequential' "
+                "for an order of your own"
+            )
+        if self.sums and self.length_multiple > 1:
+            raise ValueError(
+                f"length_multiple must be 1 with cost='sum', got {self.length_multiple}: sums have no padding"
+            )
+        if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
+            raise ValueError(
+                f"batch_size_multiple={self.batch_size_multiple} goes with strategy='bucketed' and 'sequential', "
+                f"got {self.strategy!r}"
+            )
+        if self.max_items is not None and self.max_items < self.batch_size_multiple:
+            raise ValueError(
+                f"max_items={self.max_items} is less than batch_size_multiple={self.batch_size_multiple}: "
+                "no batch could hold such a multiple"
+            )

@@ -1,0 +1,348 @@
+"""Planners: from sizes and options to the batches of any epoch, window by window."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.costs import Work, work_function
+from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
+from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.next_fit import largest_counts, next_fit
+from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, natural_order
+from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.random import derive
+from headrace.size_aware_batching.planning.remainder import Batches
+from headrace.size_aware_batching.planning.strata import Strata, kd_order, sorted_by_size
+from headrace.size_aware_batching.planning.windows import (
+    PACKED,
+    STRATIFIED,
+    Cuts,
+    RandomPacking,
+    WindowPlan,
+    WindowPlans,
+    equal_groups,
+    padded_cuts,
+)
+
+FIRST_CUT, LONGEST_CUT = 2**14, 2**18  # samples cut at a time: few at first, so that the first batch comes soon
+BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
+LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
+BUCKETED = 2**17  # samples of a window of padded batches
+SHORT = 32  # batches of a window in which samples do not change places
+PACKED_WINDOW = 2**17
+PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
+PACKED_WASTE = 9.5e-5  # wasted share that is small enough: fill is to be 0.9999
+BRIM = 1.2e-5  # share that packing leaves empty
+
+
+class NextFitPlanner:
+    """Batches in the order's own order. From any batch's first position on, they come out the same."""
+
+    def __init__(self, order: Order, sizes: NDArray[Any], limits: Limits) -> None:
+        self.order, self.sizes, self.limits = order, sizes, limits
+        self.n_samples = order.n_samples
+        self._offsets: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
+
+    def chunks(self, epoch_key: int, position: int) -> Iterator[Batches]:
+        """Yield the batches behind the first ``position`` samples of the epoch's list."""
+        length, reach = self.n_samples, FIRST_CUT
+        while position < length:
+            stop = min(length, position + reach)
+            samples = self.order.take(epoch_key, position, stop)
+            offsets = next_fit(self.sizes[samples], self.limits, last=stop == length)
+            reach = min(2 * reach, LONGEST_CUT) if len(offsets) > 1 else 2 * reach
+            if len(offsets) > 1:
+                yield samples[: offsets[-1]], offsets
+                position += int(offsets[-1])
+
+    def offsets(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return where all batches of the epoch begin; they are planned for that, once."""
+        if self._offsets is None or self._offsets[0] != epoch_key:
+            lengths = [np.diff(offsets) for _, offsets in self.chunks(epoch_key, 0)]
+            self._offsets = epoch_key, np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
+        return self._offsets[1]
+
+    def count(self, epoch_key: int, position: int) -> int:
+        """Return the number of batches from a position on."""
+        offsets = self.offsets(epoch_key)
+        begun = int(np.searchsorted(offsets, position))
+        if offsets[begun] == position:
+            return len(offsets) - 1 - begun
+        return sum(len(offsets) - 1 for _, offsets in self.chunks(epoch_key, position))
+
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
+        """Return the samples of one batch of the epoch, by its number."""
+        begin, end = self.offsets(epoch_key)[number : number + 2].tolist()
+        return self.order.take(epoch_key, begin, end)
+
+
+class GroupPlanner(ABC):
+    """Batches formed inside groups of neighbouring positions, each group by itself; the latest one is kept.
+
+    ``starts`` is the first position of each group and, last, the number of samples.
+    """
+
+    def __init__(self, starts: NDArray[np.int64]) -> None:
+        self.starts = starts
+        self.n_samples = int(starts[-1])
+        self._latest: tuple[tuple[int, int], Batches] | None = None
+
+    @abstractmethod
+    def before(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return how many batches come before each group and, last, how many there are, shape ``[groups + 1]``."""
+
+    @abstractmethod
+    def plan_group(self, epoch_key: int, group: int) -> Batches:
+        """Plan the batches of a group."""
+
+    def group(self, epoch_key: int, group: int) -> Batches:
+        """Return the batches of a group."""
+        if self._latest is None or self._latest[0] != (epoch_key, group):
+            self._latest = (epoch_key, group), self.plan_group(epoch_key, group)
+        return self._latest[1]
+
+    def chunks(self, epoch_key: int, position: int) -> Iterator[Batches]:
+        """Yield the batches from a position on; the first may be the rest of a batch."""
+        if position >= self.n_samples:
+            return
+        first = last_below(self.starts, position)
+        skip = position - int(self.starts[first])
+        indices, offsets = self.group(epoch_key, first)
+        yield indices[skip:], np.concatenate([[0], offsets[offsets > skip] - skip])
+        for group in range(first + 1, len(self.starts) - 1):
+            yield self.group(epoch_key, group)
+
+    def count(self, epoch_key: int, position: int) -> int:
+        """Return the number of batches from a position on, a batch that is begun counted as one."""
+        if position >= self.n_samples:
+            return 0
+        before = self.before(epoch_key)
+        if position == 0:
+            return int(before[-1])
+        group = last_below(self.starts, position)
+        _, offsets = self.group(epoch_key, group)
+        return int(before[-1] - before[group + 1] + (offsets > position - self.starts[group]).sum())
+
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
+        """Return the samples of one batch of the epoch, by its number."""
+        before = self.before(epoch_key)
+        group = last_below(before, number)
+        indices, offsets = self.group(epoch_key, group)
+        inside = number - int(before[group])
+        return indices[offsets[inside] : offsets[inside + 1]]
+
+
+def last_below(ascending: NDArray[np.int64], value: int) -> int:
+    """Return the last place whose number is not greater than a value."""
+    return int(np.searchsorted(ascending, value, side="right")) - 1
+
+
+class WindowPlanner(GroupPlanner):
+    """Batches of an order, in windows of equal length: ``form(samples, key)`` plans one."""
+
+    def __init__(self, order: Order, n_windows: int, form: Callable[[NDArray[Any], int], Batches]) -> None:
+        super().__init__(np.arange(n_windows + 1) * order.n_samples // n_windows)
+        self.order, self.form = order, form
+        self._before: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
+
+    def before(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return how many batches come before each window; all are planned for that, once."""
+        if self._before is None or self._before[0] != epoch_key:
+            counts = [len(self.group(epoch_key, window)[1]) - 1 for window in range(len(self.starts) - 1)]
+            self._before = epoch_key, np.cumsum([0, *counts])
+        return self._before[1]
+
+    def plan_group(self, epoch_key: int, group: int) -> Batches:
+        """Plan one window."""
+        samples = self.order.take(epoch_key, *self.starts[group : group + 2].tolist())
+        return self.form(samples, int(derive(epoch_key, group)[0]))
+
+
+class StrataPlanner(GroupPlanner):
+    """Batches over samples in strata: every window takes one sample of each, and follows the epoch's plan.
+
+    Args:
+        order: Samples by size, stratum by stratum, shape ``[n]``.
+        strata: Which sample belongs to which window.
+        full: Plans of a window with a sample of every stratum.
+        short: Plans of one without a sample of the last; None where those are ``full`` without that sample.
+        work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
+            batch, with the same offsets in each row; returns shape ``[c, batches]``.
+    """
+
+    def __init__(
+        self, order: NDArray[Any], strata: Strata, full: WindowPlans, short: WindowPlans | None, work: Work
+    ) -> None:
+        self.order, self.strata, self.full, self.short, self.work = order, strata, full, short, work
+        together = max(1, LISTED // strata.depth)
+        parts = [np.arange(0, strata.n_full, together), np.arange(strata.n_full, strata.n_windows, together)]
+        self.windows = np.concatenate([*parts, [strata.n_windows]])  # first of each group: all full, or all short
+        super().__init__(np.array([strata.start(window) for window in self.windows.tolist()]))
+        n_short = np.maximum(self.windows - strata.n_full, 0)
+        self._before: NDArray[np.int64] = (self.windows - n_short) * full.n_batches + n_short * (
+            short or full
+        ).n_batches
+        self._plans: tuple[int, dict[bool, WindowPlan]] = (-1, {})  # of the latest epoch
+
+    def before(self, epoch_key: int) -> NDArray[np.int64]:  # noqa: ARG002  # the same in all epochs
+        """Return how many batches come before each group; known without a look at any."""
+        return self._before
+
+    def plan(self, epoch_key: int, full: bool) -> WindowPlan:
+        """Return the plan of the epoch's full or short windows."""
+        if self._plans[0] != epoch_key:
+            self._plans = epoch_key, {}
+        known = self._plans[1]
+        if full not in known:
+            if full:
+                known[full] = self.full.plan(epoch_key)
+            else:
+                known[full] = self.short.plan(epoch_key) if self.short else self.plan(epoch_key, True).without_last()
+        return known[full]
+
+    def plan_group(self, epoch_key: int, group: int) -> Batches:
+        """Plan some windows together and shuffle their batches."""
+        first, stop = self.windows[group : group + 2].tolist()
+        plan = self.plan(epoch_key, first < self.strata.n_full)
+        places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
+        work = self.work(places, plan.offsets).ravel()
+        key = int(derive(epoch_key, first, 1)[0])
+        goes_to = shuffle_sorted_chunks(work, key, int(self._before[group]), chunk_length(work.size))
+        arranged = np.empty_like(goes_to)
+        arranged[goes_to] = np.arange(len(goes_to))
+        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[arranged]
+        lengths = np.tile(np.diff(plan.offsets), stop - first)[arranged]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        return self.order[places.ravel()[taken]], offsets
+
+
+Planner: TypeAlias = NextFitPlanner | GroupPlanner  # the batches of every epoch, none of them planned beforehand
+
+
+def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
+    """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own."""
+    n_samples = sized.n_samples if order is None else order.n_samples
+    if n_samples and order is None and options.shuffle and options.strategy != "sequential":
+        n_windows = None if options.window is None else max(1, round(n_samples / options.window))
+        return in_strata(sized, options, sized.kept, n_windows)
+    if order is None:
+        order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
+    if options.strategy == "sequential" or not n_samples:
+        return NextFitPlanner(order, sized.sizes, sized.limits)
+    length = options.window or window_length(sized, options)
+
+    def form(samples: NDArray[Any], key: int) -> Batches:
+        return in_strata(sized, options, samples, n_windows=1, key=key).group(key, 0)
+
+    return WindowPlanner(order, max(1, round(n_samples / length)), form)
+
+
+def window_length(sized: PreparedSizes, options: Options) -> int:
+    """Return how many samples of an order make a window, about."""
+    if options.strategy == "bucketed":
+        return BUCKETED
+    if options.strategy == "packed":
+        return PACKED_WINDOW
+    share = (sized.sizes.mean(axis=0, dtype=np.float64) / np.maximum(sized.limits.budgets[: sized.columns], 1)).max()
+    return int(np.clip(batches_of_window(sized.columns) / max(share, 1e-9), 2**10, 2**17))
+
+
+def batches_of_window(columns: int) -> int:
+    """Return how many batches make a window: more where strata of several columns are less alike."""
+    return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
+
+
+def in_strata(
+    sized: PreparedSizes, options: Options, samples: NDArray[Any] | None, n_windows: int | None, key: int | None = None
+) -> StrataPlanner:
+    """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once."""
+    sizes = sized.sizes if samples is None else sized.sizes[samples]
+    order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
+    strata = Strata(len(sizes), n_windows or usual_windows(descending, sized.limits, options.strategy))
+    if sizes.ndim == 1:
+        largest = descending[strata.firsts()][:, None]
+    else:
+        by_function = len(sized.limits.budgets) < sized.columns  # one budget, for a cost of all columns together
+        scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
+        order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
+        descending = sizes[order]
+    full = window_plans(largest, sized.limits, options, key)
+    short: WindowPlans | None = full
+    if isinstance(full, RandomPacking) and full.last_shares:
+        short = None
+    elif strata.n_full < strata.n_windows and strata.depth > 1:
+        shorter = largest[:-1]
+        short = full.without_last() if isinstance(full, Cuts) else window_plans(shorter, sized.limits, options, key)
+    own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
+    work = work_function(descending, sized.limits, None if own is None else own[order])
+    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
+
+
+def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> WindowPlans:
+    """Choose how a window is planned: packed at random, or cut in descending order."""
+    if options.strategy != "bucketed":
+        columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)
+        if limits.most_items < len(largest):  # one more column in which every sample counts as one
+            columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
+            budgets = np.append(budgets, limits.most_items)
+        return RandomPacking(columns, budgets, PACKED if options.strategy == "packed" else STRATIFIED, key)
+    if limits.capacity is None or largest.shape[1] > 1:
+        return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
+    counts = largest_counts(largest[:, 0], limits.capacity, limits)
+    return padded_cuts(counts, limits, tight=options.window is not None)
+
+
+def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
+    """Return the volume bound on the number of batches."""
+    totals = np.atleast_1d(sizes.sum(axis=0, dtype=np.float64))
+    filled = float((totals / np.maximum(limits.budgets, 1)).max())
+    return max(filled, len(sizes) / limits.most_items)
+
+
+def usual_windows(sizes: NDArray[Any], limits: Limits, strategy: str) -> int:
+    """Return the number of windows that suits a strategy, for sizes in descending order.
+
+    Where no shuffle inside groups varies bucketed batches, windows are short: batch-mates meet again by chance times
+    the batches of a window.
+    """
+    if strategy == "packed":
+        return packed_windows(sizes, limits)
+    columns = 1 if sizes.ndim == 1 else sizes.shape[1]
+    if strategy != "bucketed":
+        windows = fewest_batches(sizes, limits) / batches_of_window(columns)
+    elif limits.capacity is None:
+        windows = fewest_batches(sizes, limits) / SHORT
+    elif columns == 1:
+        windows = len(sizes) / BUCKETED
+    else:  # neighbours in several columns need more of them to be alike in all
+        windows = float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)
+    return max(1, min(round(windows), len(sizes)))
+
+
+def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
+    """Return the number of windows, of the shortest length that wastes little, that wastes least.
+
+    A window wastes what its last batch leaves empty and what its samples are smaller than the strata's largest.
+    """
+    length = len(descending)
+    if descending.ndim > 1:
+        return max(1, round(length / PACKED_WINDOW))
+    fewest = fewest_batches(descending, limits)
+    best, least = 1, np.inf
+    for window in PACKED_WINDOWS:
+        middle = max(1, round(length / window))
+        for count in np.unique(np.linspace(0.8 * middle, 1.25 * middle + 1, 48).astype(int)).tolist():
+            if count < -(-length // PACKED_WINDOWS[-1]):
+                continue
+            filled = float(descending[::count].sum(dtype=np.float64)) / max(limits.budgets[0], 1)
+            waste = count * np.ceil(filled * (1 + BRIM)) / max(fewest, 1e-9) - 1
+            if waste < least or (waste == least and best > 1):  # of equal ones the shorter window
+                best, least = count, waste
+        if least <= PACKED_WASTE or middle == 1:
+            break
+    return best

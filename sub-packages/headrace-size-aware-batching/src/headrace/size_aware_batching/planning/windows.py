@@ -1,0 +1,252 @@
+"""The plan of one window, drawn anew in every epoch: which stratum's sample goes to which batch.
+
+A window takes one sample of each stratum, none larger than the largest of its stratum in any column. So a plan that
+holds the strata's largest samples, the worst case, holds whatever a window takes instead: one plan serves all windows
+of an epoch, and the number of its batches is known without a look at any window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.next_fit import cut_by_counts
+from headrace.size_aware_batching.planning.packing import lower_bound, pack
+from headrace.size_aware_batching.planning.random import derive, shuffle_groups
+from headrace.size_aware_batching.planning.repair import by_batch, mix
+from headrace.size_aware_batching.planning.units import FINE
+
+TRIES = 6  # keys that are tried in an epoch, the last of them with shorter shuffles
+CONFIRMING = list(range(6))  # keys that all have to fit where packing is hard, so that nearly every epoch has a plan
+SURE = 2**14  # strata from which on one packing says what others will do
+CLASSES = 400  # candidate boundaries between groups of padded batches
+PADDING = 0.0035  # share of batches more than the fewest that grouping by length may cost
+A_FEW, FEW_SHARE = 5.0, 0.03  # where there are few batches: so many, but no more than this share
+RANDOM_ENOUGH = 20.0  # batch-mates that meet again, over chance, with one shuffle: groups are not widened beyond
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """Batches of strata: the strata batch by batch, and where each batch begins in them and the last one ends."""
+
+    sequence: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def without_last(self) -> WindowPlan:
+        """Return the plan of a window without a sample of the last stratum, which shares its batch."""
+        place = int(np.flatnonzero(self.sequence == len(self.sequence) - 1)[0])
+        return WindowPlan(np.delete(self.sequence, place), self.offsets - (self.offsets > place))
+
+
+@dataclass(frozen=True)
+class Density:
+    """How full batches are to be, and how random.
+
+    The search for the number of batches begins at a fill of ``full`` and moves by that number over ``step``, or by 1.
+    Blocks of like samples are shuffled: of each of the ``spreads`` times the number of batches, at least ``block``, the
+    first that fits the target, else the last.
+    """
+
+    full: float
+    step: int
+    spreads: tuple[float, ...]
+    block: int = 128
+
+
+STRATIFIED = Density(full=0.998, step=400, spreads=(2.0, 1.0))
+PACKED = Density(full=1.0, step=4000, spreads=(1 / 32,))
+
+
+class RandomPacking:
+    """Batches of any samples within sums of k columns, as few as random packing reaches in most epochs.
+
+    The number of batches is the smallest for which three random packings of the worst case, the largest of each
+    stratum, shape ``[depth, k]``, descending, fit. An epoch whose packings do not fit, whatever the key, follows the
+    first that did. A ``key`` is that of a window that is planned only once.
+    """
+
+    def __init__(
+        self, largest: NDArray[np.int64], budgets: NDArray[np.int64], density: Density, key: int | None = None
+    ) -> None:
+        unit = np.maximum(-(-budgets // FINE), 1)
+        self._budgets = budgets // unit
+        # What fits a batch of its own does so here, too: rounded up, nothing but zeros can join it then.
+        self._sizes = np.minimum(-(-largest // unit), self._budgets)
+        self._density = density
+        self._once = key is not None
+        keys = [key] if key is not None else [0, 1, 2] if len(largest) < SURE else [0]
+        self._worst_case: NDArray[np.int64]
+        self._spread: float
+        self._hard = False
+        self.n_batches = self._fewest(keys)
+        self.last_shares = last_shares(self._worst_case)  # then it does in all epochs
+
+    def plan(self, epoch_key: int) -> WindowPlan:
+        """Return the plan of an epoch."""
+        batches = self._worst_case
+        for attempt in range(0 if self._once else TRIES):
+            key = int(derive(epoch_key, attempt)[0])
+            drawn = self._pack(self.n_batches, key, 4 ** max(0, attempt - 2))
+            if drawn is not None and self._hard:
+                mix(self._sizes, self._budgets, drawn, self.n_batches, key)
+            if drawn is not None and (last_shares(drawn) or not self.last_shares):
+                batches = drawn
+                break
+        counts = np.bincount(batches, minlength=self.n_batches)
+        return WindowPlan(by_batch(batches, self.n_batches), np.append(0, np.cumsum(counts)))
+
+    def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
+        block = max(self._density.block, int(n_batches * self._spread)) // shorter
+        return pack(self._sizes, self._budgets, n_batches, key, max(1, block))
+
+    def _fits(self, n_batches: int, keys: list[int]) -> bool:
+        """Return whether the packings of all keys fit; keep the first."""
+        found: list[NDArray[np.int64]] = []
+        for key in keys:
+            batches = self._pack(n_batches, int(derive(key, n_batches)[0]))
+            if batches is None:
+                return False
+            found.append(batches)
+        self._worst_case = found[0]
+        return True
+
+    def _fewest(self, keys: list[int]) -> int:
+        """Return the smallest number of batches that fits: with growing steps upwards, then by halving."""
+        depth = len(self._sizes)
+        volume = float((self._sizes.sum(axis=0) / np.maximum(self._budgets, 1)).max())
+        least = lower_bound(self._sizes, self._budgets)
+        aim = int(np.ceil(volume / self._density.full - 1e-9))
+        if self._density.full < 1:  # rounded down where rounding up would cost as much again
+            aim = min(aim, max(int(np.ceil(volume)), int(volume / (2 * self._density.full - 1))))
+        count = min(depth, max(1, least, aim))
+        exact = step = max(1, count // self._density.step)
+        for spread in self._density.spreads:
+            self._spread = spread
+            if self._fits(count, keys):
+                return count
+        fitted, self._hard = False, True
+        while not fitted:
+            low, count = count, min(depth, count + step)
+            step *= 2
+            fitted = self._fits(count, keys)
+        while count - low > exact:
+            middle = (low + count) // 2
+            if self._fits(middle, keys):
+                count = middle
+            else:
+                low = middle
+        while not self._fits(count, keys if self._once else CONFIRMING):
+            count = min(depth, count + exact)
+        return count
+
+
+def last_shares(batches: NDArray[np.int64]) -> bool:
+    """Return whether the last stratum shares its batch."""
+    return bool((batches[:-1] == batches[-1]).any())
+
+
+class Cuts:
+    """Batches cut from the strata in descending order, samples changing places inside groups of like size."""
+
+    def __init__(self, offsets: NDArray[np.int64], groups: NDArray[np.int64]) -> None:
+        self._offsets, self._groups = offsets, groups
+        self.n_batches = len(offsets) - 1
+
+    def plan(self, epoch_key: int) -> WindowPlan:
+        """Return the plan of an epoch."""
+        key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by the epoch's
+        return WindowPlan(shuffle_groups(key, self._groups), self._offsets)
+
+    def without_last(self) -> Cuts:
+        """Return plans for windows without a sample of the last stratum."""
+        length = len(self._groups) - 1
+        return Cuts(np.unique(np.minimum(self._offsets, length)), self._groups[:-1])
+
+
+WindowPlans: TypeAlias = RandomPacking | Cuts  # a plan of one window for every epoch, always of as many batches
+
+
+def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:
+    """Cut batches by how many samples fit where each is the largest, ascending; ``tight``: at no cost in batches."""
+    groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts), len(counts))
+    begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
+
+
+def groups_from(begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Number the groups that begin at these places, in ascending order; returns shape ``[length]``.
+
+    >>> groups_from(np.array([0, 2]), 5).tolist()
+    [0, 0, 1, 1, 1]
+    """
+    groups = np.zeros(length, np.int64)
+    groups[begins[1:]] = 1
+    return np.cumsum(groups)
+
+
+def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the runs of equal rows of shape ``[n, k]``; returns shape ``[n]``.
+
+    >>> equal_groups(np.array([[5], [5], [3], [1], [1]])).tolist()
+    [0, 0, 1, 2, 2]
+    """
+    groups = np.zeros(len(sizes), np.int64)
+    np.cumsum((sizes[1:] != sizes[:-1]).any(axis=1), out=groups[1:])
+    return groups
+
+
+def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where groups of neighbours in size begin in which batch-mates vary most for a few batches more.
+
+    A group holds as many samples a batch as its largest allows, by the ascending ``counts``. With N samples of a group
+    and b of them in a batch, two mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b``
+    batches. The groups minimise the sum of both, by dynamic programming over their boundaries; the weight of the first
+    is the largest for which the batches stay within ``1 + PADDING`` times the fewest, or a few more where there are
+    few.
+    """
+    length = len(counts)
+    begins = np.flatnonzero(np.append(True, counts[1:] != counts[:-1]))
+    if len(begins) > CLASSES:  # candidates that part the batches evenly
+        passed = np.cumsum(1 / counts)[begins]
+        begins = begins[np.append(True, np.diff((passed * (CLASSES / passed[-1])).astype(np.int64)) > 0)]
+    ends = np.append(begins, length).astype(np.float64)
+    size = counts[begins].astype(np.float64)
+    members = ends[None, :] - ends[:-1, None]  # [first class, one past the last class]
+    mates = np.minimum(size, length)[:, None] - 1  # a group of fewer shares its batch with those behind it
+    batches = np.where(members > 0, members / size[:, None], np.inf)
+    again = np.where(members > 0, members * mates * np.minimum(mates / np.maximum(members - 1, 1), 1), 0)
+    fewest = float((1 / counts).sum())
+    most = fewest + max(PADDING * fewest, min(A_FEW, FEW_SHARE * fewest))
+    low, high = -2.0, 7.0  # decades of the weight
+    cuts = np.arange(len(begins) + 1)
+    for _ in range(10):
+        middle = (low + high) / 2
+        tried = best_cuts(batches + again * (10**middle / length))
+        first, stop = tried[:-1], tried[1:]
+        pairs = float((members[first, stop] * mates[first, 0]).sum())
+        over_chance = float(again[first, stop].sum()) * (length / max(pairs, 1.0)) ** 2
+        if float(batches[first, stop].sum()) <= most:
+            low, cuts = middle, tried
+            if over_chance <= RANDOM_ENOUGH:
+                break
+        else:
+            high = middle
+    return begins[cuts[:-1]]
+
+
+def best_cuts(cost: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the cuts of least total cost, where ``cost[i, j]`` is that of a group from class i to before class j."""
+    classes = len(cost)
+    total, back = np.zeros(classes + 1), np.zeros(classes + 1, np.int64)
+    for stop in range(1, classes + 1):
+        through = total[:stop] + cost[:stop, stop]
+        back[stop] = through.argmin()
+        total[stop] = through[back[stop]]
+    cuts = [classes]
+    while cuts[-1]:
+        cuts.append(int(back[cuts[-1]]))
+    return np.array(cuts[::-1])

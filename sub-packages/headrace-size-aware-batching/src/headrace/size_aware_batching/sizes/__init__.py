@@ -1,0 +1,1 @@
+"""Sizes of samples, read from whatever holds them."""

@@ -1,0 +1,61 @@
+"""Costs: how many samples fit, and how often a function is asked."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.size_aware_batching._validation import UNLIMITED
+from headrace.size_aware_batching.planning.costs import FunctionCapacity, PaddedCapacity
+from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.planner import make_planner
+from headrace.size_aware_batching.planning.prepared import prepare
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=50), st.integers(1, 400), st.integers(1, 8))
+def test_capacity_is_the_largest_count_that_fits(sizes: list[int], budget: int, multiple: int) -> None:
+    array = np.array(sizes)
+    padded = PaddedCapacity(budget, multiple)(array)
+    for size, count in zip(sizes, padded.tolist(), strict=True):
+        length = -(-size // multiple) * multiple
+        assert (count == UNLIMITED) if length == 0 else count * length <= budget < (count + 1) * length
+    by_function = FunctionCapacity(lambda n, longest: n * longest, budget, 1000, multiple)(array)
+    assert by_function.tolist() == np.minimum(padded, 1000).tolist()
+
+
+def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
+    calls = 0
+
+    def cost(n: int, largest: float) -> float:
+        nonlocal calls
+        calls += 1
+        return n * largest
+
+    sizes = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 2001), 10))
+    options = Options("bucketed", cost=cost)
+    planner = make_planner(prepare(sizes, 16_000, options), options)
+    for epoch_key in range(5):
+        for _ in planner.chunks(epoch_key, 0):
+            pass
+    assert calls <= 2000 * 2 * 15  # a search by doubling and halving for each size, whatever the epochs
+    before = calls
+    for _ in planner.chunks(5, 0):
+        pass
+    assert calls == before
+
+
+def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
+    calls = 0
+
+    def cost(n: int, largest: float) -> float:
+        nonlocal calls
+        calls += 1
+        return n * largest
+
+    sizes, options = np.arange(2**16, 2**16 + 70_000), Options("sequential", cost=cost, shuffle=False)
+    planner = make_planner(prepare(sizes, 2**18, options), options)
+    planner.count(0, 0)
+    before = calls
+    for epoch_key in (1, 2):
+        planner.count(epoch_key, 0)
+    assert calls == before

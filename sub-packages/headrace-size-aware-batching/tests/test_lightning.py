@@ -1,0 +1,128 @@
+"""Lightning callbacks: in a real trainer, alone and on two real ranks."""
+
+import gc
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning_worker import Model, fit, sampler_of
+
+from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Memory is collected often in here: leave out what was there before."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def assert_equal(one: list[float], other: list[float]) -> None:
+    assert np.abs(np.array(one) - np.array(other)).max() < 1e-12 * np.abs(other).max()
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "first optimizer"])
+def test_a_rescued_run_equals_an_unbroken_one(phase: str) -> None:
+    rescue = OOMRescue(indices=lambda batch: batch["index"].tolist())
+    rescued = fit([rescue], phase=phase, clip=0.5)
+    unbroken = fit([], clip=0.5)
+    assert [event.phase for event in rescue.events] == ["optimizer" if "optimizer" in phase else "forward or backward"]
+    assert_equal(rescued.weights(), unbroken.weights())
+    assert rescued.losses == pytest.approx(unbroken.losses, rel=1e-12)
+    assert rescued.trainer.global_step == unbroken.trainer.global_step == len(unbroken.losses)
+    if "optimizer" not in phase:
+        assert rescue.state_dict()["budget"] < 10**6
+    assert "step" not in vars(rescued.trainer.optimizers[0]) or rescued.trainer.lr_scheduler_configs
+
+
+def test_a_sample_that_does_not_fit_ends_the_run_with_its_index() -> None:
+    rescue = OOMRescue(indices=lambda batch: batch["index"].tolist())
+    with pytest.raises(torch.OutOfMemoryError, match="index 7 of the dataset, does not fit into memory by itself"):
+        fit([rescue], phase="sample 7")
+
+
+def test_the_worst_batches_leave_no_trace() -> None:
+    random.seed(3)
+    with_them, without = fit([WorstBatchesFirst(k=3)]), fit([])
+    worst = sampler_of().worst_batches(3)
+    assert with_them.worst == [worst[0], *worst]  # once without and once with the optimizer's state
+    assert without.worst == []
+    assert with_them.weights() == without.weights()
+    assert with_them.losses == without.losses
+    assert with_them.drawn == without.drawn
+    assert with_them.trainer.logged_metrics == without.trainer.logged_metrics
+    assert with_them.means == without.means
+
+
+def test_a_batch_that_does_not_fit_is_found_before_the_training() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"batch 1 of its most expensive ones, .* does not fit on rank 0"):
+        fit([WorstBatchesFirst()], phase="large")
+
+
+@pytest.mark.parametrize(
+    ("callback", "change", "match"),
+    [
+        (WorstBatchesFirst(), {"plain": True}, "the loader's batch_sampler must have worst_batches"),
+        (WorstBatchesFirst(), {"manual": True}, "WorstBatchesFirst needs automatic optimization"),
+        (OOMRescue(), {"manual": True}, "OOMRescue needs automatic optimization"),
+        (OOMRescue(), {"accumulate": 2}, "accumulate_grad_batches=1, got 1 and 2"),
+    ],
+)
+def test_what_is_refused(callback: Any, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        fit([callback], **change)
+    with pytest.raises(TypeError, match=r"options must be those of OOMGuard but for \['clip_norm'\]"):
+        OOMRescue(clip_norm=1.0)
+
+
+def test_gradients_that_are_accumulated_from_some_epoch_on_are_refused() -> None:
+    with pytest.raises(ValueError, match="accumulate_grad_batches=1, got 1 and 2"):
+        fit([OOMRescue(), GradientAccumulationScheduler({1: 2})])
+
+
+def test_the_budget_goes_into_the_checkpoint(tmp_path: Path) -> None:
+    rescue = OOMRescue()
+    run = fit([rescue], phase="forward")
+    run.trainer.save_checkpoint(tmp_path / "run.ckpt")
+    again = OOMRescue()
+    model = Model()
+    trainer = lightning.Trainer(
+        max_epochs=3, accelerator="cpu", callbacks=[again], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(model, ckpt_path=str(tmp_path / "run.ckpt"))
+    assert again.guard is not None
+    assert again.guard.budget == rescue.state_dict()["budget"] < np.inf
+
+
+def test_two_ranks_under_ddp(tmp_path: Path) -> None:
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    command = [sys.executable, str(HERE / "lightning_worker.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
+    ]
+    try:
+        assert [process.wait(timeout=280) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    first, second = (json.loads(out.read_text()) for out in outs)
+    for name in ("forward", "backward", "optimizer"):
+        assert first[name] == second[name]
+        assert_equal(first[name], first["unbroken"])
+    assert "does not fit on rank 1" in first["large"]
+    assert first["large"] == second["large"]

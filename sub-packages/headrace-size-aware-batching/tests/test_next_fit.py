@@ -1,0 +1,46 @@
+"""Batches of neighbours in a list."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies_of_sizes import Case, cases
+
+from headrace.size_aware_batching._validation import UNLIMITED
+from headrace.size_aware_batching.planning.costs import PaddedCapacity
+from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.next_fit import cut_descending, next_fit
+
+
+def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
+    """Cut sizes element by element: where batches begin, and the end."""
+    cuts, batch = [0], list[int]()
+    for place, size in enumerate(sizes):
+        more = [*batch, size]
+        cost = max(more) * len(more) if padded else sum(more)
+        if batch and (cost > budget or len(more) > most):
+            cuts.append(place)
+            batch = []
+        batch.append(size)
+    return [*cuts, len(sizes)] if sizes else cuts
+
+
+@settings(max_examples=300)
+@given(cases(), st.one_of(st.just(UNLIMITED), st.integers(1, 50)))
+def test_next_fit_is_the_greedy_loop(case: Case, most: int) -> None:
+    sizes, budget = case
+    limits = Limits((budget,), most_items=most)
+    assert next_fit(sizes, limits).tolist() == greedy(sizes.tolist(), budget, most, padded=False)
+    capacity = Limits(capacity=PaddedCapacity(budget), most_items=most)
+    assert next_fit(sizes, capacity).tolist() == greedy(sizes.tolist(), budget, most, padded=True)
+    falling = np.sort(sizes)[::-1]
+    assert cut_descending(falling, capacity).tolist() == greedy(falling.tolist(), budget, most, padded=True)
+    assert cut_descending(falling, limits).tolist() == greedy(falling.tolist(), budget, most, padded=False)
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_an_open_batch_is_left_for_the_next_piece(case: Case) -> None:
+    sizes, budget = case
+    limits = Limits((budget,))
+    whole, piece = next_fit(sizes, limits).tolist(), next_fit(sizes, limits, last=False).tolist()
+    assert piece == (whole[:-1] if len(whole) > 1 else whole)

@@ -1,0 +1,18 @@
+"""Orders of samples."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.size_aware_batching.planning.order import ShuffledOrder
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 100_000), st.integers(0, 2**63), st.data())
+def test_a_shuffle_is_a_permutation_readable_anywhere(n_samples: int, key: int, data: st.DataObject) -> None:
+    order = ShuffledOrder(n_samples)
+    everything = order.take(key, 0, n_samples)
+    assert (np.bincount(everything, minlength=n_samples) == 1).all()
+    start = data.draw(st.integers(0, n_samples))
+    stop = data.draw(st.integers(start, n_samples))
+    assert order.take(key, start, stop).tolist() == everything[start:stop].tolist()

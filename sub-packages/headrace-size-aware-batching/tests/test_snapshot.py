@@ -1,0 +1,73 @@
+"""Everything that a trial step changes is put back."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, unchanged
+
+
+class Counting(torch.nn.Module):
+    """Replaces a buffer instead of changing it, and makes one when it is called first."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(2))
+        self.register_buffer("table", None)
+        self.register_buffer("positions", torch.arange(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = 0.9 * self.average + 0.1
+        self.table = torch.ones(len(x))
+        self.positions = torch.arange(len(x))  # a cache: what is longer is no other state
+        return x * self.average.sum()
+
+
+def test_buffers_that_a_step_replaces() -> None:
+    model = Counting()
+    before = model.average
+    with unchanged(model):
+        model(torch.ones(5))
+    assert model.average is before
+    assert model.average.tolist() == [0, 0]
+    assert len(model.positions) == len(model.table) == 5
+
+
+def test_options_of_an_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    group: dict[str, Any] = optimizer.param_groups[0]
+    copy = OptimizerCopy(optimizer)
+    rate.fill_(0.1)
+    group["momentum"], group["steps"] = 0.9, 3
+    copy.restore()
+    assert group["lr"] is rate  # captured graphs and schedules hold it
+    assert rate.item() == 0.5
+    assert group["momentum"] == 0
+    assert "steps" not in group
+
+
+def test_the_random_state_of_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = torch.Generator(), torch.Generator()
+    for name, value in (
+        ("is_available", lambda: True),
+        ("is_initialized", lambda: True),
+        ("_lazy_init", lambda: None),
+        ("device_count", lambda: 2),
+        ("current_device", lambda: 0),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda.random, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    before = [generator.get_state() for generator in generators]
+    with unchanged(None):
+        for generator in generators:
+            torch.rand(3, generator=generator)
+    assert [torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)] == [
+        True,
+        True,
+    ]
