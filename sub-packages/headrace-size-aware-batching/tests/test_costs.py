@@ -1,11 +1,17 @@
 """Costs: how many samples fit, and how often a function is asked."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, bucketed_batching
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import FunctionCapacity, PaddedCapacity
+from headrace.size_aware_batching.planning.costs import CountedCost, FunctionCapacity, PaddedCapacity
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
@@ -59,3 +65,29 @@ def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
     for epoch_key in (1, 2):
         planner.count(epoch_key, 0)
     assert calls == before
+
+
+@dataclass(frozen=True)
+class AttentionCost(CountedCost):
+    """The count times size + size**2 / 100 of the largest: all that a further cost needs."""
+
+    name = "attention"
+
+    def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
+        return np.asarray(counts * (longest + longest**2 / 100))
+
+
+def test_a_further_cost_is_one_class() -> None:
+    sizes = np.random.default_rng(0).integers(1, 500, 5_000)
+    given: Any = AttentionCost()
+    sampler = DistributedSizeAwareBatchSampler(sizes, 10_000, strategy="bucketed", cost=given, num_replicas=4, rank=0)
+    report = sampler.report()
+    assert (report.cost, report.over_budget, report.samples) == ("attention", 0, 5_000)
+    assert report.fill > 0.9
+    assert sampler.fingerprint != DistributedSizeAwareBatchSampler(sizes, 10_000, num_replicas=4, rank=0).fingerprint
+    for strategy in ("stratified", "packed"):
+        with pytest.raises(ValueError, match="cost="):
+            DistributedSizeAwareBatchSampler(sizes, 10_000, strategy=strategy, cost=given)  # type: ignore[arg-type]
+    streamed = bucketed_batching(range(5_000), sizes, 10_000, cost=given, buffer_size=1_000)
+    batches = [sizes[batch] for batch in streamed]
+    assert max(len(batch) * (batch.max() + batch.max() ** 2 / 100) for batch in batches) <= 10_000

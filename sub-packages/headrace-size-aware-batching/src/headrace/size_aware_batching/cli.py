@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, table
+from headrace.size_aware_batching.planning.costs import COSTS, as_cost
 from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
 from headrace.size_aware_batching.sizes.files import sizes_of_files
 
-USUAL: dict[str, Strategy] = {"sum": "stratified", "padded": "bucketed"}
 SIZES = ".npy (1-D or 2-D), .txt (a number a line), FASTA [.gz], or .parquet or a folder of them, with --column"
 PASSED_ON = (
     "cost",
@@ -54,7 +54,7 @@ def parser() -> Parser:
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
     add("--budget", type=budgets, required=True, metavar="N", help="of a batch; N,N,.. for sizes of several columns")
     add("--strategy", nargs="+", choices=STRATEGIES, metavar="NAME", help=f"one or more of {', '.join(STRATEGIES)}")
-    add("--cost", choices=tuple(USUAL), default="sum", help="of a batch: sum of sizes (default), or count x largest")
+    add("--cost", choices=tuple(COSTS), default="sum", help="of a batch: sum of sizes (default), or count x largest")
     add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
     add("--max-items", type=int, metavar="N", help="samples in a batch, at most")
     add("--max-length", type=real, metavar="N", help="sizes count as at most this (one column)")
@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> str:
     """Plan, draw where that is asked for, and return what to print."""
     sizes = sizes_of_files(options.sizes, options.column)
-    strategies = options.strategy or [USUAL[options.cost]]
+    usual: Any = as_cost(options.cost).strategies[0]
+    strategies = options.strategy or [usual]
     plans, reports = {}, {}
     for name in strategies:
         plans[name], reports[name] = planned(sizes, name, options)

@@ -23,7 +23,7 @@ from headrace.size_aware_batching._validation import (
     whole_number,
 )
 from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs, batch_hashes
-from headrace.size_aware_batching.planning.costs import CostFunction, cost_part
+from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
@@ -407,7 +407,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "sizes": self.sizes,
             "max_total_size": self.max_total_size,
             **vars(self.options),
-            "cost": cost_part(self.options.cost, self.sizes, self._prepared.limits.capacity),
+            "cost": self._prepared.cost.digest(self.sizes, self._prepared.limits.capacity),
             "sampler": order,
             "seed": self.seed,
             "tail": self.tail,

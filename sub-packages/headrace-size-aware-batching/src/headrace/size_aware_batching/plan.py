@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED, whole_number
-from headrace.size_aware_batching.planning.costs import CostFunction, work_function
+from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
-from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.planning.units import round_up
 
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
@@ -148,7 +146,7 @@ class PlanReport:
         fills = shares.mean(axis=0) if len(plan) else np.zeros(len(plan.budget))
         column = int(fills.argmax())
         sizes = samples_of_plan(plan)[:, min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0]
-        longest = round_up(_reduced(np.maximum, sizes, plan), plan.length_multiple)
+        longest = round_up(reduced(np.maximum, sizes, plan.offsets), plan.length_multiple)
         size, padded = float(sizes.sum()), float((counts * longest).sum())
         steps = relative_work(plan, num_replicas)
         oversize = 0 if plan.oversize is None else len(plan.oversize)
@@ -160,7 +158,7 @@ class PlanReport:
             size=size,
             padded=padded,
             padding=1 - size / padded if padded else 0.0,
-            cost="function" if callable(plan.cost) else plan.cost,
+            cost=as_cost(plan.cost).name,
             budget=float(plan.budget[column]),
             largest=float(costs[:, column].max(initial=0)),
             fill=float(fills[column]),
@@ -180,7 +178,7 @@ class PlanReport:
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
         cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
-        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == "sum" else {})
+        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == SumCost.name else {})
 
 
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
@@ -191,21 +189,8 @@ def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
 
 def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
     """Return the cost of each batch against each budget, shape ``[batches, budgets]``."""
-    sizes = samples_of_plan(plan)
-    if not callable(plan.cost) and plan.cost == "sum":
-        return _reduced(np.add, sizes, plan)
-    counts, longest = np.diff(plan.offsets), round_up(_reduced(np.maximum, sizes, plan), plan.length_multiple)
-    if not callable(plan.cost):
-        return np.asarray(counts[:, None] * longest, np.float64)
-    several = plan.sizes.ndim == 2
-    known: dict[Any, float] = {}
-    costs = []
-    for count, row in zip(counts.tolist(), longest.tolist(), strict=True):
-        key = (count, *row)
-        if key not in known:
-            known[key] = float(plan.cost(count, np.array(row) if several else row[0]))
-        costs.append(known[key])
-    return np.array(costs, np.float64).reshape(-1, 1)
+    sizes = plan.sizes[plan.indices].astype(np.float64)
+    return as_cost(plan.cost, plan.length_multiple).of(sizes, plan.offsets)
 
 
 def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
@@ -213,13 +198,11 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     if not len(plan):
         return np.zeros(0)
     if plan.work is not None:
-        return _reduced(np.add, plan.work[plan.indices], plan)
-    cost: Any = plan.cost
-    multiple = 1 if not callable(cost) and cost == "sum" else plan.length_multiple
-    options = Options("sequential", cost, length_multiple=multiple, oversize="own_batch")
-    sized = prepare(plan.sizes, [*plan.budget], options)
-    work = work_function(sized.sizes[plan.indices], sized.limits, None)
-    each: NDArray[np.float64] = work(np.arange(len(plan.indices))[None], plan.offsets)[0]
+        return reduced(np.add, plan.work[plan.indices], plan.offsets)
+    cost = as_cost(plan.cost, plan.length_multiple)
+    sizes, limits, _ = cost.prepare(plan.sizes, [*plan.budget])
+    work, places = cost.work(sizes[plan.indices], limits), np.arange(len(plan.indices))
+    each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
     return each
 
 
@@ -282,14 +265,6 @@ def table(reports: Mapping[str, PlanReport]) -> str:
         for name in names
     ]
     return "\n".join([head, *lines] if head else lines)
-
-
-def _reduced(reduce: np.ufunc, values: NDArray[np.float64], plan: BatchPlan) -> NDArray[np.float64]:
-    """Reduce the values of each batch to one."""
-    if not len(plan):
-        return values[:0]
-    reduced: NDArray[np.float64] = reduce.reduceat(values, plan.offsets[:-1], axis=0)
-    return reduced
 
 
 def _pairs(counts: NDArray[np.int64]) -> float:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,18 +18,20 @@ from headrace.size_aware_batching._validation import (
     checked_seed,
     log_info,
     logger_or,
-    real_number,
     shown,
     warn,
 )
-from headrace.size_aware_batching.planning.costs import CostFunction, FunctionCapacity, PaddedCapacity, at_least_one
-from headrace.size_aware_batching.planning.limits import Capacity, Limits, checked_budget
+from headrace.size_aware_batching.planning.costs import (
+    Cost,
+    CostFunction,
+    as_cost,
+)
+from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import Options, Oversize
 from headrace.size_aware_batching.planning.random import derive, random_words
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.remainder import split_longest
-from headrace.size_aware_batching.planning.units import round_up, whole_units
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 
@@ -38,7 +39,6 @@ from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_l
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded
 # batches possible, in 1.1, 2.1, 4.5 microseconds a sample on one core. Buffer 10,000: 1.0064, 1.0064, 1.0057.
 PARTS = 4
-REMEMBERED = 2**16  # distinct sizes whose count is kept for a cost function: a stream may bring any number of them
 
 Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
 
@@ -220,13 +220,9 @@ class BucketedBatching:
         yield step[rank % len(step)]
 
     def _batches(self, source: Iterable[Any]) -> Iterator[list[Any]]:
-        budget = stream_budget(
-            self.cost,
-            self._limit,
-            min(self.max_items or self.buffer_size, self.buffer_size),
-            self.batch_size_multiple,
-            self.length_multiple,
-        )
+        most_items = min(self.max_items or self.buffer_size, self.buffer_size)
+        cost = as_cost(self.cost, self.length_multiple)
+        budget = StreamBudget(cost, self._limit, most_items, self.batch_size_multiple)
         nouns = ("the sample at position", "positions")
         tally = Tally(budget.limit, nouns, self.oversize, self._warn)
         buffer = _Buffer(budget, int(derive(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
@@ -250,23 +246,19 @@ class BucketedBatching:
         tally.finish(self._info)
 
 
-@dataclass(frozen=True)
 class StreamBudget:
-    """A cost and its budget, for sizes that become known while samples come.
+    """A cost and its budget, for sizes that become known while samples come."""
 
-    ``measure(count, largest, total)`` gives the cost of a batch; ``cuts`` cuts descending sizes, see `cut_descending`.
-    """
-
-    limit: Number
-    measure: Callable[[int, Number, Number], Number]
-    cuts: Callable[[NDArray[Any]], NDArray[np.int64]]
-    multiple: int = 1
+    def __init__(self, cost: Cost, limit: Number, most_items: int, multiple: int = 1) -> None:
+        self.cost, self.multiple = cost, multiple
+        self.limit: Number = math.inf if limit >= UNLIMITED else limit  # no cost gets there: sizes are less
+        self._streamed = cost.streamed(self.limit, most_items, multiple)
 
     def exceeded_by(self, size: Number) -> bool:
         """Return whether a sample of this size exceeds the budget by itself; an infinite one always does."""
         if math.isinf(size):
             return True
-        cost = self.measure(1, size, size)
+        cost = self.cost.measure(1, size, size)
         return math.isinf(cost) or cost > self.limit
 
     def cut(self, descending: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
@@ -274,58 +266,17 @@ class StreamBudget:
 
         The smallest samples, at the end, might share a batch with samples that come later.
 
-        >>> budget = stream_budget("padded", 12, most_items=4)
+        >>> budget = StreamBudget(as_cost("padded"), 12, most_items=4)
         >>> budget.cut(np.array([6, 5, 4, 3, 3, 1]))
         (array([0, 2, 5, 6]), 2)
         """
-        cuts = self.cuts(descending)
-        complete = len(cuts) - 2
-        count = int(cuts[-1] - cuts[-2])
-        if count > self.multiple and (over := count % self.multiple):
-            cuts = np.insert(cuts, len(cuts) - 1, cuts[-1] - over)
-        return cuts, complete
-
-
-def stream_budget(
-    cost: Literal["sum", "padded"] | CostFunction,
-    limit: Number,
-    most_items: int,
-    multiple: int = 1,
-    length_multiple: int = 1,
-) -> StreamBudget:
-    """Make a budget of the options of `bucketed_batching`.
-
-    >>> stream_budget("padded", 10, most_items=100, length_multiple=4).measure(2, 3, 6)
-    8
-    """
-    limit = math.inf if limit >= UNLIMITED else limit  # no cost gets there, the largest size sees to that
-    if cost == "sum":
-
-        def cuts_by_sum(descending: NDArray[Any]) -> NDArray[np.int64]:
-            units, budgets = whole_units(descending, (limit,))  # whole numbers, so that sums do not round
-            return cut_descending(units, Limits(budgets=budgets, most_items=most_items, multiple=multiple))
-
-        return StreamBudget(limit, lambda _count, _largest, total: total, cuts_by_sum, multiple)
-    if callable(cost):
-        function = cost
-        by_function = FunctionCapacity(cost, limit, most_items, length_multiple, REMEMBERED)
-        capacity: Capacity = partial(at_least_one, by_function)
-    else:
-        function, capacity = _padded, PaddedCapacity(limit, length_multiple)
-    limits = Limits(capacity=capacity, most_items=most_items, multiple=multiple)
-
-    def measure(count: int, largest: Number, _total: Number) -> Number:
-        return real_number(function(count, round_up(largest, length_multiple)), "cost")
-
-    def cuts_by_count(descending: NDArray[Any]) -> NDArray[np.int64]:
         with np.errstate(over="ignore"):  # the count of a size of 1e-310 overflows to inf and is clamped
-            return cut_descending(descending, limits)
-
-    return StreamBudget(limit, measure, cuts_by_count, multiple)
-
-
-def _padded(count: int, largest: Number) -> Number:
-    return count * largest
+            offsets = cut_descending(*self._streamed(descending))
+        complete = len(offsets) - 2
+        count = int(offsets[-1] - offsets[-2])
+        if count > self.multiple and (over := count % self.multiple):
+            offsets = np.insert(offsets, len(offsets) - 1, offsets[-1] - over)
+        return offsets, complete
 
 
 class _Buffer:
@@ -351,7 +302,7 @@ class _Buffer:
         batch = self._ready.pop()
         self.held -= len(batch)
         sizes = [size for _, _, size in batch]
-        self._tally.close(len(batch), exact(self._budget.measure(len(batch), max(sizes), sum(sizes))))
+        self._tally.close(len(batch), exact(self._budget.cost.measure(len(batch), max(sizes), sum(sizes))))
         return [sample for _, sample, _ in batch]
 
     def _sort(self, ended: bool) -> None:
@@ -376,7 +327,7 @@ def leaving_batches(
     sample that has waited longest, so that no sample of an endless stream stays for ever. When the stream has ended,
     all leave.
 
-    >>> budget = stream_budget("padded", 10, most_items=9)
+    >>> budget = StreamBudget(as_cost("padded"), 10, most_items=9)
     >>> [batch.tolist() for batch in leaving_batches(budget, None, np.array([9, 1, 5, 1, 5]), np.arange(5), True)]
     [[0], [1, 3], [2, 4]]
     """

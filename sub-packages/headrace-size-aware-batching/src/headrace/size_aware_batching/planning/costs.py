@@ -1,22 +1,341 @@
-"""What a batch costs, and how many samples fit by that; the work by which steps are balanced."""
+"""Costs: what a batch costs, how many samples fit by that, and the work by which steps are balanced.
+
+Each kind of cost is one class here, and nothing outside this file asks which kind it has. `as_cost` makes them from
+what users give.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, shown
-from headrace.size_aware_batching.planning.limits import Capacity, Limits
-from headrace.size_aware_batching.planning.units import round_up
+from headrace.size_aware_batching._validation import UNLIMITED, Number, one_of, real_number, shown
+from headrace.size_aware_batching.planning.limits import Budget, Capacity, Limits, budgets_of
+from headrace.size_aware_batching.planning.units import round_up, whole_limits, whole_units
+from headrace.size_aware_batching.sizes.read import any_column
 
 CostFunction = Callable[[int, Any], float]  # of the count and the largest size, a vector where there are several
-PROBES = 256
+Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]  # of places in a list, and offsets
+Streamed = Callable[[NDArray[Any]], tuple[NDArray[Any], Limits]]  # descending sizes -> sizes and limits to cut them by
+
+PROBES = 256  # sizes at which a function's counts stand for it in a fingerprint
+REMEMBERED = 2**16  # distinct sizes whose count is kept for a stream, which may bring any number of them
+# Steps are balanced by their time, which is taken to be size + size**2 / turning for a sample, as of attention. The
+# turning size, where both parts are equal, is an assumption: the largest of 8 equal samples that fill a budget. Where
+# the budget is in no unit of sizes, or infinite, it is the largest size.
+LARGEST_IN_A_BUDGET = 8
+
+
+class Cost(ABC):
+    """The cost of a batch.
+
+    A class says how sizes and budgets become limits to plan by (`prepare` for all sizes at once, `streamed` for sizes
+    that come while a stream is read), what batches cost (`of`, `measure`), and how long they take (`work`).
+    """
+
+    name: ClassVar[str]  # in reports
+    strategies: ClassVar[tuple[str, ...]]  # that can plan by it, the usual one first
+    pads: ClassVar[bool]  # whether a batch is as long as its longest sample
+
+    @abstractmethod
+    def prepare(
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+    ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
+        """Return the sizes in the unit of the limits, the limits, and the samples that exceed them by themselves."""
+
+    @abstractmethod
+    def of(self, sizes: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what batches cost, shape ``[batches, budgets]``; sizes ``[n]`` or ``[n, k]``, batch by batch."""
+
+    @abstractmethod
+    def measure(self, count: int, largest: Number, total: Number) -> Number:
+        """Return what one batch costs by its count, its largest size and the sum of its sizes."""
+
+    @abstractmethod
+    def streamed(self, limit: Number, most_items: int, multiple: int = 1) -> Streamed:
+        """Return a function from descending sizes of a stream to what they are cut by."""
+
+    @abstractmethod
+    def work(self, sizes: NDArray[Any], limits: Limits) -> Work:
+        """Return a function to the work of batches of places in a list of prepared sizes."""
+
+    @abstractmethod
+    def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
+        """Return the work of each sample by itself."""
+
+    def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:  # noqa: ARG002  # the name says it all
+        """Return what stands for the cost in a fingerprint."""
+        return self.name
+
+    def cure(self, over: NDArray[Any]) -> str:  # noqa: ARG002  # the same for all sizes
+        """Return what helps where samples of these sizes exceed a budget by themselves."""
+        return "raise the budget"
+
+
+@dataclass(frozen=True)
+class SumCost(Cost):
+    """The sum of the sizes, in each column against its own budget."""
+
+    name = "sum"
+    strategies = ("stratified", "packed", "bucketed", "sequential")
+    pads = False
+
+    def prepare(
+        self,
+        sizes: NDArray[Any],
+        budget: Budget,
+        max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+    ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
+        """Return whole units, whose sums are exact, and the budgets in them."""
+        given = budgets_of(budget, sizes)
+        table, budgets = whole_units(sizes, given)
+        over = np.flatnonzero(any_column(sizes > whole_limits(sizes, given)))
+        if table is not sizes or len(over):
+            # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
+            table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
+        return table, Limits(budgets, quadratic=quadratic(budgets[0] / LARGEST_IN_A_BUDGET)), over
+
+    def of(self, sizes: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the sums."""
+        return reduced(np.add, columns_of(sizes), offsets)
+
+    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # however many
+        """Return the sum."""
+        return total
+
+    def streamed(self, limit: Number, most_items: int, multiple: int = 1) -> Streamed:
+        """Return a function to whole units and the limit in them."""
+
+        def prepared(descending: NDArray[Any]) -> tuple[NDArray[Any], Limits]:
+            units, budgets = whole_units(descending, (limit,))
+            return units, Limits(budgets, most_items=most_items, multiple=multiple)
+
+        return prepared
+
+    def work(self, sizes: NDArray[Any], limits: Limits) -> Work:
+        """Return a function to the sum of the samples' work."""
+        if sizes.ndim == 1:
+            return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
+        shares = self.sample_work(sizes, limits).astype(np.float32)
+        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
+
+    def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
+        """Return the time of each sample, or the shares of the budgets that its sizes take together."""
+        return limits.work(sizes) if sizes.ndim == 1 else (sizes / np.maximum(limits.budgets, 1)).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class CountedCost(Cost):
+    """A cost of the count and the largest size, which is rounded up to a multiple: so the largest says how many fit."""
+
+    length_multiple: int = 1
+
+    strategies = ("bucketed", "sequential")
+    pads = True
+
+    @abstractmethod
+    def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the costs of batches by count and rounded largest sizes, ``[batches]`` or ``[batches, k]``."""
+
+    def one(self, count: int, largest: Any) -> float:
+        """Return the cost of one batch by count and rounded largest size, or sizes."""
+        return float(self.counted(np.array([count]), np.array([largest]))[0])
+
+    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:
+        """Return how many samples fit by their largest, up to ``most``; ``several``: a sample has a vector of sizes."""
+        return FunctionCapacity(self.one, budget, most, self.length_multiple, remembered, several)
+
+    def prepare(
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+    ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
+        """Return the sizes, and how many samples fit one budget."""
+        if isinstance(budget, list) and len(budget) != 1:
+            raise ValueError(f"max_total_size must be one number for a cost function, got {shown(budget)}")
+        limit = budget[0] if isinstance(budget, list) else budget
+        capacity = self.capacity(limit, max_items or max(1, len(sizes)), several=sizes.ndim > 1)
+        limits = Limits(whole_budgets((limit,)), capacity, quadratic=quadratic(float(sizes.max(initial=1))))
+        return sizes, limits, not_fitting(sizes, capacity)
+
+    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
+        """Return the cost by count and largest size."""
+        return self.one(count, round_up(largest, self.length_multiple))
+
+    def of(self, sizes: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the costs by count and largest size."""
+        longest = round_up(reduced(np.maximum, sizes, offsets), self.length_multiple)
+        return columns_of(self.counted(np.diff(offsets), longest))
+
+    def streamed(self, limit: Number, most_items: int, multiple: int = 1) -> Streamed:
+        """Return a function to the sizes themselves, and limits that remember what they counted."""
+        capacity = partial(at_least_one, self.capacity(limit, most_items, remembered=REMEMBERED))
+        limits = Limits(capacity=capacity, most_items=most_items, multiple=multiple)
+        return lambda descending: (descending, limits)
+
+    def work(self, sizes: NDArray[Any], limits: Limits) -> Work:
+        """Return a function to the count times the work of the largest, in all columns together."""
+        scale = np.maximum(sizes.max(axis=0, initial=0), 1) if sizes.ndim > 1 else None
+
+        def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
+            each = limits.work(longest) if scale is None else (longest / scale).sum(axis=2)
+            return np.asarray(np.diff(offsets) * each)
+
+        return padded
+
+    def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
+        """Return the time of each sample by itself; sizes ``[n]``."""
+        return limits.work(sizes)
+
+
+@dataclass(frozen=True)
+class PaddedCost(CountedCost):
+    """The count times the largest size, in each column against its own budget."""
+
+    name = "padded"
+
+    def prepare(
+        self,
+        sizes: NDArray[Any],
+        budget: Budget,
+        max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+    ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
+        """Return the sizes, several columns reduced to one, and how many samples fit."""
+        budgets = budgets_of(budget, sizes)
+        turning = budgets[0] / LARGEST_IN_A_BUDGET if math.isfinite(budgets[0]) else float(sizes.max(initial=1))
+        capacity = self.capacity(budgets[0], UNLIMITED)
+        if sizes.ndim > 1:
+            sizes, capacity = padded_columns(sizes, budgets, self.length_multiple)
+        limits = Limits(whole_budgets(budgets), capacity, quadratic=quadratic(turning))
+        return sizes, limits, not_fitting(sizes, capacity)
+
+    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:  # noqa: ARG002  # by arithmetic
+        """Return the quotient of budget and size."""
+        return PaddedCapacity(budget, self.length_multiple)
+
+    def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the products."""
+        return np.asarray(counts * longest if longest.ndim == 1 else counts[:, None] * longest, np.float64)
+
+    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # padded all the same
+        """Return the product."""
+        product: Number = count * round_up(largest, self.length_multiple)
+        return product
+
+
+@dataclass(frozen=True)
+class FunctionCost(CountedCost):
+    """A user's function of the count and the largest size, against one budget in any unit."""
+
+    function: CostFunction = field(kw_only=True)
+
+    name = "function"
+
+    def prepare(
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+    ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
+        """Return the sizes and how many samples fit; refuse a function that decreases."""
+        most, several = max_items or max(1, len(sizes)), sizes.ndim > 1
+        if len(sizes):
+            smallest, largest = (round_up(end, self.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0)))
+            ends = (smallest, largest) if several else (smallest.item(), largest.item())
+            refuse_decreasing(self.function, *ends, most)
+        return super().prepare(sizes, budget, max_items)
+
+    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:
+        """Return counts that are found by asking the function."""
+        return FunctionCapacity(self.function, budget, most, self.length_multiple, remembered, several)
+
+    def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the function's values, asked once for each pair of count and size."""
+        known: dict[Any, float] = {}
+        costs = []
+        for place, count in enumerate(counts.tolist()):
+            key = (count, *np.atleast_1d(longest[place]).tolist())
+            if key not in known:
+                known[key] = float(self.function(count, longest[place] if longest.ndim > 1 else key[1]))
+            costs.append(known[key])
+        return np.array(costs, np.float64)
+
+    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
+        """Return the function's value."""
+        return real_number(self.function(count, round_up(largest, self.length_multiple)), "cost")
+
+    def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:
+        """Return the counts that it allows at some sizes: functions have no value of their own."""
+        if capacity is None or not len(sizes):
+            return self.name
+        return capacity(np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype))
+
+    def cure(self, over: NDArray[Any]) -> str:
+        """Name the end of a memory model's range where that is the cause."""
+        largest = round_up(over.max(axis=0), self.length_multiple)
+        if not math.isinf(checked_cost(self.function, 1, largest if over.ndim > 1 else largest.item())):
+            return super().cure(over)
+        rounded = f", rounded up to length_multiple={self.length_multiple}" * (self.length_multiple > 1)
+        return (
+            f"cost(1, {largest}) is infinite, as that of a memory model is beyond what it measured: give "
+            f"fit_budget these sizes{rounded}, or the sampler model.cost(extrapolate=True)"
+        )
+
+
+COSTS: dict[str, Callable[[int], Cost]] = {"sum": lambda _: SumCost(), "padded": PaddedCost}  # by length_multiple
+
+
+def as_cost(cost: object, length_multiple: int = 1) -> Cost:
+    """Return the cost that users name, or give as a function.
+
+    >>> as_cost("padded", 8).measure(2, 9, 15), as_cost(lambda n, largest: n * largest**2).measure(2, 3, 5)
+    (32, 18)
+    """
+    if isinstance(cost, Cost):
+        return cost
+    if callable(cost):
+        return FunctionCost(length_multiple, function=cost)
+    one_of("cost", cost, (*COSTS, "a function of (n, largest)"))
+    return COSTS[str(cost)](length_multiple)
+
+
+def quadratic(turning: float) -> float:
+    """Return the weight of a size's square by the size at which it weighs as much as the size itself."""
+    return 1 / max(turning, 1.0)
+
+
+def columns_of(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values of shape ``[n]`` as ``[n, 1]``, others as they are."""
+    return values[:, None] if values.ndim == 1 else values
+
+
+def reduced(reduce: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
+    """Reduce the values of each batch to one."""
+    if len(offsets) < 2:
+        return values[:0]
+    found: NDArray[Any] = reduce.reduceat(values, offsets[:-1], axis=0)
+    return found
+
+
+def whole_budgets(budgets: tuple[float, ...]) -> tuple[int, ...]:
+    """Return budgets as integers, what they are compared with being exact already."""
+    return tuple(int(budget) if math.isfinite(budget) else UNLIMITED for budget in budgets)
+
+
+def not_fitting(sizes: NDArray[Any], capacity: Capacity) -> NDArray[np.int64]:
+    """Return the samples that do not fit by themselves."""
+    if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
+        return np.flatnonzero(capacity(sizes) < 1)
+    return np.zeros(0, np.int64)
+
+
+def given_work(work: NDArray[np.float64]) -> Work:
+    """Return a function to the work of batches by that of each sample in a list."""
+    return lambda places, offsets: np.add.reduceat(work[places], offsets[:-1], axis=1)
 
 
 @dataclass(frozen=True)
@@ -143,45 +462,3 @@ def checked_cost(cost: CostFunction, count: int, largest: Any) -> float:
     if value != value:
         raise ValueError(f"cost must return a number, got NaN for f({count}, {largest})")
     return value
-
-
-Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
-
-
-def work_function(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> Work:
-    """Return a function to the work of batches: by each sample's ``own``, or its size, in the planner's order."""
-    if own is not None:
-        return lambda places, offsets: np.add.reduceat(own[places], offsets[:-1], axis=1)
-    if sizes.ndim > 1 and limits.capacity is not None:
-        scale = np.maximum(sizes.max(axis=0, initial=0), 1)
-
-        def padded_columns(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-            longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-            return np.asarray(np.diff(offsets) * (longest / scale).sum(axis=2))
-
-        return padded_columns
-    if sizes.ndim > 1:
-        shares = sample_work(sizes, limits, None).astype(np.float32)
-        return lambda places, offsets: np.add.reduceat(shares[places], offsets[:-1], axis=1, dtype=np.float64)
-    if limits.capacity is None:
-        return lambda places, offsets: np.add.reduceat(limits.work(sizes[places]), offsets[:-1], axis=1)
-
-    def padded(places: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        longest = np.maximum.reduceat(sizes[places], offsets[:-1], axis=1)
-        return np.diff(offsets) * limits.work(longest)
-
-    return padded
-
-
-def sample_work(sizes: NDArray[Any], limits: Limits, own: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return the work of each sample by itself."""
-    if own is not None:
-        return own
-    return limits.work(sizes) if sizes.ndim == 1 else (sizes / np.maximum(limits.budgets, 1)).sum(axis=1)
-
-
-def cost_part(cost: str | CostFunction, sizes: NDArray[Any], capacity: Capacity | None) -> Any:
-    """Return what stands for a cost in a fingerprint: for a function, the counts that it allows at some sizes."""
-    if not callable(cost) or capacity is None or not len(sizes):
-        return "function" if callable(cost) else cost
-    return capacity(np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
-from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch"]
@@ -33,25 +33,24 @@ class Options:
         object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("oversize", self.oversize, OVERSIZE)
-        if not callable(self.cost):
-            one_of("cost", self.cost, ("sum", "padded", "a function of (n, largest)"))
         self._refuse_mismatches()
 
     @property
-    def sums(self) -> bool:
-        """Whether the cost of a batch is the sum of its sizes."""
-        return isinstance(self.cost, str) and self.cost == "sum"
+    def batch_cost(self) -> Cost:
+        """The cost of a batch."""
+        return as_cost(self.cost, self.length_multiple)
 
     def _refuse_mismatches(self) -> None:
-        if not self.sums and self.strategy in ("stratified", "packed"):
+        cost = self.batch_cost
+        if self.strategy not in cost.strategies:
             raise ValueError(
                 f"strategy={self.strategy!r} works with cost='sum' only, got "
                 f"{'a function' if callable(self.cost) else repr(self.cost)}: use strategy='bucketed', or 'sequential' "
                 "for an order of your own"
             )
-        if self.sums and self.length_multiple > 1:
+        if not cost.pads and self.length_multiple > 1:
             raise ValueError(
-                f"length_multiple must be 1 with cost='sum', got {self.length_multiple}: sums have no padding"
+                f"length_multiple must be 1 with cost={cost.name!r}, got {self.length_multiple}: it has no padding"
             )
         if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
             raise ValueError(

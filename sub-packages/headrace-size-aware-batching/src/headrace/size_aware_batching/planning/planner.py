@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.costs import Work, work_function
+from headrace.size_aware_batching.planning.costs import Work, given_work
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import largest_counts, next_fit
@@ -278,8 +278,10 @@ def in_strata(
     elif strata.n_full < strata.n_windows and strata.depth > 1:
         shorter = largest[:-1]
         short = full.without_last() if isinstance(full, Cuts) else window_plans(shorter, sized.limits, options, key)
-    own = None if sized.work is None else sized.work if samples is None else sized.work[samples]
-    work = work_function(descending, sized.limits, None if own is None else own[order])
+    if sized.work is None:
+        work = sized.cost.work(descending, sized.limits)
+    else:
+        work = given_work((sized.work if samples is None else sized.work[samples])[order])
     return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.costs import sample_work
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
 Tail = Literal["split", "pad", "drop"]
@@ -87,8 +86,9 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
     neighbours in size, and None where those have several columns or work of their own.
 
+    >>> from headrace.size_aware_batching.planning.costs import SumCost
     >>> from headrace.size_aware_batching.planning.limits import Limits
-    >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), None, np.zeros(0, np.int64))
+    >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
     >>> samples, offsets = deal_evenly(sized, np.array([0, 1, 2, 3]), 2)
     >>> samples.tolist(), offsets.tolist()
     ([0, 1, 2, 3], [0, 2, 4])
@@ -96,10 +96,10 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     limits, sizes = sized.limits, sized.sizes[samples]
     if limits.multiple > 1:
         return None
-    work = sample_work(sizes, limits, None if sized.work is None else sized.work[samples])
+    if limits.capacity is not None and (sizes.ndim > 1 or sized.work is not None):
+        return None
+    work = sized.cost.sample_work(sizes, limits) if sized.work is None else sized.work[samples]
     if limits.capacity is not None:
-        if sizes.ndim > 1 or sized.work is not None:
-            return None
         order = np.argsort(sizes, kind="stable")[::-1]
         most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
         return samples[order], even_cuts(work[order], most, n_batches)
