@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.random import derive
+from headrace.size_aware_batching.planning.random import fold_in
 
 KINDS = {"usual": (2048, 16384), "heavy": (16384, 32768)}
 WAYS = {"sequential": "sum", "stratified": "sum", "bucketed": "padded", "packed": "sum"}
@@ -152,7 +152,7 @@ def main() -> None:
     loop(min(options.samples, 1_000_000), options.runs)
     for kind in KINDS:
         planning(kind, options.samples, options.runs)
-    print(f"key of this version: {int(derive(0)[0]):x}")
+    print(f"key of this version: {int(fold_in(0)[0]):x}")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
     options = Options("bucketed", cost=cost)
     planner = make_planner(prepare(sizes, 16_000, options), options)
     for epoch_key in range(5):
-        for _ in planner.chunks(epoch_key, 0):
+        for _ in planner.batches(epoch_key, 0):
             pass
     assert calls <= 2000 * 2 * 15  # a search by doubling and halving for each size, whatever the epochs
     before = calls
-    for _ in planner.chunks(5, 0):
+    for _ in planner.batches(5, 0):
         pass
     assert calls == before
 

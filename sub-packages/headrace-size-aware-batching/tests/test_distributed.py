@@ -856,16 +856,6 @@ def test_orders_without_a_generator_need_a_group_that_can_compare_them(order: An
 # From epoch to epoch, and from step to step.
 
 
-def test_an_epoch_that_repeats_the_batches_of_the_last_one_is_warned_about() -> None:
-    sampler = DistributedSizeAwareBatchSampler(range(25, 76), 100, strategy="bucketed")
-    list(sampler)
-    sampler.set_epoch(1)
-    with pytest.warns(UserWarning, match=r"epoch 1 repeats \d+% of the batches of epoch 0") as caught:
-        list(sampler)
-    assert caught[0].filename == __file__
-    list(sampler)  # the same epoch again is meant to be the same
-
-
 def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     work = np.random.default_rng(0).lognormal(0, 1, len(SIZES))
     options: dict[str, Any] = {"max_total_size": 500, "num_replicas": 8, "rank": 0}

@@ -34,7 +34,7 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     imbalances = []
     for given_work in (None, work):
         planner = make_planner(replace(prepare(sizes, 800, options), work=given_work), options)
-        batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planner.chunks(1, 0)]
+        batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planner.batches(1, 0)]
         per_batch = np.concatenate(batches)
         steps = per_batch[: len(per_batch) // 8 * 8].reshape(-1, 8)
         imbalances.append(float((steps.max(axis=1) / steps.mean(axis=1)).mean()))

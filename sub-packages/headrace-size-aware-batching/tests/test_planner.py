@@ -32,7 +32,7 @@ def test_an_order_is_planned_once_for_all_numbers_of_batches(strategy: Strategy)
         asked = 0
         planner.batch(7, number)
         assert asked <= len(batch)
-    listed = [batch for indices, offsets in planner.chunks(7, 0) for batch in np.split(indices, offsets[1:-1])]
+    listed = [batch for indices, offsets in planner.batches(7, 0) for batch in np.split(indices, offsets[1:-1])]
     assert [planner.batch(7, number).tolist() for number in (0, 17, count - 1)] == [
         listed[number].tolist() for number in (0, 17, count - 1)
     ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.size_aware_batching.planning.random import (
     LONGEST_ROW,
-    derive,
+    fold_in,
     shuffle_blocks,
     shuffle_groups,
     shuffle_rows,
@@ -17,7 +17,7 @@ from headrace.size_aware_batching.planning.random import (
 @settings(max_examples=100)
 @given(st.integers(0, 2**11), st.integers(0, 2**63))
 def test_rows_are_shuffled_in_themselves(length: int, key: int) -> None:
-    for row in shuffle_rows(derive(key, np.arange(3, dtype=np.uint64)), length):
+    for row in shuffle_rows(fold_in(key, np.arange(3, dtype=np.uint64)), length):
         assert sorted(row.tolist()) == list(range(length))
 
 
@@ -27,7 +27,7 @@ def test_the_first_random_words_stay_what_they_are() -> None:
         "0xe220a8397b1dcdaf",
         "0x910a2dec89025cc1",
     ]
-    assert hex(derive(7, 1)[0]) == "0x9cd42d1744f0e31e"
+    assert hex(fold_in(7, 1)[0]) == "0x9cd42d1744f0e31e"
 
 
 @settings(max_examples=100)

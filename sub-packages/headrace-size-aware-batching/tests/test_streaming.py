@@ -284,9 +284,9 @@ def test_an_endless_run_of_large_samples_holds_nothing_back() -> None:
     ],
 )
 def test_arguments_are_checked_at_the_call(wrong: dict[str, Any], error: type[Exception]) -> None:
-    good: dict[str, Any] = {"dataset": [1], "sizeof": len, "max_total_size": 5}
+    given: dict[str, Any] = {"dataset": [1], "sizeof": len, "max_total_size": 5} | wrong
     with pytest.raises(error, match=next(iter(wrong))):
-        bucketed_batching(**good | wrong)
+        bucketed_batching(given.pop("dataset"), **given)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Ranks of a training run side by side in one process, each with the data module that it would have."""
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ WAYS = [  # that the batch sampler allows
     for cost in ("sum", "padded")
     if cost == "sum" or strategy in ("sequential", "bucketed")
 ]
-FEW_WAYS = re.compile("repeats .* of the batches of epoch")  # a warning that sets as small as these deserve
 Keys = list[str]
 
 

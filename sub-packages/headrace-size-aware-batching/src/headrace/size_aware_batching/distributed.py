@@ -22,7 +22,7 @@ from headrace.size_aware_batching._validation import (
     warn,
     whole_number,
 )
-from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs, batch_hashes
+from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
@@ -33,15 +33,14 @@ from headrace.size_aware_batching.planning.options import Options, Oversize, Str
 from headrace.size_aware_batching.planning.order import SliceOrder
 from headrace.size_aware_batching.planning.planner import Planner, make_planner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
-from headrace.size_aware_batching.planning.random import derive
+from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
-from headrace.size_aware_batching.planning.remainder import TAILS, Tail, deal_evenly
+from headrace.size_aware_batching.planning.remainder import TAILS, Tail, balance_evenly
 from headrace.size_aware_batching.planning.strata import index_type
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, size_vector
 
 VERSION = 1
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
-_REPEATED = 0.1  # share of the last epoch's batches from which on a warning says that they come again
 
 
 class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
@@ -161,7 +160,6 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._planner: tuple[SliceOrder | None, Planner] | None = None  # and the order it reads, if a sampler gives it
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
         self._cursor = EpochCursor()  # its positions count samples of the epoch's list
-        self._last_epoch: tuple[int, NDArray[np.uint64]] | None = None  # hashes of the batches of an iterated epoch
 
     @property
     def sampler(self) -> "EpochSetter":
@@ -195,7 +193,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     @property
     def skipped_indices(self) -> NDArray[np.int64]:
-        """Those of them that no epoch delivers: all with ``oversize="skip"``, else none."""
+        """The samples that no epoch delivers: all of ``oversize_indices`` with ``oversize="skip"``, else none."""
         return self.oversize_indices[: None if self.options.oversize == "skip" else 0]
 
     @property
@@ -238,25 +236,19 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self._cursor.start == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
         this, position = self._cursor.begin(), self._cursor.position
-        hashes = []
-        deal = None if of_all or self.options.strategy == "sequential" else partial(deal_evenly, self._prepared)
-        for steps in distribute_steps(planner.chunks(self._key(epoch), position), replicas, self.tail, deal):
+        balance = None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
+        for steps in distribute_steps(planner.batches(self._key(epoch), position), replicas, self.tail, balance):
             offsets = steps.offsets
             if steps.repeated and self.tail == "split":
                 _warn_of_repetition(steps, replicas)
             repeated_from = len(offsets) - 1 - steps.repeated
-            if rank == 0 and self._order is None and self.options.shuffle:
-                hashes.append(batch_hashes(steps.indices, offsets))
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
                 self._cursor.move(this, position + int(offsets[min(reached, repeated_from)]))
                 yield steps.indices[offsets[number] : offsets[number + 1]].tolist()
             position += int(offsets[repeated_from])
-        if self._cursor.move(this, planner.n_samples):
-            if self._order is not None:
-                self._order.finished()
-            if hashes:
-                self._compare_epochs(epoch, np.unique(np.concatenate(hashes)))
+        if self._cursor.move(this, planner.n_samples) and self._order is not None:
+            self._order.finished()
 
     def batch(self, number: int) -> list[int]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.
@@ -371,7 +363,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._cursor.resume(epoch, position)
 
     def _key(self, epoch: int) -> int:
-        return int(derive(self.seed, epoch if self.options.shuffle else 0)[0])
+        return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
     def _plan_epoch(self) -> Planner:
         """Return the planner, which reads the order of the current epoch where a sampler gives it."""
@@ -448,21 +440,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         n_samples = self._plan_epoch().n_samples
         return checked_int("position", position, end=n_samples + 1, noun=", the samples of the epoch")
 
-    def _compare_epochs(self, epoch: int, hashes: NDArray[np.uint64]) -> None:
-        """Warn where a random epoch repeats batches of the epoch that was iterated before."""
-        last, self._last_epoch = self._last_epoch, (epoch, hashes)
-        if last is None or last[0] == epoch or len(hashes) < 10:
-            return
-        repeated = float(np.isin(hashes, last[1], assume_unique=True).mean())
-        if repeated > _REPEATED:
-            warn(
-                f"epoch {epoch} repeats {repeated:.0%} of the batches of epoch {last[0]}: these sizes leave few "
-                "ways to fill a batch; raise the budget, or use a strategy that is more random"
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         # A planner is large and is made again when it is needed.
-        return self.__dict__ | {"_planner": None, "_last_epoch": None, "_cursor": copy(self._cursor)}
+        return self.__dict__ | {"_planner": None, "_cursor": copy(self._cursor)}
 
 
 class EpochSetter:
@@ -497,7 +477,7 @@ def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[A
     """Return all batches of an epoch as indices and offsets, written in place as they are planned."""
     indices = np.empty(planner.n_samples, index_type(n_samples))
     counts, filled = [np.zeros(0, np.int32)], 0
-    for part, offsets in planner.chunks(epoch_key, 0):
+    for part, offsets in planner.batches(epoch_key, 0):
         indices[filled : filled + len(part)] = part
         counts.append(np.diff(offsets).astype(np.int32))
         filled += len(part)

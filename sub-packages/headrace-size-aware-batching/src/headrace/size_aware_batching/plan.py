@@ -15,8 +15,6 @@ from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, a
 from headrace.size_aware_batching.planning.distribution import n_steps
 from headrace.size_aware_batching.planning.units import round_up
 
-_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)  # of SplitMix64
-
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -235,22 +233,6 @@ def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
     together = _pairs(np.unique(first * max(1, len(other)) + second, return_counts=True)[1])
     expected = _pairs(np.bincount(first)) * _pairs(np.bincount(second)) / max(1.0, _pairs(np.array([len(first)])))
     return together / expected if expected else math.nan
-
-
-def batch_hashes(indices: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a hash of the samples of each batch with two or more, whatever their order in the batch.
-
-    >>> one, other = (batch_hashes(np.array(samples), np.array([0, 2, 4])) for samples in ([1, 2, 3, 4], [4, 3, 1, 5]))
-    >>> (one[1] == other[0]).item(), (one[0] == other[1]).item()
-    (True, False)
-    """
-    if len(offsets) < 2:
-        return np.zeros(0, np.uint64)
-    mixed = indices.astype(np.uint64) * _MULTIPLIERS[0]
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= _MULTIPLIERS[1]
-    hashes: NDArray[np.uint64] = np.add.reduceat(mixed, offsets[:-1])
-    return hashes[np.diff(offsets) > 1]
 
 
 def table(reports: Mapping[str, PlanReport]) -> str:

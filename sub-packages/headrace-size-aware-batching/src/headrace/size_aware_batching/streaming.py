@@ -1,10 +1,11 @@
 """Batches of neighbours in size over a stream, from a shuffle buffer of bounded length."""
 
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,11 @@ from headrace.size_aware_batching._validation import (
     shown,
     warn,
 )
-from headrace.size_aware_batching.planning.costs import (
-    Cost,
-    CostFunction,
-    as_cost,
-)
+from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import Options, Oversize
-from headrace.size_aware_batching.planning.random import derive, random_words
+from headrace.size_aware_batching.planning.random import fold_in, random_words
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.remainder import split_longest
 from headrace.size_aware_batching.sampler import Tally, collated, exact
@@ -40,80 +37,9 @@ from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_l
 # batches possible, in 1.1, 2.1, 4.5 microseconds a sample on one core. Buffer 10,000: 1.0064, 1.0064, 1.0057.
 PARTS = 4
 
+StageOptions = ParamSpec("StageOptions")
+Batches: TypeAlias = Generator[Any, None, None]
 Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
-
-
-def bucketed_batching(
-    dataset: Iterable[Any],
-    sizeof: SizeOf,
-    max_total_size: Number,
-    *,
-    cost: Literal["sum", "padded"] | CostFunction = "padded",
-    buffer_size: int = 10_000,
-    shuffle: bool = True,
-    seed: int = 0,
-    max_items: int | None = None,
-    batch_size_multiple: int = 1,
-    length_multiple: int = 1,
-    oversize: Oversize = "raise",
-    num_replicas: int | None = None,
-    rank: int | None = None,
-    mesh: Any = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    info_logger: Logger | None = None,
-    warn_logger: Logger | None = None,
-) -> Generator[Any, None, None]:
-    """Batch a stream so that neighbours in size share a batch, inside a buffer of bounded length.
-
-    The buffer fills first; from then on each batch that leaves makes room for as many samples. Every sample is
-    in one batch, none over the budget, and at most ``buffer_size`` samples are held, so the stream may be endless: no
-    sample waits for ever. Arguments are checked by the call itself, not by the first ``next()``.
-
-    Args:
-        dataset: Any iterable: a generator, an ``IterableDataset``, a WebDataset pipeline.
-        sizeof: Size of a sample: a callable of the sample, or a mapping, sequence, array or tensor for which the
-            sample itself is the key or index.
-        max_total_size: Budget of a batch, in the unit of the cost. ``inf`` leaves the count to ``max_items`` and
-            ``buffer_size``.
-        cost: ``"padded"``, count times largest; ``"sum"`` of the sizes; or ``f(n, largest)`` in any unit, which
-            must not fall when n or the largest size grows.
-        buffer_size: Samples held at most. More of them mean less padding and more randomness, and more samples
-            that are read before the first batch.
-        shuffle: Whether batches leave in random order. Without it, the batch with the oldest sample is next.
-        seed: Key of the random order, 0 to 2**64 - 1. The same stream and seed give the same batches.
-        max_items: Largest number of samples in a batch.
-        batch_size_multiple: Batches that hold more samples than this hold a multiple of it.
-        length_multiple: The largest size is rounded up to a multiple of this, for static shapes; not with
-            ``cost="sum"``.
-        oversize: Policy for a sample that exceeds the budget by itself: ``"raise"`` an error (the default here),
-            ``"skip"`` it with a warning that names its position, or pass it on at once in its ``"own_batch"``, over the
-            budget. The summary counts them.
-        num_replicas: Number of data-parallel ranks that read this same stream and share its batches: rank r gets
-            every ``num_replicas``-th batch, all ranks the same number. The last batches are split until they do; where
-            there are too few samples for that, some batches are repeated, with a warning. By default the stream
-            belongs to this rank alone, as after webdataset's ``split_by_node``.
-        rank: Rank of this process; by default that of the process group, read when the stream begins.
-        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
-            ``get_local_rank()``.
-        collate_fn: Makes a batch of a list of samples; the list itself is the batch by default.
-        info_logger: Receives a summary at the end of the stream. By default the logger
-            ``headrace.size_aware_batching``, at INFO.
-        warn_logger: Receives a message for each sample skipped. By default a ``UserWarning``.
-
-    Returns:
-        A generator of the batches.
-
-    Raises:
-        TypeError: If an argument or a size has the wrong type.
-        ValueError: If an argument or a size has a value that is not allowed, or a sample is too large and
-            ``oversize="raise"``.
-
-    >>> words = ["to", "a", "stream", "or", "brook", "I"]
-    >>> list(bucketed_batching(words, len, 12, shuffle=False))
-    [['to', 'or', 'a', 'I'], ['stream', 'brook']]
-    """
-    options = {name: value for name, value in locals().items() if name != "dataset"}
-    return BucketedBatching(options.pop("sizeof"), options.pop("max_total_size"), **options)(dataset)
 
 
 @dataclass
@@ -210,8 +136,8 @@ class BucketedBatching:
         if not step:
             return
         samples = [sample for batch in step for sample in batch]
-        cuts = split_longest(np.cumsum([0, *map(len, step)]).tolist(), replicas)
-        step = [samples[begin:end] for begin, end in pairwise(cuts)]
+        offsets = split_longest(np.cumsum([0, *map(len, step)]).tolist(), replicas)
+        step = [samples[begin:end] for begin, end in pairwise(offsets)]
         if len(step) < replicas:
             self._warn(
                 f"the last step of the stream has {len(samples)} samples for {replicas} ranks: "
@@ -225,7 +151,7 @@ class BucketedBatching:
         budget = StreamBudget(cost, self._limit, most_items, self.batch_size_multiple)
         nouns = ("the sample at position", "positions")
         tally = Tally(budget.limit, nouns, self.oversize, self._warn)
-        buffer = _Buffer(budget, int(derive(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
+        buffer = _Buffer(budget, int(fold_in(self.seed, self.epoch)[0]) if self.shuffle else None, tally)
         largest = UNLIMITED // self.buffer_size  # sums over the buffer stay within 62 bits
         for position, sample in enumerate(source):
             size = checked_size(self._size_of(sample), "the sample at position", position)
@@ -244,6 +170,75 @@ class BucketedBatching:
         while buffer.held:
             yield buffer.next_batch(ended=True)
         tally.finish(self._info)
+
+
+def _takes_options_of(
+    stage: Callable[StageOptions, BucketedBatching],
+) -> Callable[[Callable[..., Batches]], Callable[Concatenate[Iterable[Any], StageOptions], Batches]]:
+    """Give a function the stage's arguments behind its own first one, for type checkers, editors and documentation."""
+
+    def with_signature(function: Callable[..., Batches]) -> Callable[Concatenate[Iterable[Any], StageOptions], Batches]:
+        first, *_ = inspect.signature(function).parameters.values()
+        options = inspect.signature(stage).parameters.values()
+        signature = inspect.Signature([first, *options], return_annotation=Generator[Any, None, None])
+        function.__signature__ = signature  # type: ignore[attr-defined]  # which inspect reads
+        return function
+
+    return with_signature
+
+
+@_takes_options_of(BucketedBatching)
+def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -> Batches:  # noqa: D417  # by name
+    """Batch a stream so that neighbours in size share a batch, inside a buffer of bounded length.
+
+    The buffer fills first; from then on each batch that leaves makes room for as many samples. Every sample is
+    in one batch, none over the budget, and at most ``buffer_size`` samples are held, so the stream may be endless: no
+    sample waits for ever. Arguments are checked by the call itself, not by the first ``next()``.
+
+    Args:
+        dataset: Any iterable: a generator, an ``IterableDataset``, a WebDataset pipeline.
+        sizeof: Size of a sample: a callable of the sample, or a mapping, sequence, array or tensor for which the
+            sample itself is the key or index.
+        max_total_size: Budget of a batch, in the unit of the cost. ``inf`` leaves the count to ``max_items`` and
+            ``buffer_size``.
+        cost: ``"padded"``, count times largest; ``"sum"`` of the sizes; or ``f(n, largest)`` in any unit, which
+            must not fall when n or the largest size grows.
+        buffer_size: Samples held at most. More of them mean less padding and more randomness, and more samples
+            that are read before the first batch.
+        shuffle: Whether batches leave in random order. Without it, the batch with the oldest sample is next.
+        seed: Key of the random order, 0 to 2**64 - 1. The same stream and seed give the same batches.
+        max_items: Largest number of samples in a batch.
+        batch_size_multiple: Batches that hold more samples than this hold a multiple of it.
+        length_multiple: The largest size is rounded up to a multiple of this, for static shapes; not with
+            ``cost="sum"``.
+        oversize: Policy for a sample that exceeds the budget by itself: ``"raise"`` an error (the default here),
+            ``"skip"`` it with a warning that names its position, or pass it on at once in its ``"own_batch"``, over the
+            budget. The summary counts them.
+        num_replicas: Number of data-parallel ranks that read this same stream and share its batches: rank r gets
+            every ``num_replicas``-th batch, all ranks the same number. The last batches are split until they do; where
+            there are too few samples for that, some batches are repeated, with a warning. By default the stream
+            belongs to this rank alone, as after webdataset's ``split_by_node``.
+        rank: Rank of this process; by default that of the process group, read when the stream begins.
+        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
+            ``get_local_rank()``.
+        collate_fn: Makes a batch of a list of samples; the list itself is the batch by default.
+        info_logger: Receives a summary at the end of the stream. By default the logger
+            ``headrace.size_aware_batching``, at INFO.
+        warn_logger: Receives a message for each sample skipped. By default a ``UserWarning``.
+
+    Returns:
+        A generator of the batches.
+
+    Raises:
+        TypeError: If an argument or a size has the wrong type.
+        ValueError: If an argument or a size has a value that is not allowed, or a sample is too large and
+            ``oversize="raise"``.
+
+    >>> words = ["to", "a", "stream", "or", "brook", "I"]
+    >>> list(bucketed_batching(words, len, 12, shuffle=False))
+    [['to', 'or', 'a', 'I'], ['stream', 'brook']]
+    """
+    return BucketedBatching(*arguments, **options)(dataset)
 
 
 class StreamBudget:
@@ -309,7 +304,7 @@ class _Buffer:
         waiting = self._waiting
         sizes = np.array([size for _, _, size in waiting])
         positions = np.array([position for position, _, _ in waiting], np.int64)
-        key = None if self._key is None else int(derive(self._key, self._round)[0])
+        key = None if self._key is None else int(fold_in(self._key, self._round)[0])
         leaving = leaving_batches(self._budget, key, sizes, positions, ended)
         self._round += 1
         self._ready = [[waiting[place] for place in batch.tolist()] for batch in reversed(leaving)]
@@ -332,13 +327,13 @@ def leaving_batches(
     [[0], [1, 3], [2, 4]]
     """
     # Equal sizes get a random order: otherwise samples that came together would always leave together.
-    ties = positions if key is None else random_words(int(derive(key, 0)[0]), len(sizes))
+    ties = positions if key is None else random_words(int(fold_in(key, 0)[0]), len(sizes))
     order = np.lexsort((ties, -sizes))
-    cuts, n_complete = budget.cut(sizes[order])
-    oldest = np.minimum.reduceat(positions[order], cuts[:-1])
-    ranking = np.argsort(oldest if key is None else random_words(int(derive(key, 1)[0]), len(oldest)), kind="stable")
+    offsets, n_complete = budget.cut(sizes[order])
+    oldest = np.minimum.reduceat(positions[order], offsets[:-1])
+    ranking = np.argsort(oldest if key is None else random_words(int(fold_in(key, 1)[0]), len(oldest)), kind="stable")
     if not ended:
         complete = ranking < n_complete
         leaves = complete & (np.cumsum(complete) <= -(-n_complete // PARTS)) | (ranking == int(oldest.argmin()))
         ranking = ranking[leaves]
-    return [order[cuts[batch] : cuts[batch + 1]] for batch in ranking]
+    return [order[offsets[batch] : offsets[batch + 1]] for batch in ranking]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.random import random_words
-from headrace.size_aware_batching.planning.remainder import Batches, Deal, Tail, last_steps
+from headrace.size_aware_batching.planning.remainder import Balance, Batches, Tail, last_steps
 
 LONGEST_CHUNK = 64  # batches of like work that stay together at most; world sizes that divide it gain most
 FEWEST_CHUNKS = 4  # that there are at least, where there are so many batches
@@ -32,7 +32,7 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     count = len(work)
     head = min(-before % length, count)
     chunks = (count - head) // length
-    tail = count - head - chunks * length
+    rest = count - head - chunks * length
     ranked = np.argsort(work, kind="stable")
     words = random_words(key, chunks)
     begins = head + np.argsort(np.argsort(words, kind="stable")) * length
@@ -41,8 +41,8 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])
     places = np.empty(count, np.int64)
     places[ranked[:head]] = np.arange(head)
-    places[ranked[head : head + tail]] = np.arange(count - tail, count)
-    places[ranked[head + tail :].reshape(chunks, length)] = begins[:, None] + rows
+    places[ranked[head : head + rest]] = np.arange(count - rest, count)
+    places[ranked[head + rest :].reshape(chunks, length)] = begins[:, None] + rows
     return places
 
 
@@ -65,28 +65,27 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
 
 
 def distribute_steps(
-    chunks: Iterable[Batches], num_replicas: int, tail: Tail, deal: Deal | None = None
+    batches: Iterable[Batches], num_replicas: int, tail: Tail, balance: Balance | None = None
 ) -> Iterator[Steps]:
     """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
 
-    A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches and
-    ``deal`` their samples to the ranks, or, where it is None or returns that, split the longest; so the last step has
-    a batch for each rank. With too few samples for that, batches are repeated, as with ``"pad"``. A step takes the next
-    samples of the list and depends on nothing before them: the rest of a list is distributed as it would have been
-    after its beginning.
+    A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches, and
+    ``balance`` makes a batch for each rank of their samples. Without it, or where it returns None, the longest batches
+    are halved. Where there are too few samples, batches are repeated, as with ``"pad"``. A step takes the next samples
+    of the list and depends on nothing before them: after a resume the rest is distributed the same way.
     """
     indices: NDArray[Any] = np.zeros(0, np.int64)
     offsets: NDArray[np.int64] = np.zeros(1, np.int64)
-    for part, cuts in chunks:
-        indices = np.concatenate([indices, part]) if len(indices) else part
-        offsets = np.concatenate([offsets, offsets[-1] + cuts[1:]])
+    for samples, begins in batches:
+        indices = np.concatenate([indices, samples]) if len(indices) else samples
+        offsets = np.concatenate([offsets, offsets[-1] + begins[1:]])
         sure = sure_batches(offsets, num_replicas, tail)
         if sure:
             end = int(offsets[sure])
             yield Steps(indices[:end], offsets[: sure + 1])
             indices, offsets = indices[end:], offsets[sure:] - end
     if len(offsets) > 1:
-        rest = Steps(*last_steps(indices, offsets, num_replicas, tail, deal))
+        rest = Steps(*last_steps(indices, offsets, num_replicas, tail, balance))
         if len(rest.offsets) > 1:
             yield rest
 

@@ -29,7 +29,7 @@ def next_fit(sizes: NDArray[Any], limits: Limits, last: bool = True) -> NDArray[
     if limits.capacity is None and limits.plain and sizes.ndim == 1:
         return one_sum(sizes, limits.budgets[0], last)
     end_of = counted_end(sizes, limits.capacity) if limits.capacity else summed_end(sizes, limits.budgets)
-    cuts, begin, length = [0], 0, len(sizes)
+    offsets, begin, length = [0], 0, len(sizes)
     while begin < length:
         end = min(end_of(begin), begin + limits.most_items)
         if end >= length:
@@ -40,9 +40,9 @@ def next_fit(sizes: NDArray[Any], limits: Limits, last: bool = True) -> NDArray[
             end = begin + limits.floor(end - begin)
         if end <= begin:
             raise ValueError(NOTHING_FITS.format(size=sizes[begin]))
-        cuts.append(end)
+        offsets.append(end)
         begin = end
-    return np.array(cuts, np.int64)
+    return np.array(offsets, np.int64)
 
 
 def one_sum(sizes: NDArray[Any], budget: int, last: bool) -> NDArray[np.int64]:
@@ -50,7 +50,7 @@ def one_sum(sizes: NDArray[Any], budget: int, last: bool) -> NDArray[np.int64]:
     total = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     running: memoryview[int] = total.data
     length = len(sizes)
-    cuts, begin, reach = [0], 0, NEAR
+    offsets, begin, reach = [0], 0, NEAR
     while begin < length:
         target = running[begin] + budget
         stop = begin + reach
@@ -59,10 +59,10 @@ def one_sum(sizes: NDArray[Any], budget: int, last: bool) -> NDArray[np.int64]:
         end = bisect_right(running, target, begin + 1, stop if stop < length else length + 1) - 1
         if end == length and not last:
             break
-        cuts.append(end)
+        offsets.append(end)
         reach = 2 * (end - begin)
         begin = end
-    return np.array(cuts, np.int64)
+    return np.array(offsets, np.int64)
 
 
 def summed_end(sizes: NDArray[Any], budgets: tuple[int, ...]) -> Callable[[int], int]:
@@ -136,8 +136,8 @@ def cut_by_counts(counts: NDArray[np.int64], limits: Limits) -> NDArray[np.int64
     [0, 2, 5]
     """
     caps = counts.tolist()
-    cuts, begin, length = [0], 0, len(caps)
+    offsets, begin, length = [0], 0, len(caps)
     while begin < length:
         begin = min(length, begin + limits.floor(caps[begin]))
-        cuts.append(begin)
-    return np.array(cuts, np.int64)
+        offsets.append(begin)
+    return np.array(offsets, np.int64)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.random import LONGEST_ROW, derive, shuffle_rows
+from headrace.size_aware_batching.planning.random import LONGEST_ROW, fold_in, shuffle_rows
 from headrace.size_aware_batching.planning.strata import Strata
 
 
@@ -24,7 +24,7 @@ class ShuffledOrder:
         if start >= stop:
             return np.zeros(0, np.int64)
         strata = Strata(self.n_samples, -(-self.n_samples // LONGEST_ROW))
-        shifts = strata.shifts(int(derive(epoch_key, 3)[0]))
+        shifts = strata.shifts(int(fold_in(epoch_key, 3)[0]))
         first, last = strata.window_of(start), strata.window_of(stop - 1)
         parts = []
         for begin, end, depth in (
@@ -33,7 +33,7 @@ class ShuffledOrder:
         ):
             if begin < end and depth:
                 places = strata.places(begin, end, shifts)[:, :depth]
-                keys = derive(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
+                keys = fold_in(epoch_key, np.arange(begin, end, dtype=np.uint64), 4)
                 rows = np.arange(len(keys), dtype=np.int64)[:, None] * depth
                 parts.append(places.ravel()[(shuffle_rows(keys, depth) + rows).ravel()])
         offset = strata.start(first)

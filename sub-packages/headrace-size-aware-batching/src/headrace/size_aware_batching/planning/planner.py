@@ -14,18 +14,18 @@ from headrace.size_aware_batching.planning.next_fit import largest_counts, next_
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
-from headrace.size_aware_batching.planning.random import derive
+from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.remainder import Batches
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, sorted_by_size
 from headrace.size_aware_batching.planning.windows import (
     PACKED,
     STRATIFIED,
-    Cuts,
+    Packer,
     RandomPacking,
+    SortedPacking,
     WindowPlan,
-    WindowPlans,
     equal_groups,
-    padded_cuts,
+    padded_packing,
 )
 
 FIRST_CUT, LONGEST_CUT = 2**14, 2**18  # samples cut at a time: few at first, so that the first batch comes soon
@@ -47,7 +47,7 @@ class NextFitPlanner:
         self.n_samples = order.n_samples
         self._offsets: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
 
-    def chunks(self, epoch_key: int, position: int) -> Iterator[Batches]:
+    def batches(self, epoch_key: int, position: int) -> Iterator[Batches]:
         """Yield the batches behind the first ``position`` samples of the epoch's list."""
         length, reach = self.n_samples, FIRST_CUT
         while position < length:
@@ -62,7 +62,7 @@ class NextFitPlanner:
     def offsets(self, epoch_key: int) -> NDArray[np.int64]:
         """Return where all batches of the epoch begin; they are planned for that, once."""
         if self._offsets is None or self._offsets[0] != epoch_key:
-            lengths = [np.diff(offsets) for _, offsets in self.chunks(epoch_key, 0)]
+            lengths = [np.diff(offsets) for _, offsets in self.batches(epoch_key, 0)]
             self._offsets = epoch_key, np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
         return self._offsets[1]
 
@@ -72,7 +72,7 @@ class NextFitPlanner:
         begun = int(np.searchsorted(offsets, position))
         if offsets[begun] == position:
             return len(offsets) - 1 - begun
-        return sum(len(offsets) - 1 for _, offsets in self.chunks(epoch_key, position))
+        return sum(len(offsets) - 1 for _, offsets in self.batches(epoch_key, position))
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""
@@ -105,7 +105,7 @@ class GroupPlanner(ABC):
             self._latest = (epoch_key, group), self.plan_group(epoch_key, group)
         return self._latest[1]
 
-    def chunks(self, epoch_key: int, position: int) -> Iterator[Batches]:
+    def batches(self, epoch_key: int, position: int) -> Iterator[Batches]:
         """Yield the batches from a position on; the first may be the rest of a batch."""
         if position >= self.n_samples:
             return
@@ -159,7 +159,7 @@ class WindowPlanner(GroupPlanner):
     def plan_group(self, epoch_key: int, group: int) -> Batches:
         """Plan one window."""
         samples = self.order.take(epoch_key, *self.starts[group : group + 2].tolist())
-        return self.form(samples, int(derive(epoch_key, group)[0]))
+        return self.form(samples, int(fold_in(epoch_key, group)[0]))
 
 
 class StrataPlanner(GroupPlanner):
@@ -174,10 +174,8 @@ class StrataPlanner(GroupPlanner):
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
     """
 
-    def __init__(
-        self, order: NDArray[Any], strata: Strata, full: WindowPlans, short: WindowPlans | None, work: Work
-    ) -> None:
-        self.order, self.strata, self.full, self.short, self.work = order, strata, full, short, work
+    def __init__(self, order: NDArray[Any], strata: Strata, full: Packer, short: Packer | None, work: Work) -> None:
+        self.by_size, self.strata, self.full, self.short, self.work = order, strata, full, short, work
         together = max(1, LISTED // strata.depth)
         parts = [np.arange(0, strata.n_full, together), np.arange(strata.n_full, strata.n_windows, together)]
         self.windows = np.concatenate([*parts, [strata.n_windows]])  # first of each group: all full, or all short
@@ -210,15 +208,15 @@ class StrataPlanner(GroupPlanner):
         plan = self.plan(epoch_key, first < self.strata.n_full)
         places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
         work = self.work(places, plan.offsets).ravel()
-        key = int(derive(epoch_key, first, 1)[0])
+        key = int(fold_in(epoch_key, first, 1)[0])
         goes_to = shuffle_sorted_chunks(work, key, int(self._before[group]), chunk_length(work.size))
-        arranged = np.empty_like(goes_to)
-        arranged[goes_to] = np.arange(len(goes_to))
-        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[arranged]
-        lengths = np.tile(np.diff(plan.offsets), stop - first)[arranged]
+        comes_from = np.empty_like(goes_to)
+        comes_from[goes_to] = np.arange(len(goes_to))
+        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[comes_from]
+        lengths = np.tile(np.diff(plan.offsets), stop - first)[comes_from]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
-        return self.order[places.ravel()[taken]], offsets
+        return self.by_size[places.ravel()[taken]], offsets
 
 
 Planner: TypeAlias = NextFitPlanner | GroupPlanner  # the batches of every epoch, none of them planned beforehand
@@ -271,13 +269,15 @@ def in_strata(
         scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
-    full = window_plans(largest, sized.limits, options, key)
-    short: WindowPlans | None = full
+    full = choose_packer(largest, sized.limits, options, key)
+    short: Packer | None = full
     if isinstance(full, RandomPacking) and full.last_shares:
         short = None
     elif strata.n_full < strata.n_windows and strata.depth > 1:
-        shorter = largest[:-1]
-        short = full.without_last() if isinstance(full, Cuts) else window_plans(shorter, sized.limits, options, key)
+        if isinstance(full, SortedPacking):
+            short = full.without_last()
+        else:
+            short = choose_packer(largest[:-1], sized.limits, options, key)
     if sized.work is None:
         work = sized.cost.work(descending, sized.limits)
     else:
@@ -285,7 +285,7 @@ def in_strata(
     return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
 
 
-def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> WindowPlans:
+def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> Packer:
     """Choose how a window is planned: packed at random, or cut in descending order."""
     if options.strategy != "bucketed":
         columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)
@@ -294,9 +294,10 @@ def window_plans(largest: NDArray[Any], limits: Limits, options: Options, key: i
             budgets = np.append(budgets, limits.most_items)
         return RandomPacking(columns, budgets, PACKED if options.strategy == "packed" else STRATIFIED, key)
     if limits.capacity is None or largest.shape[1] > 1:
-        return Cuts(next_fit(largest.squeeze(1) if largest.shape[1] == 1 else largest, limits), equal_groups(largest))
+        column = largest[:, 0] if largest.shape[1] == 1 else largest
+        return SortedPacking(next_fit(column, limits), equal_groups(largest))
     counts = largest_counts(largest[:, 0], limits.capacity, limits)
-    return padded_cuts(counts, limits, tight=options.window is not None)
+    return padded_packing(counts, limits, tight=options.window is not None)
 
 
 def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:

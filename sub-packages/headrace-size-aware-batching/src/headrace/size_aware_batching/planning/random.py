@@ -33,10 +33,10 @@ def splitmix64(words: Words) -> Words:
     return mixed
 
 
-def derive(*words: int | Words) -> Words:
+def fold_in(*words: int | Words) -> Words:
     """Fold integers of 64 bits, or arrays of them, which broadcast, into keys; every word and its place matter.
 
-    >>> derive(7, 1).shape, derive(7, np.arange(4, dtype=np.uint64)).shape
+    >>> fold_in(7, 1).shape, fold_in(7, np.arange(4, dtype=np.uint64)).shape
     ((1,), (4,))
     """
     folded = np.zeros(1, np.uint64)
@@ -47,13 +47,13 @@ def derive(*words: int | Words) -> Words:
 
 def random_words(key: int, count: int) -> Words:
     """Return the first ``count`` words of the stream with this key."""
-    return splitmix64(np.arange(count, dtype=np.uint64) ^ derive(key))
+    return splitmix64(np.arange(count, dtype=np.uint64) ^ fold_in(key))
 
 
 def shuffle_rows(keys: Words, length: int) -> NDArray[np.int32]:
     """Shuffle ``0 .. length - 1``, at most 2**11 numbers, once for each key; shape ``[keys, length]``.
 
-    >>> sorted(shuffle_rows(derive(3), 5)[0].tolist())
+    >>> sorted(shuffle_rows(fold_in(3), 5)[0].tolist())
     [0, 1, 2, 3, 4]
     """
     # One word gives two numbers of 31 bits; their low bits make way for the place, so that no two are equal.
@@ -99,5 +99,5 @@ def shuffle_blocks(key: int, count: int, block: int) -> NDArray[np.int64]:
     if block > LONGEST_ROW:
         return shuffle_groups(key, np.arange(count) // block)
     begins = np.arange(0, count, block)
-    places: NDArray[np.int64] = (shuffle_rows(derive(key, begins.astype(np.uint64)), block) + begins[:, None]).ravel()
+    places: NDArray[np.int64] = (shuffle_rows(fold_in(key, begins.astype(np.uint64)), block) + begins[:, None]).ravel()
     return places[places < count]

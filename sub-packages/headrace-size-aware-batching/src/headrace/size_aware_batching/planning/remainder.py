@@ -15,11 +15,11 @@ Tail = Literal["split", "pad", "drop"]
 TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 Batches = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
-Deal = Callable[[NDArray[Any], int], Batches | None]  # samples of a step and how many batches they make
+Balance = Callable[[NDArray[Any], int], Batches | None]  # samples of a step and how many batches they make
 
 
 def last_steps(
-    indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail, deal: Deal | None
+    indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail, balance: Balance | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
     """Return the rest of the list as whole steps: samples, offsets, and how many batches at its end are repeated."""
     planned = offsets
@@ -27,16 +27,16 @@ def last_steps(
         offsets = split_steps(offsets.tolist(), num_replicas)
     count = len(offsets) - 1
     whole = count // num_replicas * num_replicas
-    if deal and whole:
+    if balance and whole:
         indices, offsets = indices.copy(), offsets.copy()
-        # Not where a step begins: a resume finds nothing before that, and deals alike.
+        # Not where a step begins: a resume begins there, and has to balance the same.
         split = np.isin(offsets[1 : whole + 1], planned, invert=True).reshape(-1, num_replicas).any(axis=1)
         for first in (np.flatnonzero(split) * num_replicas).tolist():
-            cuts = offsets[first : first + num_replicas + 1]
-            dealt = deal(indices[cuts[0] : cuts[-1]], num_replicas)
-            if dealt:
-                indices[cuts[0] : cuts[-1]] = dealt[0]
-                cuts[:] = cuts[0] + dealt[1]
+            part = offsets[first : first + num_replicas + 1]
+            balanced = balance(indices[part[0] : part[-1]], num_replicas)
+            if balanced:
+                indices[part[0] : part[-1]] = balanced[0]
+                part[:] = part[0] + balanced[1]
     if tail == "drop":
         return indices[: int(offsets[whole])], offsets[: whole + 1], 0
     missing = -count % num_replicas
@@ -51,7 +51,7 @@ def last_steps(
 def split_steps(offsets: list[int], num_replicas: int) -> NDArray[np.int64]:
     """Split batches so that they make whole steps, as far as there are samples; return where each begins."""
     pieces, end, count = [0], offsets[-1], len(offsets) - 1
-    start, following = 0, 1  # where the rest begins, and the number of the first cut behind that
+    start, following = 0, 1  # where the rest begins, and the number of the first offset behind that
     while following <= count:
         steps_left = -(-(count - following + 1) // num_replicas)
         stop = offsets[min(following + num_replicas - 1, count)]
@@ -70,17 +70,17 @@ def split_longest(offsets: list[int], n_batches: int) -> list[int]:
     >>> split_longest([0, 4, 5], 4)
     [0, 1, 2, 4, 5]
     """
-    cuts = list(offsets)
-    while len(cuts) - 1 < n_batches:
-        lengths = [b - a for a, b in pairwise(cuts)]
+    pieces = list(offsets)
+    while len(pieces) - 1 < n_batches:
+        lengths = [b - a for a, b in pairwise(pieces)]
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         if lengths[longest] < 2:
             break
-        cuts.insert(longest + 1, cuts[longest] + (lengths[longest] + 1) // 2)
-    return cuts
+        pieces.insert(longest + 1, pieces[longest] + (lengths[longest] + 1) // 2)
+    return pieces
 
 
-def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
+def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
     """Make batches of like work from samples that fit into fewer; None where the limits do not let them.
 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
@@ -89,7 +89,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     >>> from headrace.size_aware_batching.planning.costs import SumCost
     >>> from headrace.size_aware_batching.planning.limits import Limits
     >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
-    >>> samples, offsets = deal_evenly(sized, np.array([0, 1, 2, 3]), 2)
+    >>> samples, offsets = balance_evenly(sized, np.array([0, 1, 2, 3]), 2)
     >>> samples.tolist(), offsets.tolist()
     ([0, 1, 2, 3], [0, 2, 4])
     """
@@ -102,7 +102,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     if limits.capacity is not None:
         order = np.argsort(sizes, kind="stable")[::-1]
         most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
-        return samples[order], even_cuts(work[order], most, n_batches)
+        return samples[order], even_offsets(work[order], most, n_batches)
     heap = [(0.0, 0, batch) for batch in range(n_batches)]
     owner = np.zeros(len(samples), np.int64)
     for place in np.argsort(-work, kind="stable").tolist():
@@ -118,7 +118,7 @@ def deal_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> 
     return samples[order], offsets
 
 
-def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:
+def even_offsets(descending: NDArray[np.float64], most: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:
     """Cut padded samples into batches whose largest work is least; return where each begins.
 
     Args:
@@ -126,11 +126,11 @@ def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batche
         most: How many samples a batch may hold that begins with this one.
         n_batches: How many there will be, as far as there are samples.
 
-    >>> even_cuts(np.array([4.0, 2.0, 2.0, 1.0]), np.array([9, 9, 9, 9]), 2).tolist()
+    >>> even_offsets(np.array([4.0, 2.0, 2.0, 1.0]), np.array([9, 9, 9, 9]), 2).tolist()
     [0, 1, 4]
     """
 
-    def cuts(largest: float) -> list[int]:
+    def offsets_below(largest: float) -> list[int]:
         found = [0]
         while found[-1] < len(descending):
             work, left = float(descending[found[-1]]), len(descending) - found[-1]
@@ -141,5 +141,5 @@ def even_cuts(descending: NDArray[np.float64], most: NDArray[np.int64], n_batche
     low, high = 0.0, float(descending[0]) * len(descending)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(cuts(middle)) <= n_batches + 1 else (middle, high)
-    return np.array(split_longest(cuts(high), n_batches), np.int64)
+        low, high = (low, middle) if len(offsets_below(middle)) <= n_batches + 1 else (middle, high)
+    return np.array(split_longest(offsets_below(high), n_batches), np.int64)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.random import derive, random_words
+from headrace.size_aware_batching.planning.random import fold_in, random_words
 
 TURNS = 60  # of repairing at most
 PATIENCE = 6  # turns without progress before it is given up
@@ -44,7 +44,7 @@ def repair(
             return False
         if table is None or stale:
             table = members(batches, n_batches, stale)
-        drawn = np.argsort(random_words(int(derive(key, turn)[0]), table.shape[1]))[: None if turn >= QUICK else FEW]
+        drawn = np.argsort(random_words(int(fold_in(key, turn)[0]), table.shape[1]))[: None if turn >= QUICK else FEW]
         left, row, slots = best_swaps(with_nothing, load - budgets, unit, table[:, drawn], pairs)
         # Of the swaps with its partners, each giver makes the best.
         order = np.lexsort((left, pairs[0]))
@@ -162,7 +162,7 @@ def mix(
     room = room.astype(np.int64)
     half = n_batches // 2
     for turn in range(MIXED if half else 0):
-        words = random_words(int(derive(key, turn, 1)[0]), n_batches + table.shape[1] + FEW**2)
+        words = random_words(int(fold_in(key, turn, 1)[0]), n_batches + table.shape[1] + FEW**2)
         pair = np.argsort(words[:n_batches], kind="stable")[: 2 * half].reshape(2, half)
         slots = np.argsort(words[n_batches : -(FEW**2)], kind="stable")[:FEW]
         wish = words[-(FEW**2) :].reshape(FEW, FEW)[: len(slots), : len(slots)] >> np.uint64(1)

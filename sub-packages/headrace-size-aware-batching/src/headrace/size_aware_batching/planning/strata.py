@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.random import derive, splitmix64
+from headrace.size_aware_batching.planning.random import fold_in, splitmix64
 
 SORTED_AT_ONCE = 2**18  # samples
 COUNTED = 2**16  # sizes below this are sorted by counting
@@ -93,7 +93,7 @@ class Strata:
 
     def shifts(self, key: int) -> NDArray[np.int64]:
         """Return each stratum's keyed rotation, shape ``[depth]``; the last stratum, which may be short, has none."""
-        words = splitmix64(np.arange(self.depth, dtype=np.uint64) ^ derive(key)) >> np.uint64(32)
+        words = splitmix64(np.arange(self.depth, dtype=np.uint64) ^ fold_in(key)) >> np.uint64(32)
         shifts = ((words * np.uint64(self.n_windows)) >> np.uint64(32)).astype(np.int64)
         shifts[-1] = 0
         return shifts
@@ -133,17 +133,17 @@ def kd_order(
     for column, budget in enumerate(budgets):
         shares[:, column] = np.minimum(np.ceil(sizes[:, column] * (UNITS / max(budget, 1))), UNITS)
     order = np.arange(n_samples, dtype=index_type(n_samples))
-    cuts = np.array([0, n_samples])
-    while (lengths := np.diff(cuts)).max() > leaf:
+    offsets = np.array([0, n_samples])
+    while (lengths := np.diff(offsets)).max() > leaf:
         sorted_shares = shares[order]
-        lowest = np.minimum.reduceat(sorted_shares, cuts[:-1], axis=0)
-        spread = np.maximum.reduceat(sorted_shares, cuts[:-1], axis=0) - lowest
+        lowest = np.minimum.reduceat(sorted_shares, offsets[:-1], axis=0)
+        spread = np.maximum.reduceat(sorted_shares, offsets[:-1], axis=0) - lowest
         part = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
         chosen = spread.argmax(axis=1)[part]
         key = (part << 20) | (UNITS - np.take_along_axis(sorted_shares, chosen[:, None], axis=1)[:, 0])
         order = order[np.argsort(key, kind="stable")]
-        halves = cuts[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
-        cuts = np.unique(np.concatenate([cuts, halves]))
+        halves = offsets[:-1] + np.minimum(-(-lengths // leaf) // 2 * leaf, lengths)
+        offsets = np.unique(np.concatenate([offsets, halves]))
     begins = strata.firsts()
     largest = np.maximum.reduceat(sizes[order], begins, axis=0)
     if largest.dtype.kind != "f":

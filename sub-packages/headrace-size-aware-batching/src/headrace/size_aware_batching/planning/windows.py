@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_by_counts
 from headrace.size_aware_batching.planning.packing import lower_bound, pack
-from headrace.size_aware_batching.planning.random import derive, shuffle_groups
+from headrace.size_aware_batching.planning.random import fold_in, shuffle_groups
 from headrace.size_aware_batching.planning.repair import by_batch, mix
 from headrace.size_aware_batching.planning.units import FINE
 
@@ -89,7 +89,7 @@ class RandomPacking:
         """Return the plan of an epoch."""
         batches = self._worst_case
         for attempt in range(0 if self._once else TRIES):
-            key = int(derive(epoch_key, attempt)[0])
+            key = int(fold_in(epoch_key, attempt)[0])
             drawn = self._pack(self.n_batches, key, 4 ** max(0, attempt - 2))
             if drawn is not None and self._hard:
                 mix(self._sizes, self._budgets, drawn, self.n_batches, key)
@@ -107,7 +107,7 @@ class RandomPacking:
         """Return whether the packings of all keys fit; keep the first."""
         found: list[NDArray[np.int64]] = []
         for key in keys:
-            batches = self._pack(n_batches, int(derive(key, n_batches)[0]))
+            batches = self._pack(n_batches, int(fold_in(key, n_batches)[0]))
             if batches is None:
                 return False
             found.append(batches)
@@ -149,7 +149,7 @@ def last_shares(batches: NDArray[np.int64]) -> bool:
     return bool((batches[:-1] == batches[-1]).any())
 
 
-class Cuts:
+class SortedPacking:
     """Batches cut from the strata in descending order, samples changing places inside groups of like size."""
 
     def __init__(self, offsets: NDArray[np.int64], groups: NDArray[np.int64]) -> None:
@@ -158,23 +158,23 @@ class Cuts:
 
     def plan(self, epoch_key: int) -> WindowPlan:
         """Return the plan of an epoch."""
-        key = int(derive(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by the epoch's
+        key = int(fold_in(epoch_key, TRIES)[0])  # a stream of its own: the strata are rotated by the epoch's
         return WindowPlan(shuffle_groups(key, self._groups), self._offsets)
 
-    def without_last(self) -> Cuts:
+    def without_last(self) -> SortedPacking:
         """Return plans for windows without a sample of the last stratum."""
         length = len(self._groups) - 1
-        return Cuts(np.unique(np.minimum(self._offsets, length)), self._groups[:-1])
+        return SortedPacking(np.unique(np.minimum(self._offsets, length)), self._groups[:-1])
 
 
-WindowPlans: TypeAlias = RandomPacking | Cuts  # a plan of one window for every epoch, always of as many batches
+Packer: TypeAlias = RandomPacking | SortedPacking  # a plan of one window for every epoch, always of as many batches
 
 
-def padded_cuts(counts: NDArray[np.int64], limits: Limits, tight: bool) -> Cuts:
+def padded_packing(counts: NDArray[np.int64], limits: Limits, tight: bool) -> SortedPacking:
     """Cut batches by how many samples fit where each is the largest, ascending; ``tight``: at no cost in batches."""
     groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts), len(counts))
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    return Cuts(cut_by_counts(counts[begins][groups], limits), groups)
+    return SortedPacking(cut_by_counts(counts[begins][groups], limits), groups)
 
 
 def groups_from(begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -222,31 +222,31 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     fewest = float((1 / counts).sum())
     most = fewest + max(PADDING * fewest, min(A_FEW, FEW_SHARE * fewest))
     low, high = -2.0, 7.0  # decades of the weight
-    cuts = np.arange(len(begins) + 1)
+    boundaries = np.arange(len(begins) + 1)
     for _ in range(10):
         middle = (low + high) / 2
-        tried = best_cuts(batches + again * (10**middle / length))
+        tried = best_boundaries(batches + again * (10**middle / length))
         first, stop = tried[:-1], tried[1:]
         pairs = float((members[first, stop] * mates[first, 0]).sum())
         over_chance = float(again[first, stop].sum()) * (length / max(pairs, 1.0)) ** 2
         if float(batches[first, stop].sum()) <= most:
-            low, cuts = middle, tried
+            low, boundaries = middle, tried
             if over_chance <= RANDOM_ENOUGH:
                 break
         else:
             high = middle
-    return begins[cuts[:-1]]
+    return begins[boundaries[:-1]]
 
 
-def best_cuts(cost: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the cuts of least total cost, where ``cost[i, j]`` is that of a group from class i to before class j."""
+def best_boundaries(cost: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the boundaries of least total cost; ``cost[i, j]``: of a group from class i to before class j."""
     classes = len(cost)
     total, back = np.zeros(classes + 1), np.zeros(classes + 1, np.int64)
     for stop in range(1, classes + 1):
         through = total[:stop] + cost[:stop, stop]
         back[stop] = through.argmin()
         total[stop] = through[back[stop]]
-    cuts = [classes]
-    while cuts[-1]:
-        cuts.append(int(back[cuts[-1]]))
-    return np.array(cuts[::-1])
+    boundaries = [classes]
+    while boundaries[-1]:
+        boundaries.append(int(back[boundaries[-1]]))
+    return np.array(boundaries[::-1])
