@@ -29,10 +29,18 @@ from headrace.size_aware_batching.planning.windows import (
 )
 
 FIRST_CUT, LONGEST_CUT = 2**14, 2**18  # samples cut at a time: few at first, so that the first batch comes soon
-BATCHES = 512  # of a window, about: enough to balance, few enough to list in a millisecond
-LISTED = 170_000  # samples that are listed together, at most, unless one window holds more
-BUCKETED = 2**17  # samples of a window of padded batches
-SHORT = 32  # batches of a window in which samples do not change places
+# Measured on 1,000,000 lognormal sizes (median 360, sigma 0.8, longest 2048), budget 16384, epoch 1 of 8 ranks; the
+# milliseconds are those to its first batch.
+# Batches of a window, about. 128, 256, 512, 2048: fill 0.9918, 0.9961, 0.9972, 0.9976 in 4, 11, 30, 36 ms.
+BATCHES = 512
+# Samples that are listed together, at most, unless one window holds more. 40,000, 170,000, 700,000: the largest rank of
+# a step has 1.0003, 1.0001, 1.0000 times the mean work.
+LISTED = 170_000
+# Samples of a window of padded batches. 2**15, 2**17, 2**19: 30,411, 30,304, 30,296 batches in 14, 11, 62 ms.
+BUCKETED = 2**17
+# Batches of a window in which samples do not change places. 8, 32, 128: fill 0.889, 0.969, 0.977, and batch-mates meet
+# again 4, 16, 78 times as often as by chance.
+SHORT = 32
 PACKED_WINDOW = 2**17
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WASTE = 9.5e-5  # wasted share that is small enough: fill is to be 0.9999

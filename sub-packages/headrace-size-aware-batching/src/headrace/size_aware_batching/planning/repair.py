@@ -1,4 +1,29 @@
-"""Repair of a packing by swaps of samples between batches. Pure."""
+"""Repair of a packing: samples change places between batches until none is over its budgets. Pure.
+
+Greedy balancing leaves some batches over a budget by a little and others below it by as much. One turn of `repair`::
+
+    over the budget        with room              after the swap
+    A [9 7 5] = 21         B [8 6 3] = 17         A [9 7 3] = 19    B [8 6 5] = 19      (budget 20)
+
+1. `partners`: each batch that is over (giver) gets some batches with room (takers), none of them in two pairs.
+2. `best_swaps`: all swaps of a sample of the giver for a smaller one of the taker, or for nothing, are compared at
+   once. The best leaves least over in both batches.
+3. Each giver makes its best swap, unless that leaves as much over as before. Then the next turn begins.
+
+Measured: batches of an epoch, 20,000 samples, stratified and packed. Atoms have 6 samples a batch, molecules 12 and
+crystals 12 in two columns (the sets of the tests).
+
+==================  ==========  ==============  ==============
+turns               atoms       molecules       crystals
+==================  ==========  ==============  ==============
+0 (no repair)       3542, 3461  1710, 1699      1690, 1672
+15, 30, 60, 120     3353, 3340  1674, 1670      1678, 1667
+==================  ==========  ==============  ==============
+
+The other constants matter less: with ``PATIENCE`` 2 or 12, ``PARTNERS`` 32, ``MEMBERS`` 32 or 128, ``FEW`` 8 or
+``QUICK`` 8 all six numbers are the same. With ``PARTNERS`` 4 the packed ones of atoms and crystals are 3 more each,
+with ``FEW`` 64 or ``QUICK`` 0 that of crystals is 1 less.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,13 +31,15 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.random import fold_in, random_words
 
-TURNS = 60  # of repairing at most
-PATIENCE = 6  # turns without progress before it is given up
-PARTNERS, SWAPPED = 16, 2**11  # batches that a batch over a budget may choose from, and all of them together
-MEMBERS, FEW = 64, 16  # samples of a batch that are looked at in a turn; in the first turns fewer will do
+TURNS = 60  # at most; 15 are enough for the sets above
+PATIENCE = 6  # turns in a row without progress, after which the packing is given up
+PARTNERS = 16  # takers of one giver, at most
+PAIRS = 2**11  # pairs of a turn, at most, so that many givers have fewer takers each
+MEMBERS = 64  # samples of a batch that are compared in a turn; others follow in turns without progress
+FEW = 16  # the same in the first turns, where nearly any swap helps
 QUICK = 4  # first turns
 MIXED = 12  # rounds of random swaps
-CANDIDATES = 2**18  # swaps that are looked at together
+CANDIDATES = 2**18  # swaps that are compared at once: their excess, in float32, takes 1 MB
 
 
 def repair(
@@ -20,10 +47,8 @@ def repair(
 ) -> bool:
     """Swap samples between batches in place until none is over the budgets; return whether that was reached.
 
-    In a turn each batch that is over gives a sample to a batch that has room, for a smaller one or for none: the swap,
-    of all with some partners, that leaves least over. The swaps are those of Alvim, Ribeiro, Glover and Aloise, "A
-    hybrid improvement heuristic for the one-dimensional bin packing problem" (2004); here all batches that are over
-    swap at once.
+    The swaps are those of Alvim, Ribeiro, Glover and Aloise, "A hybrid improvement heuristic for the one-dimensional
+    bin packing problem" (2004). Here all batches that are over swap at once.
     """
     unit = np.maximum(budgets, 1)
     with_nothing = np.concatenate([sizes, np.zeros((1, sizes.shape[1]), np.int64)])
@@ -36,6 +61,7 @@ def repair(
         if not over.any():
             return True
         total = int(over.sum())
+        # Progress is a twentieth less over than at the last progress; less than that takes too many turns.
         stale, least = (0, total) if 20 * total < 19 * least else (stale + 1, least)
         if stale > PATIENCE:
             return False
@@ -84,7 +110,7 @@ def partners(
         room = room[np.argsort(excess[room, column], kind="stable")]
         if not len(own) or not len(room):
             continue
-        each = min(max(len(room) // len(givers), 1), max(1, min(PARTNERS, SWAPPED // len(givers))))
+        each = min(max(len(room) // len(givers), 1), max(1, min(PARTNERS, PAIRS // len(givers))))
         room = np.roll(room, -(shift * len(own) % max(1, len(room) // 2)))
         own = own[: len(room)]
         takers = room[: len(own) * each]
