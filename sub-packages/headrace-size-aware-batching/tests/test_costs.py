@@ -87,7 +87,7 @@ def test_a_further_cost_is_one_class() -> None:
     assert sampler.fingerprint != DistributedSizeAwareBatchSampler(sizes, 10_000, num_replicas=4, rank=0).fingerprint
     for strategy in ("stratified", "packed"):
         with pytest.raises(ValueError, match="cost="):
-            DistributedSizeAwareBatchSampler(sizes, 10_000, strategy=strategy, cost=given)  # type: ignore[arg-type]
+            DistributedSizeAwareBatchSampler(sizes, 10_000, strategy=strategy, cost=given)
     streamed = bucketed_batching(range(5_000), sizes, 10_000, cost=given, buffer_size=1_000)
     batches = [sizes[batch] for batch in streamed]
     assert max(len(batch) * (batch.max() + batch.max() ** 2 / 100) for batch in batches) <= 10_000
