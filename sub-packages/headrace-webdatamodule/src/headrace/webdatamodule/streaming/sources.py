@@ -21,7 +21,8 @@ import webdataset as wds
 from torch.utils.data import get_worker_info
 
 from headrace.webdatamodule.loading.batch_sampler import equal_share
-from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex, decode_member
+from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
+from headrace.webdatamodule.shards.decoding.decode import member_decoder
 from headrace.webdatamodule.shards.format.tar import compressed_beside, compressed_message, compression
 
 # Those that `tarfile` decompresses in a stream: zstd since Python 3.14.
@@ -292,7 +293,8 @@ class Reader:
     def __init__(
         self, source: Callable[[Pass], Iterator[dict[str, Any]]], keys: Sequence[str], allowed_classes: Collection[Any]
     ) -> None:
-        self.source, self.keys, self.allowed_classes = source, tuple(keys), tuple(allowed_classes)
+        self.source, self.keys = source, tuple(keys)
+        self._decoders = {key: member_decoder(key, tuple(allowed_classes)) for key in self.keys}
 
     def __call__(self, now: Pass) -> Iterator[tuple[Any, ...]]:
         """One tuple per sample."""
@@ -308,7 +310,8 @@ class Reader:
                 sample=sample["__key__"],
             )
         try:
-            return decode_member(key, data, allowed_classes=self.allowed_classes)
+            decoder = self._decoders[key]
+            return data if decoder is None else decoder(data)
         except ShardError as error:
             error.shard, error.sample, error.member = sample["__url__"], sample["__key__"], key
             raise

@@ -10,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Callable, Collection
 from math import prod
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -104,23 +105,27 @@ def _safetensors(data: bytes, _allowed: Collection[AllowedClass], budget: Memory
     return made
 
 
-def _check_header(stream: Any, nbytes: int, budget: MemoryBudget | None = None) -> None:
-    dtype, shape = _header(stream)
+def _check_header(
+    stream: Any, nbytes: int, budget: MemoryBudget | None = None
+) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """The type, the shape and whether it is stored column by column, of an array that its bytes can hold."""
+    dtype, shape, in_columns = _header(stream)
     if min(shape, default=0) < 0 or max(shape, default=0) >= 1 << 62:
         raise DecodeError(f"the header says shape [{', '.join(map(shown, shape))}]: no array has such a dimension")
     count = prod(shape)
     check_empty(dtype, count)
     if dtype.hasobject:
-        return  # numpy says what is wrong
+        return dtype, shape, in_columns  # numpy says what is wrong
     if budget is not None:
         budget.reserve(count * dtype.itemsize, "the array has")
     if count * dtype.itemsize > nbytes:
         kind, shape_said = str(dtype)[:_MAX_SHOWN], ", ".join(map(shown, shape))
         said = f"{shown(count)} items of {kind}, shape [{shape_said}]"
         raise DecodeError(f"the header says {said}: more than the {nbytes} bytes hold")
+    return dtype, shape, in_columns
 
 
-def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     version = np.lib.format.read_magic(stream)
     # The third version is the second one in UTF-8, which changes the names of fields only.
     old = version == (1, 0)
@@ -129,8 +134,8 @@ def _header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if int.from_bytes(length, "little") > _MAX_HEADER:
         raise DecodeError(f"the header of the array has more than {_MAX_HEADER} bytes")
     read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
-    return dtype, shape
+    shape, in_columns, dtype = read(stream)
+    return dtype, shape, in_columns
 
 
 def _image(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[np.uint8]:
@@ -227,9 +232,14 @@ def _torch(data: bytes, allowed: Collection[AllowedClass], budget: MemoryBudget)
 
 
 def _npy(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) -> npt.NDArray[Any]:
-    _check_header(io.BytesIO(data), len(data), budget)
-    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return array
+    stream = io.BytesIO(data)
+    dtype, shape, in_columns = _check_header(stream, len(data), budget)
+    if dtype.names or dtype.hasobject or dtype.subdtype or not dtype.itemsize:  # the rare ones are left to numpy
+        array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return array
+    # To have numpy read the header once more would take most of the time of a small array.
+    flat = np.frombuffer(data, dtype, prod(shape), stream.tell()).copy()
+    return flat.reshape(shape[::-1]).T if in_columns else flat.reshape(shape)
 
 
 _DECODERS: dict[str, _Decoder] = {
@@ -242,6 +252,15 @@ _DECODERS: dict[str, _Decoder] = {
     "npz": _npz,
     "safetensors": _safetensors,
     **dict.fromkeys(SUFFIXES, _image),
+}
+
+
+# What needs no account while it is small: how it is made, and how many bytes that takes for each of the member's own,
+# these included, at the most. Most members of most sets are of these kinds.
+_SMALL: dict[str, tuple[Callable[[bytes], Any], int]] = {
+    **dict.fromkeys(("txt", "text"), (methodcaller("decode", "utf-8"), 1 + 5)),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), (int, 1)),
+    "json": (json.loads, 1 + _PER_JSON_BYTE),
 }
 
 
@@ -286,22 +305,46 @@ def decode_member(
     >>> decode_member("raw", b"12")
     b'12'
     """
+    decoder = member_decoder(key, allowed_classes, max_bytes)
+    return data if decoder is None else decoder(data)
+
+
+def member_decoder(
+    key: str, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES
+) -> MemberDecoder | None:
+    """What `decode_member` does for one key; None where the bytes stay as they are."""
     *_, before, last = ("", "", *key.lower().split("."))
-    decoder = _DECODERS.get(before if last == "gz" else last)
-    if decoder is None:
-        return data
-    try:
-        budget = MemoryBudget(max_bytes)
-        budget.reserve(len(data), "the member has")
-        return decoder(gunzip(data, budget) if last == "gz" else data, allowed_classes, budget)
-    except ShardError as error:
-        error.member = key
-        raise
-    except AllowedClassError:
-        raise
-    except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
-        message = f"these bytes are no {last}: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
-        raise DecodeError(message, member=key) from error
+    kind = before if last == "gz" else last
+    return MemberDecoder(key, kind, last, allowed_classes, max_bytes) if kind in _DECODERS else None
+
+
+class MemberDecoder:
+    """Decodes the members of one key."""
+
+    def __init__(
+        self, key: str, kind: str, last: str, allowed_classes: Collection[AllowedClass], max_bytes: int
+    ) -> None:
+        self._key, self._last, self._decode = key, last, _DECODERS[kind]
+        self._allowed, self._max_bytes = allowed_classes, max_bytes
+        self._make, per_byte = _SMALL.get(kind, (int, 0))
+        self._small = min(max_bytes // per_byte, _MAX_DIGITS) if per_byte and last == kind else -1
+
+    def __call__(self, data: bytes) -> Any:
+        """Decode a member's bytes."""
+        try:
+            if len(data) <= self._small:
+                return self._make(data)
+            budget = MemoryBudget(self._max_bytes)
+            budget.reserve(len(data), "the member has")
+            return self._decode(gunzip(data, budget) if self._last == "gz" else data, self._allowed, budget)
+        except ShardError as error:
+            error.member = self._key
+            raise
+        except AllowedClassError:
+            raise
+        except Exception as error:  # zipfile, tokenize and numpy raise a dozen kinds for damaged bytes
+            message = f"these bytes are no {self._last}: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
+            raise DecodeError(message, member=self._key) from error
 
 
 def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
-from headrace.webdatamodule.shards.decoding.decode import decode_member
+from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, as_int
 from headrace.webdatamodule.shards.index.keys import SampleKeys
@@ -427,8 +427,8 @@ def _decoders(
         message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
         raise ValueError(f"{message}: leave one out")
     AllowedClasses(allowed_classes)
-    options: dict[str, Any] = {"allowed_classes": tuple(allowed_classes), "max_bytes": max_bytes}
-    default: dict[str, Decoder] = {member: partial(decode_member, member, **options) for member in members}
+    made = {member: member_decoder(member, tuple(allowed_classes), max_bytes) for member in members}
+    default: dict[str, Decoder] = {member: decoder for member, decoder in made.items() if decoder is not None}
     if decode is None or decode is decode_member:
         return default if by_extension else {}
     if isinstance(decode, Mapping):
