@@ -407,3 +407,19 @@ def test_urls_and_braces_are_told_apart() -> None:
     places = ("s3://bucket/a", "C:/data", "/data", "pipe:cat a.tar", "runs::1/train")
     assert [place for place in places if is_url(place)] == ["s3://bucket/a"]
     assert expand_braces("a-{000..002}.tar") == ["a-000.tar", "a-001.tar", "a-002.tar"]
+
+
+@pytest.mark.parametrize("check", ["read", "open", "none"])
+def test_a_flipped_byte_of_an_index_is_found_however_little_is_compared(tmp_path: Path, check: Verify) -> None:
+    samples = [(f"s{i * i}", {"txt": b"x" * (i % 7), "json": b"%d" % i}) for i in range(30)]
+    write_tars([*samples, ("last", {"cls": b"1"})], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    [path] = tmp_path.glob("*.hri")
+    data = path.read_bytes()
+    for at in range(0, len(data), 3):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(ShardError, match=r"index") as caught:
+            list(IndexedShards(tmp_path, verify=check))
+        assert caught.value.shard == str(path).removesuffix(".hri")
+    path.write_bytes(data)
+    assert len(list(IndexedShards(tmp_path, verify=check))) == 31

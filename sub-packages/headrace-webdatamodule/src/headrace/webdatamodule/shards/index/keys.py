@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 _DIGITS = 40
-LARGEST = (1 << 63) - 1
 Described = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
 
 
@@ -52,9 +51,7 @@ class SampleKeys(LazyTexts):
 
 
 class Keys(LazyTexts):
-    """The keys of a shard's samples. `common_bytes` is how many characters all of them have in common at the least."""
-
-    common_bytes: int
+    """The keys of a shard's samples."""
 
     @abstractmethod
     def find(self, key: str) -> int:
@@ -73,7 +70,7 @@ class NumberedKeys(Keys):
         begin, end = (part.replace("%", "%%") for part in (prefix, suffix))
         self.template, self.numbers = f"{begin}%0{width}d{end}", range(first, first + step * count, step)
         super().__init__(count)
-        self._parts, self.common_bytes = (prefix, suffix), len(prefix) + len(suffix)
+        self._parts = (prefix, suffix)
 
     def _key(self, index: int) -> str:
         return self.template % self.numbers[index]
@@ -106,7 +103,7 @@ class ListedKeys(Keys):
         ends: npt.NDArray[Any] | None = None,
     ) -> None:
         super().__init__(count)
-        self._prefix, self._ordered, self.common_bytes = prefix, ordered, len(prefix)
+        self._prefix, self._ordered = prefix, ordered
         self._text, self._ends = text.data, ends
         self._width = text.size // count if count else 0
 
@@ -137,15 +134,8 @@ def describe_keys(keys: Sequence[str]) -> Described:
 def read_keys(count: int, described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Keys:
     """The keys that were given to `describe_keys`."""
     if "first" in described:
-        _check_numbered(**described)
         return NumberedKeys(count, **described)
-    text, ends = arrays["key_text"], arrays.get("key_ends")
-    fits = text.size % max(count, 1) == 0 if ends is None else _are_ends(ends, count, text.size)
-    if text.dtype != np.uint8 or not fits:
-        raise ValueError("the keys' arrays have other lengths")
-    if not is_utf8(described["prefix"]) or not isinstance(described["ordered"], bool):
-        raise ValueError("the description of listed keys is invalid")
-    return ListedKeys(count, text=text, ends=ends, **described)
+    return ListedKeys(count, text=arrays["key_text"], ends=arrays.get("key_ends"), **described)
 
 
 def is_utf8(value: object) -> TypeGuard[str]:
@@ -154,23 +144,6 @@ def is_utf8(value: object) -> TypeGuard[str]:
         return isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None
     except UnicodeEncodeError:
         return False
-
-
-def is_int(value: object, least: int, most: int) -> TypeGuard[int]:
-    """Whether a value of a file that may be forged is a plain integer in a range."""
-    return type(value) is int and least <= value <= most
-
-
-def _check_numbered(prefix: object, first: object, step: object, width: object, suffix: object) -> None:
-    numbers = [(first, 0, 10**18), (step, 1, 10**18), (width, 0, 18)]
-    if not (is_utf8(prefix) and is_utf8(suffix)) or not all(is_int(*number) for number in numbers):
-        raise ValueError("the rule of numbered keys is invalid")
-
-
-def _are_ends(ends: npt.NDArray[Any], count: int, nbytes: int) -> bool:
-    if ends.size != count or not count:
-        return ends.size == count and nbytes == 0
-    return bool(ends[-1] == nbytes and (ends[:-1] <= ends[1:]).all())
 
 
 def _numbered(keys: Sequence[str]) -> Described | None:

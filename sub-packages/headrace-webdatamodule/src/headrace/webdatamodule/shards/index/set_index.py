@@ -58,7 +58,7 @@ class SetIndex:
         if checksum64(head) != int.from_bytes(self.data[begin - 8 : begin], "little"):
             raise DamagedIndexError("the head of the set's index is damaged: its checksum does not fit")
         self._bounds = [begin, *np.frombuffer(head, "<u8", count, _HEAD.size).tolist()]
-        if self._bounds != sorted(self._bounds) or self._bounds[-1] != len(self.data):
+        if self._bounds[-1] != len(self.data):
             raise DamagedIndexError(
                 f"the index of the set has {len(self.data)} bytes, not {self._bounds[-1]}: it is cut"
             )

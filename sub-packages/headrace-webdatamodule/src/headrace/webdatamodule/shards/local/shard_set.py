@@ -52,21 +52,19 @@ class ShardSet:
         """The path of a shard."""
         return os.path.join(self.folder, self.names[number])  # noqa: PTH118 - the paths are texts
 
-    def open_index(self, number: int, *, check: bool) -> ShardIndex:
-        """The index of a shard, from that of the whole set or from its own file."""
+    def open_index(self, number: int) -> ShardIndex:
+        """The index of a shard, from that of the whole set or from its own file; all of it is compared."""
         if self.set_index is not None:
             with contextlib.suppress(ShardError):  # damaged
                 index = self.set_index.shard(number, self.path(number))
-                if check:
-                    index.check_self()
+                index.check_self()
                 return index
         index = self.read_index(number)
         if (index.checksum, index.n_samples) != (self.checksums[number], self.samples[number]):
             message = "the index does not match the manifest, or was replaced since these shards were opened"
             cure = "call index_shards, and open them again (a new IndexedShards)"
             raise StaleIndexError(f"{message}: {cure}", shard=self.path(number))
-        if check:
-            index.check_self()
+        index.check_self()
         return index
 
     def __getstate__(self) -> dict[str, Any]:

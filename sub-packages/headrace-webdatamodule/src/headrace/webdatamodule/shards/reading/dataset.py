@@ -103,7 +103,7 @@ class IndexedShards:
         self._total = self._ends[-1] if self._ends else 0
         shards = self._shards
         limit = self._max_open or default_limit() if shards.holds_descriptors else len(shards.names) + 1
-        self._indexes = LruCache(partial(shards.open_index, check=self._verify != "none"), limit)
+        self._indexes = LruCache(shards.open_index, limit)
         self._readers = LruCache(self._open, limit)
         self._batches = count()
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import MAX_DESCRIPTION_BYTES
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_BYTES,
     NAME,
@@ -50,11 +49,9 @@ from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFi
 
 _THREADS = 16
 _WINDOW = 16 << 20
-# A column may have more bytes than these, and those for each sample, only where somebody means harm.
+# Bounds for servers that send without end: of a column, and of each sample's row in it; of an index, which takes less
+# than three times the shard, and where the size of that is unknown.
 _COLUMN, _WIDEST = 1 << 20, 1 << 17
-# An index has some numbers for each member, which takes a block of the shard at the least, and its key, which is in
-# the shard too; and a description in JSON, which may write a character of a name in three times its bytes. Where
-# the size of the shard is unknown, its index may have the most.
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
 _SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
 _One = TypeVar("_One")
@@ -298,7 +295,7 @@ def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> It
 
 def most_index_bytes(shard_bytes: int) -> int:
     """How many bytes the index of a shard may have."""
-    return min(_INDEX + shard_bytes + min(2 * shard_bytes, MAX_DESCRIPTION_BYTES), _INDEX_MOST)
+    return min(_INDEX + 3 * shard_bytes, _INDEX_MOST)
 
 
 def _head(files: RemoteFiles, url: str) -> Head:
