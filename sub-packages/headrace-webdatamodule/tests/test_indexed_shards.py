@@ -409,6 +409,16 @@ def test_urls_and_braces_are_told_apart() -> None:
     assert expand_braces("a-{000..002}.tar") == ["a-000.tar", "a-001.tar", "a-002.tar"]
 
 
+def test_a_worker_does_not_read_the_manifest_again(tmp_path: Path) -> None:
+    write_tars([(f"s{i}", {"txt": b"%d" % i}) for i in range(20)], tmp_path, n_shards=4)
+    index_shards(tmp_path)
+    dataset = IndexedShards(tmp_path)
+    expected, sent = list(dataset), pickle.dumps(dataset)
+    for path in (tmp_path / "manifest.json", *tmp_path.glob("*.hri")):
+        path.unlink()
+    assert list(pickle.loads(sent)) == expected  # by the index of the set alone
+
+
 @pytest.mark.parametrize("check", ["read", "open", "none"])
 def test_a_flipped_byte_of_an_index_is_found_however_little_is_compared(tmp_path: Path, check: Verify) -> None:
     samples = [(f"s{i * i}", {"txt": b"x" * (i % 7), "json": b"%d" % i}) for i in range(30)]

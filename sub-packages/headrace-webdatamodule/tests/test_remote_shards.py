@@ -604,6 +604,14 @@ def test_workers_on_s3(s3: dict[str, Any], bucket: str) -> None:
     assert list(loader) == [[[i] for i in batch] for batch in batches]
 
 
+def test_a_worker_does_not_fetch_the_manifest_again(site: Site, cache: Path | None) -> None:
+    dataset = site.dataset(cache)
+    expected, sent = dataset[3], pickle.dumps(dataset)
+    del site.faults.asked[:]
+    assert pickle.loads(sent)[3] == expected
+    assert "manifest.json" not in [name for name, _ in site.faults.asked]
+
+
 def test_it_is_sent_to_workers_in_a_few_bytes(site: Site, tmp_path: Path) -> None:
     dataset = site.dataset(tmp_path / "cache")
     list(dataset)

@@ -16,9 +16,9 @@ from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersion
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.set_index import (
     SET_INDEX_NAME,
+    Listed,
     SetIndex,
     head_bytes,
-    shards_fingerprint,
     write_set_index,
 )
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> SetIndex:
-    index = SetIndex.open(folder, Manifest.load(folder))
+    index = SetIndex.open(folder, Listed.of(Manifest.load(folder)))
     assert index is not None
     return index
 
@@ -80,7 +80,7 @@ def test_a_column_changes_nothing_and_a_shard_all(folder: Path) -> None:
     manifest = index_shards(folder, drop_columns=True)
     assert len(opened(folder)) == 4
     fewer = replace(manifest, shards=manifest.shards[:3])
-    assert SetIndex.open(folder, fewer) is None
+    assert SetIndex.open(folder, Listed.of(fewer)) is None
     fewer.save(folder)
     assert "belongs to another manifest" in str(verify_shards(folder)[0])
 
@@ -90,7 +90,7 @@ def test_a_set_of_one_shard_has_none(tmp_path: Path) -> None:
     (tmp_path / SET_INDEX_NAME).touch()
     manifest = index_shards(tmp_path)
     assert not (tmp_path / SET_INDEX_NAME).exists()
-    assert SetIndex.open(tmp_path, manifest) is None
+    assert SetIndex.open(tmp_path, Listed.of(manifest)) is None
 
 
 def test_an_index_that_is_not_the_manifests_is_not_taken_in(folder: Path) -> None:
@@ -108,10 +108,10 @@ def test_an_index_in_it_that_is_not_the_manifests_is_not_read(folder: Path) -> N
     manifest = Manifest.load(folder)
     data = bytearray((folder / SET_INDEX_NAME).read_bytes())
     swapped = replace(manifest, shards=(manifest.shards[0], *manifest.shards[:0:-1]))
-    data[16:32] = shards_fingerprint(swapped)
+    data[16:32] = Listed.of(swapped).fingerprint
     begin = head_bytes(3)
     data[begin - 8 : begin] = checksum64(bytes(data[: begin - 8])).to_bytes(8, "little")
-    index = SetIndex(bytes(data), swapped)
+    index = SetIndex(bytes(data), Listed.of(swapped))
     assert index.shard(0, "a").n_samples == 13
     for number in (1, 2):
         with pytest.raises(StaleIndexError, match="in that of the set does not match"):
@@ -120,7 +120,7 @@ def test_an_index_in_it_that_is_not_the_manifests_is_not_read(folder: Path) -> N
 
 def check_all(data: bytes, manifest: Manifest) -> None:
     for number in range(3):
-        SetIndex(data, manifest).shard(number, "a.tar").check_self()
+        SetIndex(data, Listed.of(manifest)).shard(number, "a.tar").check_self()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -140,12 +140,12 @@ def test_each_cut_is_found_and_named(folder: Path) -> None:
     manifest, data = Manifest.load(folder), (folder / SET_INDEX_NAME).read_bytes()
     for length in [*range(100), len(data) - 1, len(data) // 2]:
         with pytest.raises(DamagedIndexError):
-            SetIndex(data[:length], manifest)
+            SetIndex(data[:length], Listed.of(manifest))
     with pytest.raises(DamagedIndexError, match="it is cut"):
-        SetIndex(data + b"0", manifest)
+        SetIndex(data + b"0", Listed.of(manifest))
     (folder / SET_INDEX_NAME).write_bytes(data[:-1])
     with pytest.raises(DamagedIndexError, match=SET_INDEX_NAME):
-        SetIndex.open(folder, manifest)
+        SetIndex.open(folder, Listed.of(manifest))
     [fault] = verify_shards(folder)
     assert "it is cut; index the directory again" in fault.message
     index_shards(folder)
@@ -167,7 +167,7 @@ def test_what_is_no_plain_file_is_refused(folder: Path) -> None:
     (folder / SET_INDEX_NAME).unlink()
     os.mkfifo(folder / SET_INDEX_NAME)
     with pytest.raises(ShardError, match="a FIFO"):
-        SetIndex.open(folder, Manifest.load(folder))
+        SetIndex.open(folder, Listed.of(Manifest.load(folder)))
 
 
 KILLED = """

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,18 +42,31 @@ VERSION = 1
 _HEAD = struct.Struct("<8sII16s")
 
 
+class Listed(NamedTuple):
+    """What a manifest says of a set, which the index of the set has to fit."""
+
+    fingerprint: bytes  # 16 bytes of the manifest without its columns: they change with any byte of any shard
+    checksums: tuple[int, ...]  # of the shards' indexes
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Listed:
+        """What this manifest says."""
+        fingerprint = bytes.fromhex(replace(manifest, columns=()).fingerprint)
+        return cls(fingerprint, tuple(int(entry.index, 16) for entry in manifest.shards))
+
+
 class SetIndex:
     """The indexes of a set's shards, each made when it is asked for, from `data`, the bytes of all."""
 
-    def __init__(self, data: bytes | mmap.mmap | memoryview, manifest: Manifest) -> None:
-        self.data, self._manifest = memoryview(data), manifest
-        count = len(manifest.shards)
+    def __init__(self, data: bytes | mmap.mmap | memoryview, listed: Listed) -> None:
+        self.data, self._listed = memoryview(data), listed
+        count = len(listed.checksums)
         begin = head_bytes(count)
         if len(self.data) < _HEAD.size or bytes(self.data[:8]) != MAGIC:
             raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self.data[:16])!r}")
         _, version, found, fingerprint = _HEAD.unpack(self.data[: _HEAD.size])
         check_version(version, VERSION)
-        if (found, fingerprint) != (count, shards_fingerprint(manifest)):
+        if (found, fingerprint) != (count, listed.fingerprint):
             raise StaleIndexError("the index of the set belongs to another manifest: index the directory again")
         head = bytes(self.data[: begin - 8])
         if checksum64(head) != int.from_bytes(self.data[begin - 8 : begin], "little"):
@@ -64,11 +78,11 @@ class SetIndex:
             )
 
     @classmethod
-    def open(cls, directory: str | Path, manifest: Manifest) -> SetIndex | None:
+    def open(cls, directory: str | Path, listed: Listed) -> SetIndex | None:
         """Open the one that lies beside a manifest, None when there is none that fits; large ones are mapped."""
         path = Path(directory) / SET_INDEX_NAME
         try:
-            return cls(read_or_map(path, DamagedIndexError, most_read=READ_BYTES), manifest)
+            return cls(read_or_map(path, DamagedIndexError, most_read=READ_BYTES), listed)
         except (FileNotFoundError, StaleIndexError):
             return None
         except (DamagedIndexError, IndexVersionError) as error:
@@ -76,7 +90,7 @@ class SetIndex:
             raise
 
     def __len__(self) -> int:
-        return len(self._manifest.shards)
+        return len(self._listed.checksums)
 
     def shard(self, number: int, path: str) -> ShardIndex:
         """The index of one shard."""
@@ -85,15 +99,10 @@ class SetIndex:
         if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look behind its end would kill the process
             raise DamagedIndexError("the index of the set was cut since it was opened", shard=path)
         index = ShardIndex(self.data[begin:end], shard=path, end=end)
-        if f"{index.checksum:016x}" != self._manifest.shards[number].index:
+        if index.checksum != self._listed.checksums[number]:
             message = "the shard's index in that of the set does not match the manifest: index the directory again"
             raise StaleIndexError(message, shard=path)
         return index
-
-
-def shards_fingerprint(manifest: Manifest) -> bytes:
-    """16 bytes that stand for the manifest without its columns: they change with any byte of any shard."""
-    return bytes.fromhex(replace(manifest, columns=()).fingerprint)
 
 
 def head_bytes(count: int) -> int:
@@ -106,8 +115,9 @@ def write_set_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
     if len(manifest.shards) < 2:
         (folder / SET_INDEX_NAME).unlink(missing_ok=True)
         return
+    listed = Listed.of(manifest)
     with suppress(DamagedIndexError):
-        if not force and SetIndex.open(folder, manifest) is not None:
+        if not force and SetIndex.open(folder, listed) is not None:
             return
     with staged_file(folder / SET_INDEX_NAME) as stream:
         stream.write(bytes(head_bytes(len(manifest.shards))))
@@ -120,9 +130,9 @@ def write_set_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
             stream.write(data)
             ends.append(stream.tell())
         stream.seek(0)
-        stream.write(_head(manifest, ends))
+        stream.write(_head(listed, ends))
 
 
-def _head(manifest: Manifest, ends: Sequence[int]) -> bytes:
-    head = _HEAD.pack(MAGIC, VERSION, len(ends), shards_fingerprint(manifest)) + np.array(ends, "<u8").tobytes()
+def _head(listed: Listed, ends: Sequence[int]) -> bytes:
+    head = _HEAD.pack(MAGIC, VERSION, len(ends), listed.fingerprint) + np.array(ends, "<u8").tobytes()
     return head + checksum64(head).to_bytes(8, "little")

@@ -38,7 +38,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     read_manifest,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 
 
@@ -273,7 +273,7 @@ def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
 def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
     path = folder / SET_INDEX_NAME
     try:
-        found = SetIndex.open(folder, manifest)
+        found = SetIndex.open(folder, Listed.of(manifest))
         if found is not None:
             for number, entry in enumerate(manifest.shards):
                 found.shard(number, str(folder / entry.name)).check_self()

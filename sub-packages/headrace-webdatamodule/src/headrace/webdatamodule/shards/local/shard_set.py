@@ -18,7 +18,7 @@ from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestErro
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, compression
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
-from headrace.webdatamodule.shards.index.set_index import SetIndex
+from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
 
@@ -41,6 +41,7 @@ class ShardSet:
     members: tuple[str, ...]
     columns: tuple[str, ...]
     fingerprint: str
+    set_fingerprint: bytes  # as of `Listed`
     concurrent: ClassVar[bool] = False  # whether several shards are read at the same time
 
     @property
@@ -68,12 +69,7 @@ class ShardSet:
         return index
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("manifest", "set_index")}
-
-    @cached_property
-    def manifest(self) -> Manifest:
-        """The manifest as it is now."""
-        return Manifest.load(self.folder)
+        return {name: value for name, value in vars(self).items() if name != "set_index"}
 
     @cached_property
     def set_index(self) -> SetIndex | None:
@@ -81,14 +77,13 @@ class ShardSet:
         if not self.folder or len(self.names) < 2:
             return None
         try:
-            same = tuple(int(shard.index, 16) for shard in self.manifest.shards) == self.checksums
-            return self.open_set_index() if same else None
+            return self.open_set_index(Listed(self.set_fingerprint, self.checksums))
         except (OSError, ShardError):  # the shards have indexes of their own
             return None
 
-    def open_set_index(self) -> SetIndex | None:
+    def open_set_index(self, listed: Listed) -> SetIndex | None:
         """Map the index of the whole set; None when there is none."""
-        return SetIndex.open(self.folder, self.manifest)
+        return SetIndex.open(self.folder, listed)
 
     def read_index(self, number: int) -> ShardIndex:
         """Map the index that lies beside a shard."""
@@ -146,14 +141,16 @@ def expand_braces(place: str) -> list[str]:
 
 def of_manifest(folder: str, manifest: Manifest) -> ShardSet:
     """The shards that a manifest in a folder lists."""
+    listed = Listed.of(manifest)
     return ShardSet(
         folder,
         tuple(shard.name for shard in manifest.shards),
         tuple(shard.samples for shard in manifest.shards),
-        tuple(int(shard.index, 16) for shard in manifest.shards),
+        listed.checksums,
         manifest.members,
         tuple(column.name for column in manifest.columns),
         manifest.fingerprint,
+        listed.fingerprint,
     )
 
 
@@ -167,4 +164,4 @@ def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:
     samples, checksums, members = zip(*heads, strict=True)
     every = tuple(sorted(set().union(*members)))
     fingerprint = xxhash.xxh3_128_hexdigest(repr((samples, checksums)).encode())
-    return ShardSet("", tuple(names), samples, checksums, every, (), fingerprint)
+    return ShardSet("", tuple(names), samples, checksums, every, (), fingerprint, b"")

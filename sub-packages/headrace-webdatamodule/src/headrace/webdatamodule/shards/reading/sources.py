@@ -50,10 +50,7 @@ def find_shards(source: Source) -> ShardSet:
         return _listed(_matches(path))
     if path.is_dir() or path.name == NAME:
         folder = path if path.is_dir() else path.parent
-        manifest = Manifest.load(folder)
-        made = of_manifest(str(folder), manifest)
-        vars(made)["manifest"] = manifest  # workers read it again if they need it
-        return made
+        return of_manifest(str(folder), Manifest.load(folder))
     return _listed([path])
 
 

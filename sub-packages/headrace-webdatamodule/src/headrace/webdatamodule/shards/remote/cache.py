@@ -25,8 +25,7 @@ from headrace.webdatamodule.shards.errors import (
     as_int,
 )
 from headrace.webdatamodule.shards.format.files import expanded, sync_directory
-from headrace.webdatamodule.shards.index.manifest import Manifest
-from headrace.webdatamodule.shards.index.set_index import SetIndex, shards_fingerprint
+from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
@@ -213,15 +212,15 @@ def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
     return files.read_as(beside(url, SUFFIX), most, lambda data: _checked_index(data, url))
 
 
-def cached_set_index(cache: Cache, files: RemoteFiles, url: str, manifest: Manifest, most: int) -> SetIndex:
+def cached_set_index(cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int) -> SetIndex:
     """Map the index of a whole set that is in the cache, or is fetched now."""
-    name = cached_name(url, int.from_bytes(shards_fingerprint(manifest)[:8], "big"), SUFFIX)
+    name = cached_name(url, int.from_bytes(listed.fingerprint[:8], "big"), SUFFIX)
 
     def put() -> BinaryIO:
-        data = files.read_as(url, most, lambda data: SetIndex(data, manifest)).data
+        data = files.read_as(url, most, lambda data: SetIndex(data, listed)).data
         return cache.put(name, len(data), lambda file: file.writelines([data]))
 
-    return _kept(cache, name, put, lambda data: SetIndex(data, manifest), url)
+    return _kept(cache, name, put, lambda data: SetIndex(data, listed), url)
 
 
 def beside(url: str, suffix: str) -> str:

@@ -24,7 +24,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     column_entry,
     read_column,
 )
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, SetIndex, head_bytes
+from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
 from headrace.webdatamodule.shards.local.shard_set import (
@@ -138,18 +138,13 @@ class RemoteSet(ShardSet):
         """The URL of a shard."""
         return _inside(self.folder, self.names[number]) if self.folder else self.names[number]
 
-    @cached_property
-    def manifest(self) -> Manifest:
-        """As of `ShardSet`."""
-        return _manifest(self.folder, self.remote.files)
-
-    def open_set_index(self) -> SetIndex | None:
+    def open_set_index(self, listed: Listed) -> SetIndex | None:
         """Fetch the index of the whole set, or map it in the cache; without a cache, only a small one."""
         url, remote = _inside(self.folder, SET_INDEX_NAME), self.remote
         most = head_bytes(len(self.names)) + sum(map(most_index_bytes, self.nbytes))
         if remote.cache is None:
-            return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, self.manifest))
-        return cached_set_index(remote.cache, remote.files, url, self.manifest, min(most, remote.cache_bytes))
+            return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, listed))
+        return cached_set_index(remote.cache, remote.files, url, listed, min(most, remote.cache_bytes))
 
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
@@ -194,9 +189,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
         manifest = _manifest(folder, remote.files)
         nbytes = tuple(shard.nbytes for shard in manifest.shards)
-        made = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
-        vars(made)["manifest"] = manifest  # workers fetch it again if they need it
-        return made
+        return RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
     heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
     return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
 
