@@ -27,7 +27,7 @@ from peers import peers
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 BATCH = 64
@@ -145,7 +145,7 @@ def opening(folder: Path, runs: int) -> None:
         dataset[0]
         times.append((1e3 * (opened - begin), 1e3 * (time.perf_counter() - opened)))
     made, first = (median(column) for column in zip(*times, strict=True))
-    command = [sys.executable, "-c", "import headrace.webdatamodule.shards.reading.dataset"]
+    command = [sys.executable, "-c", "import headrace.webdatamodule.shards.indexed_shards"]
     begin = time.perf_counter()
     subprocess.run(command, check=True)
     imported = 1e3 * (time.perf_counter() - begin)

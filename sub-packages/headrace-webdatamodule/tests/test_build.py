@@ -38,7 +38,7 @@ from headrace.webdatamodule.shards.index.container import VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 
 @pytest.fixture

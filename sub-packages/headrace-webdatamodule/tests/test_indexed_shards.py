@@ -22,8 +22,8 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError, Stal
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
-from headrace.webdatamodule.shards.local.shard_set import expand_braces, is_url
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards, Verify
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards, Verify
+from headrace.webdatamodule.shards.reading.shard_set import expand_braces, is_url
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -347,7 +347,7 @@ def test_keys_may_come_one_by_one(folder: Path) -> None:
 def test_the_reader_loads_neither_torch_nor_lightning() -> None:
     script = """
 import sys
-import headrace.webdatamodule.shards.reading.dataset
+import headrace.webdatamodule.shards.indexed_shards
 sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"torch", "lightning", "webdataset"} else 0)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -656,7 +656,7 @@ def test_a_cache_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> 
 def test_a_download_that_was_killed_leaves_nothing_that_looks_whole(site: Site, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
     script = f"""
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.remote.shards import Remote
 dataset = IndexedShards(Remote({site.url!r}, cache_dir={str(cache)!r}))
 print(len(dataset), flush=True)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
 from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 

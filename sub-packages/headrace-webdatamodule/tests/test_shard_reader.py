@@ -24,8 +24,8 @@ from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.local.shard_reader import LruCache
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
+from headrace.webdatamodule.shards.reading.shard_reader import LruCache
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60
@@ -130,7 +130,7 @@ def test_a_shard_that_is_cut_while_it_is_open_does_not_kill_the_process(tmp_path
     script = """
 import os, sys
 from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 dataset = IndexedShards(sys.argv[1], decode=None, verify="none")
 iterator = dataset.iterate()
 next(iterator), dataset[59]
@@ -255,7 +255,7 @@ def test_shards_that_the_manifest_does_not_list_are_not_read(tmp_path: Path) -> 
 
 LIMITED = """
 import os, resource, sys
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.errors import ShardError
 dataset = IndexedShards(sys.argv[1], decode=None, max_open=int(sys.argv[2]) or None)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -307,7 +307,7 @@ def test_a_list_of_more_shards_than_descriptors_can_be_made(many: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sys.exit(len(IndexedShards(sorted(Path(sys.argv[1]).glob("*.tar")))) % 256)
 """

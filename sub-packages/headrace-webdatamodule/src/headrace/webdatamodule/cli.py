@@ -53,8 +53,8 @@ from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, ind
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.interop import dali_path, export_dali, indexed_components
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.executor import pool
 from headrace.webdatamodule.shards.writing.plan import noted_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards

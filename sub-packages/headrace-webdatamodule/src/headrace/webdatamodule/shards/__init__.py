@@ -20,8 +20,8 @@ from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, ind
 from headrace.webdatamodule.shards.index.manifest import Manifest, add_column, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.interop import export_dali, import_dali, import_energon
-from headrace.webdatamodule.shards.reading.dataset import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from headrace.webdatamodule.shards.format.files import atomic_write, expanded, r
 from headrace.webdatamodule.shards.format.tar import BLOCK, META, Member, padded, skip_reason, walk
 from headrace.webdatamodule.shards.index.build import index_shard, open_shard_bytes
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.local.shard_set import open_index
+from headrace.webdatamodule.shards.reading.shard_set import open_index
 
 VERSION = "v1.2"
 _MOST_DALI = 1 << 28

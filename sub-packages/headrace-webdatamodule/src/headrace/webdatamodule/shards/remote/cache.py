@@ -27,7 +27,7 @@ from headrace.webdatamodule.shards.errors import (
 from headrace.webdatamodule.shards.format.files import expanded, sync_directory
 from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import MappedShard, ShardReader
+from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.

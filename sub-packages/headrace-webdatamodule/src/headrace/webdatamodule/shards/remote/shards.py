@@ -26,8 +26,8 @@ from headrace.webdatamodule.shards.index.manifest import (
 )
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import Sample, ShardBytes, ShardReader
-from headrace.webdatamodule.shards.local.shard_set import (
+from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardBytes, ShardReader
+from headrace.webdatamodule.shards.reading.shard_set import (
     Head,
     ShardSet,
     expand_braces,

@@ -23,7 +23,7 @@ from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
     ShardBuilder,

@@ -20,7 +20,7 @@ from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, 
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
 from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.local.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 Head = tuple[int, int, tuple[str, ...]]
 # A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".

@@ -17,9 +17,10 @@ from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, Allowed
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError, as_int
+from headrace.webdatamodule.shards.globbing import Source, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.local.shard_reader import (
+from headrace.webdatamodule.shards.reading.shard_reader import (
     NO_DESCRIPTORS,
     LruCache,
     Read,
@@ -27,7 +28,6 @@ from headrace.webdatamodule.shards.local.shard_reader import (
     ShardReader,
     default_limit,
 )
-from headrace.webdatamodule.shards.reading.sources import Source, find_shards
 
 Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]

@@ -1,1 +1,0 @@
-"""Shards on this machine: one, and a set of them. Those of other machines are read through the same classes."""
