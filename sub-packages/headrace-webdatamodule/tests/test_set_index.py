@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import Manifest, ShardError, add_column, index_shards, verify_shards, write_tars
+from headrace.webdatamodule import (
+    IndexedShards,
+    Manifest,
+    ShardError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_tars,
+)
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.index.container import checksum64
 from headrace.webdatamodule.shards.index.set_index import (
@@ -185,3 +193,11 @@ def test_who_dies_while_writing_it_leaves_the_old_one(folder: Path) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False).returncode == 9
     assert (folder / SET_INDEX_NAME).read_bytes() == kept
     assert verify_shards(folder) == []
+
+
+def test_a_column_that_is_a_fifo_is_refused(folder: Path) -> None:
+    [column] = add_column(folder, "n", range(40)).columns
+    (folder / column.file).unlink()
+    os.mkfifo(folder / column.file)
+    with pytest.raises(ShardError, match="a FIFO"):
+        IndexedShards(folder).column("n")

@@ -39,6 +39,7 @@ from headrace.webdatamodule.cli_io import (
     write_out,
 )
 from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, fingerprint_of, open_source
+from headrace.webdatamodule.shards.dali import dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -54,7 +55,6 @@ from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.interop import dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.writing.executor import pool
 from headrace.webdatamodule.shards.writing.plan import noted_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards

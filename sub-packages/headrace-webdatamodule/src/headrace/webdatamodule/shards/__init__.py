@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from headrace.webdatamodule.shards.dali import export_dali
 from headrace.webdatamodule.shards.decoding.decode import decode_member, restricted_loads
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
@@ -21,7 +22,6 @@ from headrace.webdatamodule.shards.index.manifest import Manifest, add_column, o
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.interop import export_dali, import_dali, import_energon
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ __all__ = [
     "add_column",
     "decode_member",
     "export_dali",
-    "import_dali",
-    "import_energon",
     "index_shards",
     "open_column",
     "restricted_loads",
