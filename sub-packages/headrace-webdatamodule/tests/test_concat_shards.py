@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, add_column, index_shards, write_tars
-from headrace.webdatamodule.loading.dataset import ConcatShards, count_by_source, describe_sample
+from headrace.webdatamodule.loading.concat_shards import ConcatShards, count_by_source, describe_sample
 
 COUNTS = {"first": 7, "empty": 0, "second": 12, "third": 1}
 TOTAL = sum(COUNTS.values())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.webdatamodule.loading.epochs import EpochLoader, EpochOffset
+from headrace.webdatamodule.loading.trainer_epochs import EpochLoader, EpochOffset
 
 
 class Loader(EpochLoader):

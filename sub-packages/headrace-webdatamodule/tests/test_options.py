@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from headrace.webdatamodule import Split
-from headrace.webdatamodule.loading.options import (
-    PerSplit,
-    as_int,
-    describe_option,
-    differences,
-    named_sources,
-    seed_int,
-)
+from headrace.webdatamodule.loading.options import checked_int, describe_option, differences, seed_int
+from headrace.webdatamodule.splits import PerSplit, named_sources
 
 
 def test_one_value_serves_all_splits() -> None:
@@ -84,8 +78,8 @@ def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> N
 
 @pytest.mark.parametrize("value", [1, 10**12, np.int64(7)])
 def test_counts(value: Any) -> None:
-    assert as_int("n", value, 1) == value
-    assert type(as_int("n", value, 1)) is int
+    assert checked_int("n", value, 1) == value
+    assert type(checked_int("n", value, 1)) is int
 
 
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def test_counts(value: Any) -> None:
 )
 def test_what_is_no_count(value: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"n must be an int >= 1, got .*: some cure$"):
-        as_int("n", value, 1, "some cure")
+        checked_int("n", value, 1, "some cure")
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(7), np.uint64(2**64 - 1)])

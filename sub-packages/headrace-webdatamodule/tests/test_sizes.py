@@ -24,9 +24,8 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading import digest
-from headrace.webdatamodule.loading.digest import column_name
-from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, sizes_of
+
+from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, column_name, sizes_of
 
 COUNT = 700  # of three chunks
 
@@ -327,7 +326,7 @@ def test_functions_that_call_themselves_have_a_name() -> None:
     assert column_name(deep) == column_name(deep)
 
 
-@pytest.mark.parametrize("function", [len, max, str, Counted.__call__, partial(max, 1), digest.column_name])
+@pytest.mark.parametrize("function", [len, max, str, Counted.__call__, partial(max, 1), column_name])
 def test_names_are_parts_of_a_file_name(folder: Path, function: Any) -> None:
     add_column(folder, column_name(function), np.zeros(COUNT))
     assert column_name(function) in IndexedShards(folder).columns
@@ -336,7 +335,7 @@ def test_names_are_parts_of_a_file_name(folder: Path, function: Any) -> None:
 def test_names_are_the_same_in_every_process() -> None:
     script = """
 from functools import partial
-from headrace.webdatamodule.loading.digest import column_name
+from headrace.webdatamodule.loading.sizes import column_name
 known = {"a", "b", "gamma", "delta"}
 def f(sample, kinds=frozenset(known)):
     return len(sample) if sample in {"x", "yy", "zzz", "wwww"} else len(known)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, index_shards, write_tars
-from headrace.webdatamodule.loading.dataset import ConcatShards, Skipped
+from headrace.webdatamodule.loading.batch_reading import Skipped
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 
 

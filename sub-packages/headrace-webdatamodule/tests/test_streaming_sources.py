@@ -24,7 +24,7 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.loading.batch_sampler import equal_share
-from headrace.webdatamodule.streaming.sources import pieces, rank_share
+from headrace.webdatamodule.streaming.stream_sources import pieces, rank_share
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, write_shards
-from headrace.webdatamodule.loading.dataset import ConcatShards
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 BATCH, BUDGET = 64, 16_384

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.datamodule import PickledDataWDS, WebDataModule
     from headrace.webdatamodule.indexed_datamodule import IndexedWebDataModule, SharedShardsWarning
     from headrace.webdatamodule.loader import ResumableLoader
+    from headrace.webdatamodule.loading.batch_reading import DamagedSampleWarning
     from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
-    from headrace.webdatamodule.loading.dataset import DamagedSampleWarning
     from headrace.webdatamodule.loading.distributed import RankMismatchError
     from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
@@ -91,7 +91,7 @@ _HOME = "headrace.webdatamodule"
 # Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
 _LATER = {
     "BatchSamplerFactory": "loading.factories",
-    "DamagedSampleWarning": "loading.dataset",
+    "DamagedSampleWarning": "loading.batch_reading",
     "DistributedBatchSampler": "loading.batch_sampler",
     "InProcessWarning": "shards",
     "IndexedWebDataModule": "indexed_datamodule",

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
-from headrace.webdatamodule.loading.epochs import EpochOffset
+from headrace.webdatamodule.loading.trainer_epochs import EpochOffset
 
 
 class FitLoop:

@@ -9,12 +9,11 @@ from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule.loading.options import as_int, named_sources
+from headrace.webdatamodule.loading.options import checked_int
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.split_datamodule import SplitDataModule
-from headrace.webdatamodule.splits import BySplit, Split, by_split
-from headrace.webdatamodule.streaming.loader import StreamLoader, open_loader
+from headrace.webdatamodule.splits import BySplit, Split, by_split, named_sources
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
     StreamOptions,
@@ -22,7 +21,8 @@ from headrace.webdatamodule.streaming.pipeline import (
     open_stream,
     stages_of,
 )
-from headrace.webdatamodule.streaming.sources import Mix, check_place, local_directory, scheme_of
+from headrace.webdatamodule.streaming.stream_loader import StreamLoader, open_loader
+from headrace.webdatamodule.streaming.stream_sources import Mix, check_place, local_directory, scheme_of
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
 
@@ -137,7 +137,7 @@ class WebDataModule(SplitDataModule):
     ) -> None:
         super().__init__()
         counts = {
-            split: as_int(f"n_samples[{split.name!r}]", count, 1)
+            split: checked_int(f"n_samples[{split.name!r}]", count, 1)
             for split, count in by_split("n_samples", n_samples).items()
         }
         places = {
@@ -146,7 +146,7 @@ class WebDataModule(SplitDataModule):
         }
         self._splits = {"n_samples": counts, "dirs_tars_wds": places}
         mixes = _checked_mixes(places, by_split("mix", mix))
-        batch_size = as_int("global_batch_size", global_batch_size, 1)
+        batch_size = checked_int("global_batch_size", global_batch_size, 1)
         keys = _member_keys(suffix_keys_wds)
         stages_wds = by_split("pipeline_wds", pipeline_wds)
         stages_wld = by_split("pipeline_prebatch_wld", pipeline_prebatch_wld)
@@ -282,7 +282,7 @@ class PickledDataWDS(WebDataModule):
         }
         super().__init__({split: len(names) for split, names in self._names.items()}, *args, **kwargs)
         self._source = Path(dir_pickles).expanduser().absolute()
-        self._n_tars = None if n_tars_wds is None else as_int("n_tars_wds", n_tars_wds, 1)
+        self._n_tars = None if n_tars_wds is None else checked_int("n_tars_wds", n_tars_wds, 1)
         for split in self._names:
             places = self._options[split].places if split in self._options else {}
             if list(places) != [""]:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule.loading.dataset import ConcatShards, OnError
+from headrace.webdatamodule.loading.batch_reading import OnError
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
-from headrace.webdatamodule.loading.options import NESTED, PerSplit, named_sources
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
-from headrace.webdatamodule.splits import BySplit, Split
+from headrace.webdatamodule.splits import NESTED, BySplit, PerSplit, Split, named_sources
 
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
 

@@ -15,37 +15,27 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.loading.dataset import (
-    BatchDataset,
-    ConcatShards,
-    OnError,
-    Skipped,
-    describe_sample,
-    warn_of_skipped,
-)
+from headrace.webdatamodule.loading.batch_reading import BatchDataset, OnError, Skipped, warn_of_skipped
+from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.epochs import EpochLoader
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of
-from headrace.webdatamodule.loading.options import check_loading, seed_int
-from headrace.webdatamodule.loading.permutation import derive
-from headrace.webdatamodule.loading.position import (
-    VERSION,
-    Iteration,
-    Position,
-    Requests,
+from headrace.webdatamodule.loading.foreign_batch_sampler import (
     check_batch_sampler,
-    check_loader_state,
     has_state,
     length_of,
     load_state,
     ranks_of,
-    requested,
     resume,
     rewind,
     set_epoch,
 )
+from headrace.webdatamodule.loading.options import check_loading, seed_int
+from headrace.webdatamodule.loading.permutation import derive
+from headrace.webdatamodule.loading.position import Iteration, Position, Requests, requested
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
+from headrace.webdatamodule.loading.states import VERSION, check_loader_state
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import WorkerTimeout, end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards
 

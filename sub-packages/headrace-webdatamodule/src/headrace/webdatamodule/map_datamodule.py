@@ -13,11 +13,10 @@ from torch.utils.data import ConcatDataset
 from tqdm import tqdm
 
 from headrace.webdatamodule.loading.columns import array_of_column
-from headrace.webdatamodule.loading.options import PerSplit
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import check_sizes
 from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
-from headrace.webdatamodule.splits import Split, by_split
+from headrace.webdatamodule.splits import PerSplit, Split, by_split
 
 # Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
 _TABLES = {

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._lightning import LastIndices
 from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule.loading.batch_reading import OnError
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
-from headrace.webdatamodule.loading.dataset import OnError
 from headrace.webdatamodule.loading.distributed import is_distributed, on_one_rank, waiting
 from headrace.webdatamodule.loading.factories import (
     BATCH_SAMPLER,
@@ -30,20 +30,13 @@ from headrace.webdatamodule.loading.factories import (
     refuse_uneven_evaluation,
 )
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of, own_fingerprint
-from headrace.webdatamodule.loading.options import (
-    PerSplit,
-    as_int,
-    check_loading,
-    describe_option,
-    differences,
-    seed_int,
-)
-from headrace.webdatamodule.loading.position import has_state
+from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
+from headrace.webdatamodule.loading.options import check_loading, checked_int, describe_option, differences, seed_int
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes
 from headrace.webdatamodule.loading.stats import Reports
 from headrace.webdatamodule.split_datamodule import SplitDataModule
-from headrace.webdatamodule.splits import BySplit, Split
+from headrace.webdatamodule.splits import BySplit, PerSplit, Split
 
 VERSION = 1
 
@@ -179,13 +172,13 @@ class ResumableDataModule(SplitDataModule):
         Lightning's batch-size finder sets it.
         """
         size = self._batch_size[Split.train]
-        return None if size is None else as_int("batch_size", size, 1)
+        return None if size is None else checked_int("batch_size", size, 1)
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
         if self.batch_size is None and Split.train in self._given:
             raise AttributeError("there is no batch_size to set: batch_sampler makes the batches")
-        as_int("batch_size", size, 1)
+        checked_int("batch_size", size, 1)
         given = self._batch_size
         value = {**given.given, Split.train: size} if given.mapped else size
         self._batch_size, self._resized = PerSplit("batch_size", value), True

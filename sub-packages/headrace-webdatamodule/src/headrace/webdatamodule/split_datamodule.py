@@ -7,8 +7,8 @@ from typing import Any
 import lightning
 
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
-from headrace.webdatamodule.loading.distributed import TrainerMesh
 from headrace.webdatamodule.loading.ranks import Ranks
+from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
 

@@ -1,7 +1,8 @@
 """The names of the splits, and arguments that are given per split."""
 
 import reprlib
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -28,6 +29,7 @@ _WORDS = {
     "predict": ("prediction",),
 }
 _MEANT = {word: name for name, words in _WORDS.items() for word in (name, *words)}
+NESTED = "shards are {'train': directory}, or {'train': {'name': directory, ...}} for several sources"
 _CLOSE = 0.81  # "tain" and "vall" are as close to a split, and "text" and "brain" are not
 
 
@@ -112,3 +114,62 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...", cur
             raise ValueError(f"{name} has {split.name!r} twice: as a member of Split and by its name")
         found[split] = value
     return found
+
+
+@dataclass(frozen=True)
+class PerSplit:
+    """The value of an argument: one for all splits, or a mapping from splits, which may leave some to the default.
+
+    Every mapping is one from splits, unless `mappings` are among the values: then it is one if all its keys are splits,
+    or are meant to be. `cure` says in errors what else a mapping may have been meant for.
+    """
+
+    name: str
+    given: Any
+    default: Any = None
+    mappings: bool = False
+    cure: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mapped:
+            object.__setattr__(self, "given", by_split(self.name, self.given, cure=self.cure))
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is a mapping from splits."""
+        if not isinstance(self.given, Mapping):
+            return False
+        if not self.mappings or any(isinstance(key, Split) for key in self.given):
+            return True
+        return bool(self.given) and all(meant_split(key) for key in self.given)
+
+    def in_words(self, words: Callable[[Any], str]) -> str:
+        """The value in words; of a mapping, those of each split."""
+        if not self.mapped:
+            return words(self.given)
+        return "{" + ", ".join(f"{split.name}: {words(value)}" for split, value in self.given.items()) + "}"
+
+    def __contains__(self, split: Split) -> bool:
+        return split in self.given if self.mapped else self.given is not None
+
+    def __getitem__(self, split: Split) -> Any:
+        return self.given.get(split, self.default) if self.mapped else self.given
+
+
+def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
+    """The sources of a split, each with a name; an only one gets the default's."""
+    if not isinstance(given, Mapping):
+        return {default: given}
+    if not given:
+        raise ValueError(f"{name} is empty: name at least one source, such as {{'proteins': directory}}")
+    for key, place in given.items():
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"{name}: names of sources must be text, got {key!r}; {NESTED}")
+        if named_split(key):
+            raise TypeError(
+                f"{name} names sources, and {key!r} is the name of a split: give the source another name, or the split "
+                "a place of its own"
+            )
+        if isinstance(place, Split | Mapping):
+            raise TypeError(f"{name}: {key!r} must be a place of shards, got {place!r}; {NESTED}")
+    return dict(given)

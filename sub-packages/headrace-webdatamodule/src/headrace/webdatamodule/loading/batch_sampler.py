@@ -15,10 +15,10 @@ from torch.utils.data import Sampler
 
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
-from headrace.webdatamodule.loading.options import as_int, seed_int
+from headrace.webdatamodule.loading.options import checked_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
-from headrace.webdatamodule.loading.position import check_state
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
+from headrace.webdatamodule.loading.states import check_state
 
 VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together
@@ -67,8 +67,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         mesh: Mesh | None = None,
         seed: int = 0,
     ) -> None:
-        self.n_samples = as_int("n_samples", n_samples, 0, "give len(dataset)")
-        self.batch_size = as_int("batch_size", batch_size, 1)
+        self.n_samples = checked_int("n_samples", n_samples, 0, "give len(dataset)")
+        self.batch_size = checked_int("batch_size", batch_size, 1)
         self._ranks = Ranks(num_replicas, rank, mesh)
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
@@ -140,7 +140,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
-        if self._cursor.choose(as_int("epoch", epoch, 0)):
+        if self._cursor.choose(checked_int("epoch", epoch, 0)):
             self._set_inner_epoch(epoch)
 
     def _set_inner_epoch(self, epoch: int) -> None:

@@ -7,12 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from headrace.webdatamodule.loading.ranks import Mesh
+from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 
 _Result = TypeVar("_Result")
 _PATIENCE = 60.0  # seconds until a rank says what it waits for
@@ -21,37 +22,6 @@ _logger = logging.getLogger(__name__)
 
 class RankMismatchError(RuntimeError):
     """The ranks are about to read different epochs, data or numbers of batches."""
-
-
-class TrainerMesh:
-    """The data-parallel ranks of a Lightning trainer, under model-parallel strategies too; asked late."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _FixedRanks, (self.size(), self.get_local_rank())  # a copy is of no trainer
-
-    def size(self) -> int:
-        """Number of ranks that read different data."""
-        return int((self._trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1))
-
-    def get_local_rank(self) -> int:
-        """This process among them."""
-        return int((self._trainer.distributed_sampler_kwargs or {}).get("rank", 0))
-
-
-class _FixedRanks(NamedTuple):
-    """Data-parallel ranks that stay as they are."""
-
-    world: int
-    rank: int
-
-    def size(self) -> int:
-        return self.world
-
-    def get_local_rank(self) -> int:
-        return self.rank
 
 
 def is_distributed() -> bool:

@@ -1,19 +1,24 @@
-"""What stands for a map-style dataset in a checkpoint, so that one of other data is refused."""
+"""Fingerprints of datasets, and digests of values and of code: a checkpoint with other ones is refused."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import pickle
+import types
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from headrace.webdatamodule.loading.digest import digest
-
 _ROWS = 64  # that are looked at; all of them would take as long as an epoch
 _DEEP = 8  # levels of containers
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+_EMPTY = types.CellType()  # of a name that a function closes over before it is bound
 
 
 def fingerprint_of(dataset: Any) -> str:
@@ -28,7 +33,7 @@ def fingerprint_of(dataset: Any) -> str:
     """
     if (own := own_fingerprint(dataset)) is not None:
         return own
-    text = f"{len(dataset)} {digest(_described(dataset))}"
+    text = f"{len(dataset)} {digest(_dataset_in_parts(dataset))}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -38,7 +43,7 @@ def own_fingerprint(thing: Any) -> str | None:
     return None if own is None or callable(own) else str(own)
 
 
-def _described(dataset: Any) -> Any:
+def _dataset_in_parts(dataset: Any) -> Any:
     if isinstance(dataset, Subset):
         return "subset", fingerprint_of(dataset.dataset), np.asarray(dataset.indices)
     if isinstance(dataset, ConcatDataset):
@@ -69,3 +74,93 @@ def _plain(thing: Any, depth: int = 0) -> Any:
     name = type(thing).__qualname__
     held = getattr(thing, "__dict__", None)
     return [name, _plain(held, depth + 1)] if held and depth < _DEEP else name
+
+
+def digest(*things: Any) -> str:
+    """Hash values, code and what they hold; the same in every process."""
+    seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
+    text = b"|".join(_described(thing, seen) for thing in things)
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+
+def _described(thing: Any, seen: dict[int, Any]) -> bytes:
+    if isinstance(thing, _VALUES):
+        return f"{type(thing).__name__} {thing!r}".encode("utf-8", "surrogatepass")
+    if id(thing) in seen:
+        return b"again"
+    seen[id(thing)] = thing
+    if isinstance(thing, types.BuiltinFunctionType | type):
+        return f"{thing.__module__}.{thing.__qualname__}".encode()
+    if isinstance(thing, set | frozenset):  # whose order is another one in each process
+        return b"set " + b"|".join(sorted(_described(one, {}) for one in thing))
+    parts = _parts(thing)
+    if parts is not None:
+        return b"(" + b"|".join(_described(part, seen) for part in parts) + b")"
+    return _object(thing, seen)
+
+
+def _parts(thing: Any) -> tuple[Any, ...] | None:
+    """The parts of a thing; None when it is described as a whole."""
+    if isinstance(thing, partial):
+        return thing.func, thing.args, thing.keywords
+    if isinstance(thing, types.MethodType):
+        return thing.__func__, thing.__self__
+    if not isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):  # such as of lru_cache
+        return (thing.__wrapped__,)
+    if isinstance(thing, types.FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY]
+        return thing.__code__, thing.__defaults__, thing.__kwdefaults__, tuple(cells), _named(thing)
+    if isinstance(thing, types.CodeType):
+        return thing.co_code, thing.co_names, thing.co_consts
+    if isinstance(thing, dict):
+        return tuple(part for pair in thing.items() for part in pair)
+    return tuple(thing) if type(thing) in (tuple, list) else None
+
+
+def _named(function: types.FunctionType) -> tuple[Any, ...]:
+    """The objects that a function finds by name in its module: values, containers, and functions defined there."""
+    found = [function.__globals__.get(name) for name in _names(function.__code__)]
+    own = function.__module__
+    return tuple(
+        one
+        for one in found
+        if isinstance(one, _VALUES + _CONTAINERS)
+        or _is_array(one)
+        or (callable(one) and not isinstance(one, type) and getattr(one, "__module__", None) == own)
+    )
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names that code uses, and the code inside it: comprehensions and lambdas."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return [*code.co_names, *itertools.chain(*inner)]
+
+
+def _object(thing: Any, seen: dict[int, Any]) -> bytes:
+    """A thing of some class: its name, its code and its attributes."""
+    kind = type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}".encode()
+    if _is_array(thing):
+        return name + f" {thing.dtype} {tuple(thing.shape)}".encode() + hashlib.blake2b(_bytes(thing)).digest()
+    state = getattr(thing, "__dict__", None)
+    if isinstance(state, dict):
+        methods = [one for one in kind.__dict__.values() if isinstance(one, types.FunctionType)]
+        return b"|".join([name, _described(state, seen), *(_described(method, seen) for method in methods)])
+    try:
+        return pickle.dumps(thing, protocol=5)
+    except Exception:
+        return name
+
+
+def _is_array(thing: Any) -> bool:
+    if isinstance(thing, torch.Tensor):
+        return thing.layout == torch.strided and not thing.is_quantized and not thing.is_meta
+    return isinstance(thing, np.ndarray) and not thing.dtype.hasobject
+
+
+def _bytes(array: Any) -> bytes:
+    if isinstance(array, torch.Tensor):  # numpy does not know all of torch's types
+        whole = array.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        array = whole.view(torch.uint8).numpy()
+    data: bytes = array.tobytes()
+    return data

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from headrace.webdatamodule.loading.dataset import (
+from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     DamagedSampleWarning,
     OnError,
@@ -23,9 +23,10 @@ from headrace.webdatamodule.loading.dataset import (
     Skipped,
     raise_explained,
 )
-from headrace.webdatamodule.loading.digest import column_name
+from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
+from headrace.webdatamodule.shards.index.manifest import DERIVED
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
 Sizes: TypeAlias = npt.NDArray[Any]
@@ -73,6 +74,19 @@ def sizes_of(
     else:
         _keep(source, column, found, shards)
     return found
+
+
+def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
+    """The name of the column that keeps a function's results; another one when its code changes.
+
+    Its code is that of the function, of functions of the same module that it names, their constants, defaults, what
+    they close over, and the plain values, containers and arrays that they find in the module; of an object also the
+    methods of its class and what it holds. What it calls elsewhere does not count. A function that changes such a
+    container itself is another one afterwards. `reading` is what else decides what it gets, such as a decoder.
+    """
+    called = getattr(function, "__name__", type(function).__name__)
+    plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
+    return f"{DERIVED}{plain}-{digest(function, *reading)}"
 
 
 def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:

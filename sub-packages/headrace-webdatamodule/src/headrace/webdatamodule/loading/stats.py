@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.dataset import Skipped, count_by_source, describe_sample, source_names
+from headrace.webdatamodule.loading.batch_reading import Skipped
+from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
 _SHOWN = 10  # skipped samples that a report names

@@ -20,7 +20,7 @@ import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from headrace.webdatamodule.loading.worker import end_with_parent, seed_worker_step
-from headrace.webdatamodule.streaming.sources import (
+from headrace.webdatamodule.streaming.stream_sources import (
     IndexedSource,
     Mix,
     MixedReader,

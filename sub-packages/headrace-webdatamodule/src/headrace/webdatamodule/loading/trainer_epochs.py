@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import SequentialSampler
 
-from headrace.webdatamodule.loading.options import as_int
-from headrace.webdatamodule.loading.position import LARGEST
+from headrace.webdatamodule.loading.options import checked_int
+from headrace.webdatamodule.loading.states import LARGEST
 
 
 class EpochLoader(ABC):
@@ -87,7 +87,7 @@ class EpochLoader(ABC):
             TypeError: No int.
             ValueError: Another number.
         """
-        number = as_int(f"{self._name}: epoch", epoch, 0)
+        number = checked_int(f"{self._name}: epoch", epoch, 0)
         if number >= LARGEST:
             raise ValueError(f"{self._name}: epoch must be an int from 0 to 2**62, got {epoch}")
         if self._fixed:

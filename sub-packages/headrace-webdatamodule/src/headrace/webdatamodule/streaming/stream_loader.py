@@ -17,9 +17,9 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.epochs import EpochLoader
-from headrace.webdatamodule.loading.position import check_state
 from headrace.webdatamodule.loading.ranks import Mesh
+from headrace.webdatamodule.loading.states import check_state
+from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -27,7 +27,7 @@ from headrace.webdatamodule.streaming.pipeline import (
     call_methods,
     describe_options,
 )
-from headrace.webdatamodule.streaming.sources import Pass
+from headrace.webdatamodule.streaming.stream_sources import Pass
 
 VERSION = 1
 _STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")

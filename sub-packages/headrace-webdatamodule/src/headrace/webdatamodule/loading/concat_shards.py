@@ -1,0 +1,103 @@
+"""Several named sources of shards as one dataset, and samples described by their source, shard and key."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset
+
+from headrace.webdatamodule.shards import IndexedShards
+
+
+class ConcatShards(ConcatDataset[Any]):
+    """The samples of named sources, `{name: indexed shards}`, one source after another."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, sources: Mapping[str, IndexedShards]) -> None:
+        if not sources:
+            raise ValueError("shards has no source: name at least one, such as {'proteins': directory}")
+        super().__init__(list(sources.values()))  # type: ignore[arg-type]  # datasets without torch
+        self.names = tuple(sources)
+
+    @property
+    def parts(self) -> Sequence[IndexedShards]:
+        """The sources."""
+        return self.datasets  # type: ignore[return-value]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read a batch, source by source; the samples are in the order of the indices."""
+        if len(self.parts) == 1:
+            return self.parts[0].__getitems__(indices)
+        places: list[list[int]] = [[] for _ in self.parts]
+        own: list[list[int]] = [[] for _ in self.parts]
+        for place, index in enumerate(indices):
+            number, local = self.locate(index)
+            places[number].append(place)
+            own[number].append(local)
+        samples: list[Any] = [None] * len(indices)
+        for part, to, wanted in zip(self.parts, places, own, strict=True):
+            if wanted:
+                for place, sample in zip(to, part.__getitems__(wanted), strict=True):
+                    samples[place] = sample
+        return samples
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The number of the source of a sample, and the sample's index there."""
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"indices must be {-count} to {count - 1}, got {index}")
+        index = int(index) % count
+        number = bisect_right(self.cumulative_sizes, index)
+        return number, index - (self.cumulative_sizes[number - 1] if number else 0)
+
+    def key(self, index: int) -> str:
+        """The key of a sample."""
+        number, local = self.locate(index)
+        return self.parts[number].key(local)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the names and with any byte of any shard; columns may come and go."""
+        parts = zip(self.names, self.parts, strict=True)
+        text = "\n".join(f"{name}\t{part.fingerprint}" for name, part in parts)
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def close(self) -> None:
+        """Close all shards; they are opened again when they are read."""
+        for part in self.parts:
+            part.close()
+
+
+def describe_sample(dataset: Any, index: int) -> str:
+    """A sample in words: by its key, source and shard where the dataset knows them, else by its index."""
+    source = ""
+    if isinstance(dataset, ConcatShards):
+        number, index = dataset.locate(index)
+        source = f" of source {dataset.names[number]!r}" if len(dataset.parts) > 1 else ""
+        dataset = dataset.parts[number]
+    if not isinstance(dataset, IndexedShards):
+        return f"sample {index}"
+    return f"sample {dataset.key(index)!r}{source} in shard {dataset.shard_of(index)!r}"
+
+
+def source_names(dataset: Any, default: str) -> tuple[str, ...]:
+    """Names of a dataset's sources, where it has `names` and `cumulative_sizes`; else one name."""
+    ends = getattr(dataset, "cumulative_sizes", None)
+    names = getattr(dataset, "names", None)
+    if ends is None or not names or callable(names):
+        return (default,)
+    return tuple(names) if len(names) == len(ends) else (default,)
+
+
+def count_by_source(dataset: Any, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many of some samples belong to each source, shape [n_sources]."""
+    count = len(source_names(dataset, ""))
+    if count == 1:
+        return np.array([len(indices)], np.int64)
+    return np.bincount(np.searchsorted(dataset.cumulative_sizes, indices, "right"), minlength=count)

@@ -1,0 +1,99 @@
+"""Any batch sampler, of headrace, torch or a user: its ranks, epoch, length and position, where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OTHER_ORDER = (
+    "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
+    "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
+)
+
+
+def has_state(batch_sampler: Any) -> bool:
+    """Whether a batch sampler can be resumed by itself."""
+    return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
+
+
+def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
+    """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
+    if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
+        kind = type(batch_sampler).__name__
+        raise TypeError(
+            f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}: give one such as "
+            "DistributedBatchSampler(len(dataset), batch_size)"
+        )
+    if not hasattr(type(batch_sampler), "fingerprint"):  # whose `sizes` and `n_samples` may mean something else
+        return batch_sampler
+    sizes = getattr(batch_sampler, "sizes", None)
+    count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
+    if isinstance(count, int) and count not in (0, len(dataset)):
+        kind = type(batch_sampler).__name__
+        raise ValueError(f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}")
+    return batch_sampler
+
+
+def ranks_of(batch_sampler: Any) -> tuple[int, int] | None:
+    """The number of ranks and the rank that a batch sampler, or its sampler, is for; None if it does not say."""
+    for one in (batch_sampler, getattr(batch_sampler, "sampler", None)):
+        found = getattr(one, "num_replicas", None), getattr(one, "rank", None)
+        if all(isinstance(number, int) for number in found):
+            return found  # type: ignore[return-value]  # of two ints
+    return None
+
+
+def set_epoch(batch_sampler: Any, epoch: int) -> None:
+    """Tell a batch sampler, or its sampler, the epoch."""
+    setter = getattr(batch_sampler, "set_epoch", None)
+    setter = setter or getattr(getattr(batch_sampler, "sampler", None), "set_epoch", None)
+    if callable(setter):
+        setter(epoch)
+
+
+def rewind(batch_sampler: Any, epoch: int) -> None:
+    """Put a batch sampler at the beginning of an epoch: it forgets its position with its epoch."""
+    set_epoch(batch_sampler, epoch + 1)
+    set_epoch(batch_sampler, epoch)
+
+
+def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
+    """Resume a batch sampler, whichever epoch was set before."""
+    batch_sampler.load_state_dict(state)
+    if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
+        set_epoch(batch_sampler, epoch)
+        batch_sampler.load_state_dict(state)
+
+
+def length_of(batch_sampler: Any, before: int) -> int:
+    """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at."""
+    remaining = getattr(batch_sampler, "remaining", None) if before and has_state(batch_sampler) else None
+    if remaining is not None and not callable(remaining):
+        return before + int(remaining)
+    return len(batch_sampler)
+
+
+def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
+    """Resume a batch sampler from a loader's state that was checked; if that is refused, it is in the `present` epoch.
+
+    Returns the hash of the batches before, of a batch sampler without a state, if this rank saved it.
+    """
+    own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
+    if has_state(batch_sampler):
+        load_state(batch_sampler, own, epoch)
+        if 0 < steps < len(batch_sampler) and state.get("order", "") != getattr(batch_sampler, "order_digest", ""):
+            rewind(batch_sampler, present)
+            raise ValueError(OTHER_ORDER.format(kind=type(getattr(batch_sampler, "sampler", batch_sampler)).__name__))
+        return None
+    num_replicas, rank = ranks
+    if own.get("num_replicas") != num_replicas:
+        raise ValueError(
+            f"checkpoint has num_replicas={own.get('num_replicas')}, got num_replicas={num_replicas}, "
+            f"and {type(batch_sampler).__name__} has no state_dict to share the rest among them: resume with as many "
+            "ranks, or give a batch sampler that has one"
+        )
+    set_epoch(batch_sampler, epoch)
+    if steps > (length := len(batch_sampler)):
+        set_epoch(batch_sampler, present)
+        raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
+    return {"delivered": own["delivered"]} if "delivered" in own and own.get("rank") == rank else None

@@ -1,0 +1,61 @@
+"""States that a checkpoint holds: checked key by key, and refused with the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+VERSION = 1
+LARGEST = 2**62  # no number in a state is as large
+_CURES = {
+    "seed": "use that seed, or start without the checkpoint",
+    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
+    "the checkpoint",
+}
+_OTHER_DATA = "another kind of dataset, other samples or shards, another number or order, or other names of sources"
+
+
+def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[str], more: Sequence[str] = ()) -> None:
+    """Refuse a state of something else, or one that was damaged.
+
+    `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
+    are others, of which one that ends with "?" may be absent.
+    """
+    fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
+    expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{expected}; got {type(state).__name__}")
+    lacks = [name for name in fields if name not in state]
+    if lacks or set(state) - {*fields, *(name.rstrip("?") for name in more)}:
+        fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
+        raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
+    for name in (*counts, "version"):
+        if type(state[name]) is not int or not 0 <= state[name] < LARGEST:
+            message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
+            raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
+    if state["version"] != own["version"]:
+        versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
+        cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
+        raise ValueError(f"{kind}: {versions}: {cure}")
+    for name, value in own.items():
+        if state[name] != value:
+            raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
+
+
+def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
+    """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
+    own, more = {"version": VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
+    check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
+    if state["fingerprint"] != fingerprint:
+        raise ValueError(
+            f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
+            f"got {fingerprint!r}; resume with the data it was saved with, or start without the checkpoint"
+        )
+    batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
+    if not isinstance(batches, Mapping):
+        raise TypeError(f"state['batch_sampler'] must be a mapping, got {type(batches).__name__}")
+    if batches.get("epoch", epoch) != epoch:
+        raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {batches['epoch']!r}: it was changed")
+    position = batches.get("position", steps)
+    if type(position) is int and (position > 0) != (steps > 0):
+        raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
