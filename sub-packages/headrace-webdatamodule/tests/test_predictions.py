@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.resumable_datamodule import in_order, rows
+from headrace.webdatamodule.loading.predictions import in_order, rows
 
 
 class Scored(NamedTuple):

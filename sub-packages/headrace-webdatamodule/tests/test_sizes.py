@@ -24,7 +24,6 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-
 from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, column_name, sizes_of
 
 COUNT = 700  # of three chunks

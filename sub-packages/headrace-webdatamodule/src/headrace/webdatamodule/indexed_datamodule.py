@@ -15,7 +15,7 @@ from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
-from headrace.webdatamodule.resumable_datamodule import ResumableDataModule
+from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
 from headrace.webdatamodule.splits import NESTED, BySplit, PerSplit, Split, named_sources
 
@@ -26,7 +26,7 @@ class SharedShardsWarning(UserWarning):
     """One set of shards serves training and validation."""
 
 
-class IndexedWebDataModule(ResumableDataModule):
+class IndexedWebDataModule(MapDataModule):
     """Indexed tar shards as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
 
     A sample reaches `transform` and `collate_fn` as a dictionary of its `__key__` and its decoded members. Batches are

@@ -1,0 +1,106 @@
+"""Map-style datasets that a user gives: which ones are refused, and the sizes of their samples."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset
+from tqdm import tqdm
+
+from headrace.webdatamodule.loading.columns import array_of_column
+from headrace.webdatamodule.loading.sizes import Sizes
+from headrace.webdatamodule.loading.stats import check_sizes
+from headrace.webdatamodule.splits import Split, by_split
+
+# Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
+_TABLES = {
+    ("to_pylist", "column_names"): "table.to_pylist()",
+    ("to_dict", "iloc", "columns"): 'table.to_dict("records")',
+    ("to_dicts", "columns"): "table.to_dicts()",
+}
+
+
+def check_datasets(datasets: Any) -> dict[Split, Any]:
+    """The datasets by split; refuses those that are not indexed by sample."""
+    given = by_split("datasets", datasets, "dataset")
+    if not given:
+        raise ValueError("datasets is empty: give at least one, such as {'train': dataset}")
+    for split, dataset in given.items():
+        _refuse_tables(f"datasets[{split.name!r}]", dataset)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            kind = type(dataset).__name__
+            raise TypeError(f"datasets[{split.name!r}] must have len() and integer indices, got {kind}")
+        if isinstance(dataset, Mapping):
+            _refuse_names(f"datasets[{split.name!r}]", dataset)
+    if Split.train in given and not len(given[Split.train]):
+        raise ValueError("datasets['train'] is empty: training needs samples; leave the split out to evaluate alone")
+    return given
+
+
+def _refuse_tables(name: str, dataset: Any) -> None:
+    """Refuse what has a length and indices, but no samples: a path, or a table that gives columns."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        cure = "read it first, such as datasets.Dataset.from_parquet(path)"
+        raise TypeError(f"{name} is a path, {reprlib.repr(dataset)}: {cure}")
+    for methods, rows in _TABLES.items():
+        if all(hasattr(dataset, method) for method in methods):
+            cure = f"give its rows, {rows}, or datasets.Dataset.from_parquet(path) of a file"
+            raise TypeError(f"{name} is a table that is indexed by columns, a {kind}: {cure}")
+
+
+def _refuse_names(name: str, dataset: Mapping[Any, Any]) -> None:
+    """Refuse a mapping that does not have the indices of samples as its keys."""
+    try:
+        for index in {0, len(dataset) - 1} if len(dataset) else ():
+            dataset[index]
+    except KeyError:
+        keys = ", ".join(reprlib.repr(key) for key in islice(dataset, 5))
+        more = ", ..." if len(dataset) > 5 else ""
+        raise TypeError(
+            f"{name} is a mapping with the keys {keys}{more}, and samples are found by 0 to n - 1: give columns as a "
+            "TensorDataset(x, y) or datasets.Dataset.from_dict(columns), and several sources as a ConcatDataset, or "
+            "NamedConcatDataset of headrace-weighted-sampler"
+        ) from None
+
+
+def sizes_of_dataset(split: Split, dataset: Any, sizes: Any) -> Any:
+    """The sizes of a split as an array; a function as it is, and None where there are none."""
+    if sizes is None:
+        own = getattr(dataset, "sizes", None)
+        sizes = None if callable(own) else own
+        if sizes is None and callable(getattr(dataset, "num_tokens", None)):
+            sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
+    if sizes is None or callable(sizes):
+        return sizes
+    if isinstance(sizes, str) and isinstance(dataset, ConcatDataset):
+        return np.concatenate([sizes_of_dataset(split, one, sizes) for one in dataset.datasets])
+    if isinstance(sizes, str):
+        columns = getattr(dataset, "column_names", None) or ()
+        if sizes not in columns:
+            have = f"has {', '.join(map(repr, columns)) or 'none'}"
+            told = (
+                f"sizes={sizes!r} must be a column of datasets[{split.name!r}], a {type(dataset).__name__} that {have}"
+            )
+            raise ValueError(f"{told}: give an array, or a function of the sample")
+        sizes = dataset[sizes]
+    array = np.asarray(array_of_column(sizes, f"sizes[{split.name!r}]"))
+    if array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"sizes[{split.name!r}] must be numbers or a function of the sample, got {type(sizes).__name__}"
+        )
+    return check_sizes(array, dataset, f"sizes[{split.name!r}]")
+
+
+def evaluated_sizes(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:
+    """The sizes that a function gives for the samples of a split."""
+    bar = tqdm(range(len(dataset)), desc=f"sizing {split.name}", unit="sample", delay=1.0, disable=None)
+    sizes = np.array([function(dataset[index]) for index in bar])
+    if sizes.dtype.kind not in "iuf":
+        raise TypeError(f"sizes[{split.name!r}] must give numbers, got {sizes.dtype}")
+    return sizes
