@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
+from headrace.webdatamodule.loading.trainer_epochs import Loop
 
 COUNT = 23
 WORKERS = [0, 1, 3]
@@ -510,10 +511,10 @@ def test_a_length_that_is_too_large_is_an_error(folder: Path, workers: int, done
     loader.close()
 
 
-class Steps:
+class Steps(Loop):
     """A training loop that counts its steps."""
 
-    trainer, done = None, 0
+    done = 0
 
     def steps_done(self) -> int:
         return self.done
@@ -523,7 +524,7 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
     loader = plain(folder)
     whole = list(plain(folder))
     steps = Steps()
-    loader._fit_loop = steps
+    loader._join(steps)
     for number, _ in enumerate(loader):
         during = loader.state_dict()
         steps.done += 1

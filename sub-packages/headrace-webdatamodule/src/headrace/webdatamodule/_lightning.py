@@ -10,15 +10,18 @@
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
-from headrace.webdatamodule.loading.trainer_epochs import EpochOffset
+from headrace.webdatamodule.loading.trainer_epochs import EpochOffset, Loop
 
 
-class FitLoop:
+class FitLoop(Loop):
     """Joins a trainer's fit loop with the train `loader` of its data module, an `EpochLoader`."""
+
+    is_own = False
 
     def __init__(self, module: Any) -> None:
         self._module, self.epochs = module, EpochOffset()
@@ -91,26 +94,51 @@ class FitLoop:
                 loop.reset_restart_stage()
 
 
-class EvaluationLoops:
+class EvaluationLoops(Loop):
     """Joins a trainer's loops that validate, test or predict with a loader: what others take of it counts for nothing.
 
     They run on all ranks; what a callback takes may be taken on one.
     """
 
+    is_own = False
+
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+        self._trainer = trainer
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer."""
+        return self._trainer
+
+    def counts(self) -> bool:
+        """Whether it is no sanity check."""
+        return not self._trainer.sanity_checking
 
     def iterates(self) -> bool:
         """Whether an iterator of these loops runs at this moment, and not another one."""
-        trainer = self.trainer
+        trainer = self._trainer
         loops = trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
         return any(map(_iterates, loops))
 
-    def steps_done(self) -> None:
-        """Every batch counts that was delivered."""
 
-    def settle(self) -> None:
-        """Nothing is resumed."""
+class PredictLoop(EvaluationLoops):
+    """The same for a loader to predict; keeps the indices of its batches in `delivered`, unless it is None.
+
+    Without a trainer it is a loop of the user's own.
+    """
+
+    def __init__(self, trainer: Any, delivered: list[Sequence[int]] | None) -> None:
+        super().__init__(trainer)
+        self._delivered = delivered
+
+    def counts(self) -> bool:
+        """All batches do."""
+        return True
+
+    def on_batch(self, indices: Sequence[int]) -> None:
+        """Keep the indices of a batch."""
+        if self._delivered is not None:
+            self._delivered.append(indices)
 
 
 def _iterates(loop: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule.loading.batch_reading import OnError
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
+from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
 from headrace.webdatamodule.map_datamodule import MapDataModule
@@ -222,10 +222,10 @@ class IndexedWebDataModule(MapDataModule):
                 self._shards(split, place, None),
                 place,
                 self._sizes[split],
-                num_workers=self._num_workers[split],
+                num_workers=self._loading[split].num_workers,
                 name=name,
                 reading=reading,
-                on_error=self._on_error[split],
+                on_error=self._loading[split].on_error,
             )
             for name, place in self._places(split).items()
         ]

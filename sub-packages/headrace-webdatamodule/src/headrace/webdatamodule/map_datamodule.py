@@ -7,13 +7,11 @@ from functools import partial, wraps
 from typing import Any
 
 import lightning
-import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from headrace.webdatamodule._lightning import LastIndices
+from headrace.webdatamodule._lightning import LastIndices, PredictLoop
 from headrace.webdatamodule.loader import ResumableLoader
-from headrace.webdatamodule.loading.batch_reading import OnError
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.distributed import is_distributed, on_one_rank, waiting
 from headrace.webdatamodule.loading.factories import (
@@ -32,7 +30,14 @@ from headrace.webdatamodule.loading.factories import (
 from headrace.webdatamodule.loading.fingerprint import fingerprint_of, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets, evaluated_sizes, sizes_of_dataset
-from headrace.webdatamodule.loading.options import check_loading, checked_int, describe_option, differences, seed_int
+from headrace.webdatamodule.loading.options import (
+    Loading,
+    OnError,
+    checked_int,
+    describe_option,
+    differences,
+    seed_int,
+)
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes
@@ -137,15 +142,22 @@ class MapDataModule(SplitDataModule):
         if not self._sampler.mapped:  # evaluation has to deliver every sample once
             self._sampler = PerSplit("sampler", {Split.train: sampler})
         self._collate_fn = PerSplit("collate_fn", collate_fn)
-        self._num_workers = PerSplit("num_workers", num_workers, 0)
-        self._on_error = PerSplit("on_error", on_error, "raise")
-        self._seed, self._log_stats = seed_int(seed), log_stats
-        self._pin_memory = pin_memory
+        self._num_workers, per_split = PerSplit("num_workers", num_workers, 0), PerSplit("on_error", on_error, "raise")
+        where = "[{}]" if self._num_workers.mapped or per_split.mapped else ""
         self._loading = {
-            "prefetch_factor": prefetch_factor,
-            "timeout": timeout,
-            "multiprocessing_context": multiprocessing_context,
+            split: Loading(
+                num_workers=self._num_workers[split],
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                multiprocessing_context=multiprocessing_context,
+                on_error=per_split[split],
+                where=where.format(repr(split.name)),
+            )
+            for split in Split
+            if split in self._given
         }
+        self._seed, self._log_stats = seed_int(seed), log_stats
         self._ranks = Ranks(num_replicas, rank, mesh)
         self._check()
         self._hide_val()
@@ -164,13 +176,7 @@ class MapDataModule(SplitDataModule):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}; it is for training alone")
         self._check_ignored()
-        loading = self._loading
-        where = "[{}]" if self._num_workers.mapped or self._on_error.mapped else ""
-        for split in filter(self._given.__contains__, Split):
-            workers, on_error = self._num_workers[split], self._on_error[split]
-            check_loading(
-                workers, loading["prefetch_factor"], loading["timeout"], on_error, where.format(repr(split.name))
-            )
+        for split in self._loading:
             check_callable("collate_fn", self._collate_fn[split], split)
             check_factories(
                 split,
@@ -294,16 +300,15 @@ class MapDataModule(SplitDataModule):
 
     def val_dataloader(self) -> ResumableLoader:
         """The loader of the val split; where there is none, fit goes without."""
-        loader: ResumableLoader = self._loader(Split.val)
-        loader._counts = self._is_counted
-        return loader
+        return self._loader(Split.val)  # type: ignore[no-any-return]  # of `_make_loader`
 
     def predict_dataloader(self) -> ResumableLoader:
         """The loader of the predict split, or the test split; `predictions` sorts what comes of it."""
         loader: ResumableLoader = super().predict_dataloader()
         self._predicted = []
         keeps = self.trainer is None or self.trainer.predict_loop.return_predictions
-        loader._on_batch = self._predicted.append if keeps else None
+        trainer = self.trainer if self._in_stage else None
+        loader._join(PredictLoop(trainer, self._predicted if keeps else None))
         loader.batch_sampler = LastIndices(loader)
         return loader
 
@@ -414,8 +419,6 @@ class MapDataModule(SplitDataModule):
             data,
             partial(self._make_batches, split, data, sizes),
             collate_fn=self._collate_fn[split],
-            num_workers=self._num_workers[split],
-            on_error=self._on_error[split],
             sizes=sizes,
             seed=self._seed,
             fingerprint=self._fingerprint(split),
@@ -424,8 +427,7 @@ class MapDataModule(SplitDataModule):
             mesh=ranks.mesh,
             name=split.name,
             fixed_epoch=not training,
-            pin_memory=torch.cuda.is_available() if self._pin_memory is None else self._pin_memory,
-            **self._loading,
+            **self._loading[split].arguments(),
         )
         len(loader)  # makes the batch sampler, so that its errors come at once
         return loader
@@ -448,9 +450,6 @@ class MapDataModule(SplitDataModule):
         else:
             refuse_uneven_evaluation(batches)
         return batches
-
-    def _is_counted(self) -> bool:
-        return self.trainer is None or not self.trainer.sanity_checking
 
 
 def _words(value: Any) -> str:

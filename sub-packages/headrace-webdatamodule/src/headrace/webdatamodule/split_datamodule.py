@@ -183,7 +183,7 @@ class SplitDataModule(lightning.LightningDataModule):
         for split in [split for split in self._loaders if train or split is not Split.train]:
             loader = self._loaders.pop(split)
             loader.close()
-            loader._fit_loop = None  # whoever still has the loader has it without the trainer
+            loader._release()  # what still holds the loader has it without the trainer
 
     def _loader(self, split: Split) -> Any:
         self._need(split, f"{split.name}_dataloader()")
@@ -196,9 +196,10 @@ class SplitDataModule(lightning.LightningDataModule):
                 else:
                     loader._restore(copied["train"])
                 if self._fit_loop is not None:
-                    loader._fit_loop, self._fit_loop.loader = self._fit_loop, loader
+                    self._fit_loop.loader = loader
+                    loader._join(self._fit_loop)
             elif self._in_stage:
-                loader._fit_loop = EvaluationLoops(self.trainer)
+                loader._join(EvaluationLoops(self.trainer))
             self._loaders[split] = loader
         return self._loaders[split]
 

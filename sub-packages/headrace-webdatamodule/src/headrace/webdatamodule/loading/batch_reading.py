@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from torch.utils.data import Dataset, default_collate, get_worker_info
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
-from headrace.webdatamodule.loading.worker import check_picklable, seed_worker_step, step_key
+from headrace.webdatamodule.loading.options import Loading, OnError
+from headrace.webdatamodule.loading.worker import (
+    WorkerTimeout,
+    check_picklable,
+    end_with_parent,
+    end_workers,
+    seed_worker_step,
+    start_workers,
+    step_key,
+)
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
 
-OnError: TypeAlias = Literal["raise", "skip"]
 _WARNED = 10  # skipped samples that get a warning each
 _DAMAGED = (DamagedShardError, DecodeError)
 
@@ -146,6 +155,58 @@ class BatchDataset(Dataset[Any]):
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             more = " ..." if len(read.indices) > 5 else ""
             raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
+
+
+class _Requests(Sampler[Request]):
+    """The batch sampler of torch's `DataLoader`: the requests of the iteration that begins."""
+
+    def __init__(self) -> None:
+        self.next: Iterator[Request] = iter(())
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.next  # the same one when it is asked twice, as torch does
+
+
+class BatchReader:
+    """Torch's `DataLoader` over a `BatchDataset`, for one iteration after another."""
+
+    def __init__(self, dataset: BatchDataset, loading: Loading) -> None:
+        self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
+        self._batches: Iterator[Any] = iter(())
+        self._torch: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
+            collate_fn=dataset.collate,  # type: ignore[arg-type]  # of what its __getitems__ gives
+            generator=torch.Generator(),  # else torch would draw from the process's own
+            worker_init_fn=end_with_parent,
+            **loading.of_torch(),
+        )
+
+    def start(self, requests: Iterator[Request]) -> None:
+        """Begin an iteration; the first one starts the workers."""
+        self._requests.next = requests
+        self._batches = start_workers(self._torch)
+
+    def next(self) -> tuple[Any, list[Skipped], ShardError | None] | None:
+        """The next batch, its skipped samples and its error; None at the end."""
+        batch: tuple[Any, list[Skipped], ShardError | None] | None = self._timeout.next_of(self._batches)
+        return batch
+
+    @property
+    def iterator(self) -> Any:
+        """Torch's iterator with the workers; None without workers."""
+        return self._torch._iterator
+
+    @iterator.setter
+    def iterator(self, iterator: Any) -> None:
+        running = self._torch._iterator
+        if iterator is None and running is not None:
+            end_workers(running)
+        self._torch._iterator = iterator
+
+    def close(self) -> None:
+        """End the workers; the next iteration starts others."""
+        self.iterator = None
 
 
 def _count(samples: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,26 @@ def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None
     if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
         set_epoch(batch_sampler, epoch)
         batch_sampler.load_state_dict(state)
+
+
+def place(batch_sampler: Any, epoch: int, steps: int, state: Mapping[str, Any] | None) -> None:
+    """Put a batch sampler at a position of an epoch, where it has a state; else at the beginning of the epoch."""
+    rewind(batch_sampler, epoch)
+    if steps and state is not None and has_state(batch_sampler):
+        load_state(batch_sampler, state, epoch)
+
+
+def copied(batch_sampler: Any, dataset: Any, name: str) -> Any:
+    """A batch sampler of the same order, for an iteration beside another one; the dataset stays the same."""
+    try:
+        return copy.deepcopy(batch_sampler, {id(dataset): dataset})
+    except TypeError as error:
+        kind = type(batch_sampler).__name__
+        raise TypeError(
+            f"a second iteration of the {name} loader, while one is under way, needs a copy of {kind}, and it cannot "
+            f"be copied ({error}): keep no iterators in its attributes, give batch_sampler as a function of "
+            "num_replicas and rank that makes it, or begin anew with set_epoch"
+        ) from error
 
 
 def length_of(batch_sampler: Any, before: int) -> int:

@@ -1,4 +1,4 @@
-"""Arguments: checked once, given for each split, and described in words for a checkpoint."""
+"""Options of loaders: checked once, passed on together, and described in words for a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import inspect
 import operator
 import reprlib
 from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
 
+OnError: TypeAlias = Literal["raise", "skip"]
 _LONGEST = 120
 
 
@@ -35,14 +39,50 @@ def seed_int(seed: Any) -> int:
     return number
 
 
-def check_loading(num_workers: Any, prefetch_factor: Any, timeout: Any, on_error: Any, where: str = "") -> None:
-    """Refuse what no loader takes; `where` names the split."""
-    checked_int(f"num_workers{where}", num_workers, 0, "0 reads in this process")
-    if prefetch_factor is not None:
-        checked_int("prefetch_factor", prefetch_factor, 1, "None stands for 2 batches a worker")
-    WorkerTimeout(timeout)
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error{where} must be 'raise' or 'skip', got {on_error!r}")
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a loader reads its batches; `where` names the split in errors.
+
+    Args:
+        num_workers: Processes that read ahead; they stay from epoch to epoch.
+        prefetch_factor: Batches that each of them reads ahead; 2 when None.
+        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
+        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
+        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+        on_error: "raise" the error of a damaged sample, or "skip" the sample, count it and warn.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = False
+    timeout: float = 600.0
+    multiprocessing_context: Any = None
+    on_error: OnError = "raise"
+    where: InitVar[str] = ""
+
+    def __post_init__(self, where: str) -> None:
+        workers = checked_int(f"num_workers{where}", self.num_workers, 0, "0 reads in this process")
+        object.__setattr__(self, "num_workers", workers)
+        if self.prefetch_factor is not None:
+            checked_int("prefetch_factor", self.prefetch_factor, 1, "None stands for 2 batches a worker")
+        WorkerTimeout(self.timeout)
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error{where} must be 'raise' or 'skip', got {self.on_error!r}")
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as keyword arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_torch(self) -> dict[str, Any]:
+        """The arguments of torch's `DataLoader`, which refuses some of them without workers."""
+        return {
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor if self.num_workers else None,
+            "pin_memory": torch.cuda.is_available() if self.pin_memory is None else self.pin_memory,
+            "timeout": WorkerTimeout(self.timeout).seconds if self.num_workers else 0,
+            "multiprocessing_context": self.multiprocessing_context if self.num_workers else None,
+            "persistent_workers": self.num_workers > 0,
+        }
 
 
 def describe_option(option: Any) -> str:

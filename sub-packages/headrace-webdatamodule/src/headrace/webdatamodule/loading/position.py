@@ -1,4 +1,4 @@
-"""Positions in an epoch, and the batches from a position on."""
+"""Where a loader stands in its epochs: positions, iterations, and what the next one begins with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils.data import Sampler
-
-from headrace.webdatamodule.loading.batch_reading import Request
+from headrace.webdatamodule.loading.batch_reading import Request, Skipped
+from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state
 
 
@@ -21,28 +20,141 @@ class Position(NamedTuple):
     state: dict[str, Any] | None  # of the batch sampler; of one that has none, a hash of the batches before, if any
 
 
+def position_of(batch_sampler: Any, steps: int, state: dict[str, Any] | None = None) -> Position:
+    """The position of a batch sampler, `steps` batches into its epoch; `state` is for one that has none."""
+    if has_state(batch_sampler):
+        state = batch_sampler.state_dict()
+    if state is not None and not steps and "position" in state:
+        state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
+    return Position(steps, state)
+
+
 class Iteration:
-    """One iteration; alive as long as its generator is."""
+    """One iteration over an epoch of `length` batches, from a position on.
 
-    def __init__(self, position: Position) -> None:
-        self.position = position  # behind the batch that was delivered last
-        # What was requested and not yet delivered: the indices of a batch, and the position behind it.
+    Attributes:
+        positions: Behind the batches that were delivered last; at least the last one.
+        in_flight: What was requested and is not delivered yet: the indices of a batch, and the position behind it.
+        delivered: The indices of the last batch, and its skipped samples.
+        plan: What the ranks compare.
+        under_way: Whether its generator runs.
+        finished: Whether it came to its end.
+    """
+
+    def __init__(self, epoch: int, start: Position, length: int, ranks: tuple[int, int], kept: int = 2) -> None:
+        self.epoch, self.start, self.length, self.ranks = epoch, start, length, ranks
+        self.positions = deque([start], kept)
         self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
+        self.delivered: tuple[Sequence[int], list[Skipped]] = (), []
+        self.plan: dict[str, Any] = {}
+        self.under_way = self.finished = False
+
+    def deliver(self, indices: Sequence[int], skipped: list[Skipped], position: Position) -> None:
+        """Note a batch, and the position behind it."""
+        self.delivered = indices, skipped
+        self.positions.append(position)
+
+    @property
+    def position(self) -> Position:
+        """Behind the last batch that was delivered."""
+        return self.positions[-1]
 
 
-class Requests(Sampler[Request]):
-    """The batch sampler of the inner `DataLoader`: what `requested` gives for the next iteration."""
+class Progress(EpochCursor):
+    """Where a loader stands: its epoch, the position there, and where the next iteration begins.
+
+    It is the cursor of the loader; its positions count batches. `set_epoch`, a state and a rewind put it at a place,
+    and then no iteration counts any more. The iteration that begins next is the latest one, and moves the position
+    alone.
+
+    Attributes:
+        place: Where it was put last.
+        resumed: Whether a state put it there.
+    """
+
+    iteration: Iteration | None
 
     def __init__(self) -> None:
-        self.next: Iterator[Request] = iter(())
+        super().__init__()
+        self.place, self.resumed = Position(0, None), False
 
-    def __iter__(self) -> Iterator[Request]:
-        return self.next  # the same one when it is asked twice, as torch does
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun since it was put at a place."""
+        return self.iteration is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the latest iteration came to its end."""
+        return self.iteration is not None and self.iteration.finished
+
+    @property
+    def under_way(self) -> Iteration | None:
+        """The latest iteration, while it runs."""
+        return self.iteration if self.iteration is not None and self.iteration.under_way else None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether `set_epoch` chose the epoch, and nothing was iterated since."""
+        return self._chosen
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """As the cursor does; the place has no state of the batch sampler until `put`."""
+        super().go_to(epoch, position)
+        self.place, self.resumed = Position(position, None), False
+
+    def put(self, epoch: int, place: Position, *, resumed: bool = False) -> None:
+        """Let the next iteration begin at a place."""
+        self.go_to(epoch, place.steps)
+        self.place, self.resumed = place, resumed
+
+    def load(self, epoch: int, place: Position) -> None:
+        """Take the place of a state."""
+        self._chosen = False
+        self.put(epoch, place, resumed=True)
+
+    def begin(self, iteration: object = None) -> object:
+        """Make an iteration the latest one."""
+        self.resumed = False
+        return super().begin(iteration)
+
+    def adopt(self, iteration: Iteration) -> None:
+        """Make an iteration the latest one that has delivered batches already."""
+        self.begin(iteration)
+        self.move(iteration, iteration.position.steps)
+
+    def behind(self, done: int | None = None) -> Position:
+        """The position behind the last batch; if no more than `done` batches count, behind the last of these."""
+        positions = [self.place] if self.iteration is None else self.iteration.positions
+        if done is None or done >= positions[-1].steps:
+            return positions[-1]
+        return next((position for position in reversed(positions) if position.steps <= done), positions[0])
+
+    def again(self) -> Position:
+        """Where the latest iteration's epoch begins once more: a look at one batch leaves a loaded position."""
+        latest = self.iteration
+        if latest is None or latest.finished or latest.position.steps > latest.start.steps + 1:
+            return Position(0, None)
+        return latest.start
+
+    def flags(self) -> tuple[bool, bool, bool, bool]:
+        """What a copy has to know beside the state."""
+        return self.begun, self.finished, self.chosen, self.resumed
+
+    def follow(self, flags: tuple[bool, bool, bool, bool], ranks: tuple[int, int]) -> None:
+        """Stand where the original of a copy stands, whose state was loaded here."""
+        begun, finished, chosen, resumed = flags
+        if finished:
+            done = Iteration(self.epoch, self.place, self.place.steps, ranks)
+            done.finished = True
+            self.adopt(done)
+        if finished or not begun:
+            self._chosen, self.resumed = chosen, resumed
 
 
-def requested(batches: Any, iteration: Iteration, stop: int, key: int) -> Iterator[Request]:
-    """The batches of an epoch of `stop` steps from where an iteration begins, noted as in flight."""
-    start, state_of = iteration.position, batches.state_dict if has_state(batches) else None
+def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]:
+    """The batches of an iteration, noted as in flight."""
+    start, stop, state_of = iteration.start, iteration.length, batches.state_dict if has_state(batches) else None
     given, before = iter(batches), hashlib.blake2b(digest_size=8)
     step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
     for batch in given:

@@ -18,12 +18,12 @@ from tqdm import tqdm
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     DamagedSampleWarning,
-    OnError,
     RawBatch,
     Skipped,
     raise_explained,
 )
 from headrace.webdatamodule.loading.fingerprint import digest
+from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
 from headrace.webdatamodule.shards.index.manifest import DERIVED

@@ -42,6 +42,21 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
             raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
 
 
+def loader_state(
+    seed: int, epoch: int, steps: int, fingerprint: str, batch_sampler: Mapping[str, Any] | None, order: str
+) -> dict[str, Any]:
+    """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name."""
+    state = {
+        "version": VERSION,
+        "seed": seed,
+        "epoch": epoch,
+        "steps": steps,
+        "fingerprint": fingerprint,
+        "batch_sampler": batch_sampler,
+    }
+    return {**state, "order": order} if order else state
+
+
 def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
     """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
     own, more = {"version": VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import SequentialSampler
@@ -17,11 +17,43 @@ from headrace.webdatamodule.loading.options import checked_int
 from headrace.webdatamodule.loading.states import LARGEST
 
 
+class Loop:
+    """The loop that a loader delivers to: one of the user's own, for which every batch counts."""
+
+    is_own = True  # no data module decides on the epoch and the position
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that runs this loop at this moment; None without one."""
+        return None
+
+    def iterates(self) -> bool:
+        """Whether the loop itself asks for a batch at this moment, and not somebody beside it."""
+        return True
+
+    def steps_done(self) -> int | None:
+        """Batches of the epoch that count; None when all do that were delivered."""
+        return None
+
+    def counts(self) -> bool:
+        """Whether batches count in the report."""
+        return True
+
+    def on_batch(self, indices: Sequence[int]) -> None:
+        """A batch of these samples was delivered, and counts."""
+
+    def begin(self, epoch: int | None = None) -> None:
+        """The loop is about to begin an epoch, or to be resumed."""
+
+    def settle(self) -> None:
+        """The loader's epoch was chosen."""
+
+
 class EpochLoader(ABC):
     """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position."""
 
     batch_sampler: Any = None  # trainers look for one beside `sampler`
-    _fit_loop: Any = None  # a `_lightning.FitLoop`, which knows the steps that were done; None without a trainer
+    _loop = Loop()
     _name: str
     _fixed: bool  # every epoch is the same
 
@@ -67,6 +99,14 @@ class EpochLoader(ABC):
     def _end_iteration(self) -> None:
         """The iteration that is under way, if any, has been abandoned."""
 
+    def _join(self, loop: Loop) -> None:
+        """Deliver to another loop from now on."""
+        self._loop = loop
+
+    def _release(self) -> None:
+        """Deliver to a loop of the user's own from now on."""
+        self._loop = Loop()
+
     @property
     def sampler(self) -> EpochSetter:
         """Trainers call `loader.sampler.set_epoch`."""
@@ -93,18 +133,18 @@ class EpochLoader(ABC):
         if self._fixed:
             return
         if self._trainer is not None:
-            self._fit_loop.begin(number)
+            self._loop.begin(number)
         else:
             self._choose_epoch(number)
 
     @property
     def _trainer(self) -> Any:
-        """The trainer that fits with this loader at this moment, if one does."""
-        return None if self._fit_loop is None else self._fit_loop.trainer
+        """The trainer that runs the loop of this loader at this moment, if one does."""
+        return self._loop.trainer
 
     def _is_beside_a_fit(self) -> bool:
         """Whether an iteration that begins is not the trainer's, and so counts for nothing."""
-        return self._trainer is not None and not self._fit_loop.iterates()
+        return self._trainer is not None and not self._loop.iterates()
 
 
 class EpochSetter(SequentialSampler):
@@ -118,7 +158,7 @@ class EpochSetter(SequentialSampler):
         """Choose the epoch that the loader delivers next."""
         self._loader.set_epoch(epoch)
         if self._loader._trainer is not None:
-            self._loader._fit_loop.settle()
+            self._loader._loop.settle()
 
 
 class EpochOffset:

@@ -83,7 +83,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_fit_loop", "_latest", "_runs")}
+        kept = {name: value for name, value in vars(self).items() if name not in ("_loop", "_latest", "_runs")}
         if self._latest is not None:
             kept["_epoch"], kept["_resumed"] = self._at[0], self._at
         return {**kept, "pipeline": self.pipeline[1:], "_warned": set(self._warned)}
@@ -126,7 +126,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def _at(self) -> tuple[int, int]:
         """The present epoch, and its batches that were delivered; in a trainer, those that counted."""
         if (run := self._latest) is not None:
-            done = None if self._fit_loop is None else self._fit_loop.steps_done()
+            done = self._loop.steps_done()
             return run.epoch, run.steps if done is None else max(run.start, min(done, run.steps))
         if self._resumed is not None and self._resumed[0] == self._epoch:
             return self._resumed
@@ -176,7 +176,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._check_state(state)
         epoch, steps = state["epoch"], state["position"]
-        if self._chosen and self._epoch > epoch and self._fit_loop is None:
+        if self._chosen and self._epoch > epoch and self._loop.is_own:
             return  # an epoch that was chosen after the state was saved
         self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, steps), None, False
         self._replicas = state["num_replicas"]
