@@ -55,7 +55,7 @@ class IndexedWebDataModule(MapDataModule):
             `batch_sampler`, which decide the order themselves.
         drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
             refused beside a `batch_sampler`, which has options of its own.
-        decode: As of `IndexedShards`.
+        decode: How members are decoded; see `IndexedShards`.
         transform: Called with each decoded sample, in the worker.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.

@@ -41,11 +41,10 @@ from headrace.webdatamodule.loading.options import (
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes
+from headrace.webdatamodule.loading.states import check_module_state
 from headrace.webdatamodule.loading.stats import Reports
 from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, PerSplit, Split
-
-VERSION = 1
 
 
 class MapDataModule(SplitDataModule):
@@ -345,8 +344,8 @@ class MapDataModule(SplitDataModule):
         """Statistics of each split's loader on this rank, in the present stage or the last one that used it."""
         return Reports({**self._reports, **{split: loader.report() for split, loader in self._loaders.items()}})
 
-    def _described_state(self) -> dict[str, Any]:
-        return {"version": VERSION, "options": self._options}
+    def _state_options(self) -> dict[str, str]:
+        return self._options
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; it is checked as soon as the training split is needed.
@@ -357,21 +356,13 @@ class MapDataModule(SplitDataModule):
             TypeError: It is no mapping.
             ValueError: It is of another version; and later, if it is of other data, sizes, options or another seed.
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"the checkpoint's data state must be a mapping, got {type(state_dict).__name__}")
-        if state_dict and (state_dict.get("version") != VERSION or "train" not in state_dict):
-            found, cure = state_dict.get("version"), "resume with the data module and the release that saved it"
-            raise ValueError(
-                f"the checkpoint's data state has version {found!r}, this release reads {VERSION}: {cure}, or start "
-                "without the checkpoint"
-            )
+        check_module_state(state_dict)
         super().load_state_dict(state_dict)
 
     def teardown(self, stage: str) -> None:
         """End the workers of a stage, and log its statistics if `log_stats` says so."""
         if self._log_stats and not (dist.is_available() and dist.is_initialized() and dist.get_rank()):
-            for loader in self._loaders.values():
-                rank_zero_info(str(loader.report()))
+            Reports({split: loader.report() for split, loader in self._loaders.items()}).log(rank_zero_info)
         super().teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -398,8 +389,8 @@ class MapDataModule(SplitDataModule):
             loader._restore(train)
         except ValueError as error:
             same_data = train.get("fingerprint") == self._fingerprint(Split.train)
-            told = f"{changed}; {cure}" if changed and same_data else error
-            raise ValueError(f"the checkpoint does not fit: {told}") from error
+            reason = f"{changed}; {cure}" if changed and same_data else error
+            raise ValueError(f"the checkpoint does not fit: {reason}") from error
 
     def _described(self) -> dict[str, str]:
         given = (self._batch_size, self._batch_sampler, self._sizes, self._sampler)

@@ -8,6 +8,7 @@ import lightning
 
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule.loading.ranks import Ranks
+from headrace.webdatamodule.loading.states import module_state
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
@@ -41,9 +42,9 @@ class SplitDataModule(lightning.LightningDataModule):
     def _resume(self, loader: Any) -> None:
         raise NotImplementedError
 
-    def _described_state(self) -> dict[str, Any]:
-        """What a state holds beside the positions."""
-        return {}
+    def _state_options(self) -> dict[str, str] | None:
+        """The options in words that a state holds beside the positions; None for none."""
+        return None
 
     def _data_in_words(self, split: Split) -> str:
         raise NotImplementedError
@@ -138,10 +139,10 @@ class SplitDataModule(lightning.LightningDataModule):
         """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
         if (loader := self._loaders.get(Split.train)) is None:
             return self._copied or self._saved or self._left
-        state = {**self._described_state(), "train": loader.state_dict()}
-        if self._fit_loop is None or self._fit_loop.trainer is None:  # which is so beside other loaders, too
-            return state
-        return {**state, "trainer": self._fit_loop.epochs.state_dict(loader)}
+        trainer = None
+        if self._fit_loop is not None and self._fit_loop.trainer is not None:  # None beside other loaders, too
+            trainer = self._fit_loop.epochs.state_dict(loader)
+        return module_state(loader.state_dict(), trainer, self._state_options())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; it is checked as soon as the training split is needed.

@@ -108,8 +108,8 @@ def by_split(name: str, given: Mapping[Any, T] | None, example: str = "...", cur
         split = as_split(key)
         if split is None:
             meant = meant_split(key)
-            told = f": it is {meant!r} here" if meant else f"; {cure}" if cure else ""
-            raise TypeError(f"{name}: keys must be {_names(Split)} or members of Split, got {key!r}{told}")
+            hint = f": it is {meant!r} here" if meant else f"; {cure}" if cure else ""
+            raise TypeError(f"{name}: keys must be {_names(Split)} or members of Split, got {key!r}{hint}")
         if split in found:
             raise ValueError(f"{name} has {split.name!r} twice: as a member of Split and by its name")
         found[split] = value

@@ -33,8 +33,8 @@ class DamagedSampleWarning(UserWarning):
 def warn_of_skipped(sample: Skipped, count: int) -> None:
     """Warn of a skipped sample, the `count`-th one, unless there were enough warnings."""
     if count <= _WARNED:
-        more = "; further ones are counted in report()" if count == _WARNED else ""
-        warnings.warn(f"skipped a sample: {sample[1]}{more}", DamagedSampleWarning, stacklevel=4)
+        suffix = "; further ones are counted in report()" if count == _WARNED else ""
+        warnings.warn(f"skipped a sample: {sample[1]}{suffix}", DamagedSampleWarning, stacklevel=4)
 
 
 class Request(NamedTuple):
@@ -112,8 +112,8 @@ class BatchDataset(Dataset[Any]):
             if isinstance(alone, Mapping) and alone.get("__key__") == sample["__key__"]:
                 self._key_of = None  # keys of another form
                 return
-            told = f"index {index} is {key!r}, got {sample['__key__']!r} in its place"
-            raise _wrong_answer(self.dataset, told)
+            got = f"index {index} is {key!r}, got {sample['__key__']!r} in its place"
+            raise _wrong_answer(self.dataset, got)
 
     def _read(self, indices: Sequence[int]) -> RawBatch:
         try:
@@ -153,8 +153,8 @@ class BatchDataset(Dataset[Any]):
             return batch, read.skipped, None
         except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
-            more = " ..." if len(read.indices) > 5 else ""
-            raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{more}")
+            suffix = " ..." if len(read.indices) > 5 else ""
+            raise_explained(error, "collate_fn", f"in collate_fn, of {len(read.indices)} samples: {shown}{suffix}")
 
 
 class _Requests(Sampler[Request]):
@@ -227,10 +227,10 @@ def _described(samples: Any) -> str:
     return f"a {kind}" if count is None else f"{count} (a {kind})"
 
 
-def _wrong_answer(dataset: Any, told: str) -> ValueError:
+def _wrong_answer(dataset: Any, got: str) -> ValueError:
     return ValueError(
         f"{type(dataset).__name__}.__getitems__ must return a list with one sample for each index, in their order, "
-        f"{told}: to leave samples out, leave them out of the batch sampler's indices; without __getitems__ they are "
+        f"{got}: to leave samples out, leave them out of the batch sampler's indices; without __getitems__ they are "
         "read one by one"
     )
 

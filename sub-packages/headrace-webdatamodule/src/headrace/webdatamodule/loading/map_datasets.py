@@ -84,10 +84,10 @@ def sizes_of_dataset(split: Split, dataset: Any, sizes: Any) -> Any:
         columns = getattr(dataset, "column_names", None) or ()
         if sizes not in columns:
             have = f"has {', '.join(map(repr, columns)) or 'none'}"
-            told = (
+            message = (
                 f"sizes={sizes!r} must be a column of datasets[{split.name!r}], a {type(dataset).__name__} that {have}"
             )
-            raise ValueError(f"{told}: give an array, or a function of the sample")
+            raise ValueError(f"{message}: give an array, or a function of the sample")
         sizes = dataset[sizes]
     array = np.asarray(array_of_column(sizes, f"sizes[{split.name!r}]"))
     if array.dtype.kind not in "iuf":

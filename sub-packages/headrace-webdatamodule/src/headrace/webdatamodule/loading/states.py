@@ -1,11 +1,12 @@
-"""States that a checkpoint holds: checked key by key, and refused with the cause."""
+"""States that a checkpoint holds: made here, checked here key by key, and refused with the cause."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VERSION = 1
+VERSION = 1  # of a loader's state
+MODULE_VERSION = 1  # of a data module's
 LARGEST = 2**62  # no number in a state is as large
 _CURES = {
     "seed": "use that seed, or start without the checkpoint",
@@ -74,3 +75,24 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> No
     position = batches.get("position", steps)
     if type(position) is int and (position > 0) != (steps > 0):
         raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
+
+
+def module_state(
+    train: Mapping[str, Any], trainer: Any = None, options: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The state of a data module: of its train loader, of a trainer's epochs, and the options, where it has these."""
+    state: dict[str, Any] = {} if options is None else {"version": MODULE_VERSION, "options": options}
+    state["train"] = train
+    return state if trainer is None else {**state, "trainer": trainer}
+
+
+def check_module_state(state: Any) -> None:
+    """Refuse a state with options that is no state of a data module, or of another version."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the checkpoint's data state must be a mapping, got {type(state).__name__}")
+    if state and (state.get("version") != MODULE_VERSION or "train" not in state):
+        found, cure = state.get("version"), "resume with the data module and the release that saved it"
+        raise ValueError(
+            f"the checkpoint's data state has version {found!r}, this release reads {MODULE_VERSION}: {cure}, or start "
+            "without the checkpoint"
+        )

@@ -1,9 +1,9 @@
-"""Statistics of delivered batches: samples of each source, padding, skipped samples."""
+"""Statistics of delivered batches, and their report, which is logged at the end of a stage."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,11 @@ class Reports(dict[Any, LoaderReport]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.values()))
+
+    def log(self, info: Callable[[str], None]) -> None:
+        """Log them one by one, as at the end of a stage."""
+        for report in self.values():
+            info(str(report))
 
 
 def check_sizes(sizes: npt.NDArray[Any], dataset: Any, name: str = "sizes") -> npt.NDArray[Any]:

@@ -89,11 +89,11 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def _choose_epoch(self, epoch: int) -> None:
-        """As `set_epoch`, by whoever decides on the epoch; the present one keeps its position."""
+        """As `set_epoch`, without a look at the trainer; the present epoch keeps its position."""
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """As `load_state_dict`, by whoever decides on the position."""
+        """As `load_state_dict`, without a look at the trainer."""
 
     @abstractmethod
     def _end_iteration(self) -> None:
