@@ -5,10 +5,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import distributed_tasks
 import pytest
-import rank_tasks
 from indexed_runs import Mesh
-from ranks import run_ranks
+from processes import run_ranks
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -45,7 +45,7 @@ def test_a_loader_takes_the_ranks_of_the_moment(folder: str, monkeypatch: pytest
     """Also those that the environment tells, as the streaming data module does."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    module = IndexedWebDataModule(folder, batch_size=2, collate_fn=rank_tasks.keys, seed=1)
+    module = IndexedWebDataModule(folder, batch_size=2, collate_fn=distributed_tasks.keys, seed=1)
     module.setup("fit")
     loader = module.train_dataloader()
     assert (loader.ranks, len(loader)) == ((1, 0), 10)
@@ -62,7 +62,7 @@ def test_a_loader_takes_the_ranks_of_the_moment(folder: str, monkeypatch: pytest
 def test_a_mesh_gives_a_module_and_a_loader_their_ranks(folder: str) -> None:
     came = []
     for rank in range(2):
-        module = IndexedWebDataModule(folder, batch_size=4, collate_fn=rank_tasks.keys, mesh=Mesh(2, rank))
+        module = IndexedWebDataModule(folder, batch_size=4, collate_fn=distributed_tasks.keys, mesh=Mesh(2, rank))
         module.setup("fit")
         came += list(module.train_dataloader())
     assert sorted(flat(came)) == KEYS
@@ -72,7 +72,7 @@ def test_a_mesh_gives_a_module_and_a_loader_their_ranks(folder: str) -> None:
 
 
 def run(out: Path, folders: list[str], options: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return run_ranks(rank_tasks.two_epochs, out, 2, folders, options)
+    return run_ranks(distributed_tasks.two_epochs, out, 2, folders, options)
 
 
 def state(folder: str, steps: int) -> dict[str, Any]:
@@ -143,7 +143,8 @@ def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) ->
 )
 def test_what_differs_is_named(tmp_path: Path, plans: list[dict[str, Any]], message: str) -> None:
     assert all(
-        message in said and bool(said) == bool(message) for said in run_ranks(rank_tasks.compared, tmp_path, 2, plans)
+        message in said and bool(said) == bool(message)
+        for said in run_ranks(distributed_tasks.compared, tmp_path, 2, plans)
     )
 
 
@@ -158,7 +159,7 @@ def test_tensor_parallel_ranks_get_the_same_batches(
     folder: str, tmp_path: Path, data_parallel: int, tensor_parallel: int
 ) -> None:
     world = data_parallel * tensor_parallel
-    seen = run_ranks(rank_tasks.tensor_parallel, tmp_path, world, folder, data_parallel, tensor_parallel)
+    seen = run_ranks(distributed_tasks.tensor_parallel, tmp_path, world, folder, data_parallel, tensor_parallel)
     for group in range(data_parallel):
         same = seen[group * tensor_parallel : (group + 1) * tensor_parallel]
         assert all(rank == same[0] for rank in same)
@@ -169,7 +170,7 @@ def test_tensor_parallel_ranks_get_the_same_batches(
 
 @slow
 def test_a_look_of_one_rank_waits_for_no_other(folder: str, tmp_path: Path) -> None:
-    came = run_ranks(rank_tasks.looked_at, tmp_path, 2, folder)
+    came = run_ranks(distributed_tasks.looked_at, tmp_path, 2, folder)
     for epoch in (slice(0, 5), slice(5, 10)):
         assert sorted(key for rank in came for key in flat(rank[epoch])) == KEYS
 
@@ -177,7 +178,7 @@ def test_a_look_of_one_rank_waits_for_no_other(folder: str, tmp_path: Path) -> N
 @slow
 @pytest.mark.parametrize("kind", ["indexed", "sized", "stream"])
 def test_looks_of_one_rank_before_in_and_after_a_fit(tmp_path: Path, kind: str) -> None:
-    ranks = run_ranks(rank_tasks.looks_of_one_rank, tmp_path, 2, made(tmp_path / "shards"), kind)
+    ranks = run_ranks(distributed_tasks.looks_of_one_rank, tmp_path, 2, made(tmp_path / "shards"), kind)
     sanity = 1
     for name, begin, epochs in (("train", 0, 2), ("val", sanity, 2), ("validated", 0, 1), ("outputs", 0, 1)):
         assert [len(rank[name]) for rank in ranks] == [begin + 5 * epochs] * 2
@@ -189,7 +190,7 @@ def test_looks_of_one_rank_before_in_and_after_a_fit(tmp_path: Path, kind: str) 
 
 @slow
 def test_looks_of_one_rank_in_a_loop(folder: str, tmp_path: Path) -> None:
-    ranks = run_ranks(rank_tasks.looks_in_a_loop, tmp_path, 2, folder)
+    ranks = run_ranks(distributed_tasks.looks_in_a_loop, tmp_path, 2, folder)
     for epoch in (slice(0, 4), slice(4, 8)):
         assert sorted(key for rank in ranks for key in flat(rank["came"][epoch])) == KEYS
     assert [rank["steps"] for rank in ranks] == [[1, 2, 3, 4] * 2] * 2
@@ -200,7 +201,7 @@ def test_looks_of_one_rank_in_a_loop(folder: str, tmp_path: Path) -> None:
 def test_plans_that_differ_are_an_error_in_a_loop_that_talks_in_each_step(
     folder: str, tmp_path: Path, threaded: bool
 ) -> None:
-    ranks = run_ranks(rank_tasks.differing, tmp_path, 2, folder, threaded)
+    ranks = run_ranks(distributed_tasks.differing, tmp_path, 2, folder, threaded)
     assert ranks[0]["said"] == ranks[1]["said"]
     message = "steps done: rank 0 has 0, rank 1 has 4" if threaded else "epoch: rank 0 has 0, rank 1 has 1"
     assert message in ranks[0]["said"][0]
@@ -210,7 +211,7 @@ def test_plans_that_differ_are_an_error_in_a_loop_that_talks_in_each_step(
 @slow
 @pytest.mark.parametrize("kind", ["indexed", "stream"])
 def test_validation_data_that_differs_is_an_error_on_every_rank(folder: str, tmp_path: Path, kind: str) -> None:
-    said = run_ranks(rank_tasks.validated, tmp_path / "run", 2, [folder, made(tmp_path / "other", 1)], kind)
+    said = run_ranks(distributed_tasks.validated, tmp_path / "run", 2, [folder, made(tmp_path / "other", 1)], kind)
     assert said[0] == said[1]
     assert "the ranks differ in what the val loader is to deliver" in said[0]
 
@@ -218,7 +219,7 @@ def test_validation_data_that_differs_is_an_error_on_every_rank(folder: str, tmp
 @slow
 @pytest.mark.parametrize("seeds", [[1, 1], [1, 2]])
 def test_ranks_of_a_mesh_talk_to_one_another_alone(folder: str, tmp_path: Path, seeds: list[int]) -> None:
-    ranks = run_ranks(rank_tasks.one_of_each_model, tmp_path, 4, folder, seeds)
+    ranks = run_ranks(distributed_tasks.one_of_each_model, tmp_path, 4, folder, seeds)
     reading = ranks[::2]
     assert [rank["came"] for rank in ranks[1::2]] == [[], []]
     if seeds[0] == seeds[1]:
@@ -230,7 +231,7 @@ def test_ranks_of_a_mesh_talk_to_one_another_alone(folder: str, tmp_path: Path, 
 
 @slow
 def test_a_rank_that_waits_says_for_what(folder: str, tmp_path: Path) -> None:
-    said = run_ranks(rank_tasks.late, tmp_path, 2, folder, str(tmp_path / "begun"))
+    said = run_ranks(distributed_tasks.late, tmp_path, 2, folder, str(tmp_path / "begun"))
     assert said[1] == []
     message = "rank 0 has waited 0.2 s for the other ranks to begin epoch 3 of the train loader: "
     assert said[0] == [message + "iterate it on every rank, or take one batch at most where one rank looks at it"]
@@ -239,7 +240,7 @@ def test_a_rank_that_waits_says_for_what(folder: str, tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("by_size", [False, True])
 def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: Path, by_size: bool) -> None:
-    seen = run_ranks(rank_tasks.early_loader, tmp_path, 2, folder, by_size)
+    seen = run_ranks(distributed_tasks.early_loader, tmp_path, 2, folder, by_size)
     assert len(seen[0]) == len(seen[1]) > 1
     came = [key for rank in seen for key in flat(rank)]
     assert len(set(came)) == len(came)
@@ -249,11 +250,11 @@ def test_a_loader_that_was_made_before_the_process_group(folder: str, tmp_path: 
 @slow
 @pytest.mark.parametrize("kind", ["instance", "function", "without a state"])
 def test_a_length_that_was_asked_for_before_the_process_group(tmp_path: Path, kind: str) -> None:
-    ranks = run_ranks(rank_tasks.asked_early, tmp_path, 2, kind)
+    ranks = run_ranks(distributed_tasks.asked_early, tmp_path, 2, kind)
     for came in ("came", "read"):
         for begin in range(0, len(ranks[0][came]), 7):
             epoch = [number for rank in ranks for batch in rank[came][begin : begin + 7] for number in batch]
-            assert sorted(epoch) == list(range(rank_tasks.COUNT))
+            assert sorted(epoch) == list(range(distributed_tasks.COUNT))
     assert [len(rank["came"]) for rank in ranks] == [14, 14]
 
 
@@ -268,7 +269,7 @@ def test_sizes_of_a_function_are_evaluated_by_one_rank(tmp_path: Path, place: st
             path.chmod(mode)
         if place == "a list of tars":
             shards = sorted(map(str, Path(shards).glob("*.tar")))
-        seen = run_ranks(rank_tasks.sized, tmp_path, 2, shards, str(log))
+        seen = run_ranks(distributed_tasks.sized, tmp_path, 2, shards, str(log))
         assert len(log.read_text()) == COUNT
     assert [rank["warned"] for rank in seen] == [["SizesInMemoryWarning"], []]
     assert len(seen[0]["came"]) == len(seen[1]["came"]) > 1
@@ -278,4 +279,4 @@ def test_sizes_of_a_function_are_evaluated_by_one_rank(tmp_path: Path, place: st
 
 @slow
 def test_workers_are_forked_beside_the_threads_of_a_process_group(folder: str, tmp_path: Path) -> None:
-    assert run_ranks(rank_tasks.forked_beside_gloo, tmp_path, 2, folder, 5) == [50, 50]
+    assert run_ranks(distributed_tasks.forked_beside_gloo, tmp_path, 2, folder, 5) == [50, 50]

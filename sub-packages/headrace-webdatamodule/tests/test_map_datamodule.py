@@ -11,13 +11,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import map_rank
+import map_training
 import numpy as np
 import pytest
 import torch
 from indexed_runs import TRAIN, VAL, Model, Save, Stateful, fit, keys, trainer
-from map_rank import EPOCHS, EVERY, N
-from meeting import Meeting
+from map_training import EPOCHS, EVERY, N
+from processes import Meeting
 from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset, TensorDataset
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
@@ -372,7 +372,7 @@ def test_evaluation_by_size_takes_the_samples_in_their_order() -> None:
 
 # Real processes. They are forked from a server that has imported torch and Lightning already.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["map_rank"])
+SERVER.set_forkserver_preload(["map_training"])
 
 
 def run(folder: Path, world: int, name: str, *more: Any) -> list[int | None]:
@@ -381,7 +381,7 @@ def run(folder: Path, world: int, name: str, *more: Any) -> list[int | None]:
     meeting = Meeting(world) if world > 1 else None
     environment = meeting.environment if meeting else {}
     ranks: list[BaseProcess] = [
-        SERVER.Process(target=map_rank.main, args=(rank, environment, folder, name, *more)) for rank in range(world)
+        SERVER.Process(target=map_training.main, args=(rank, environment, folder, name, *more)) for rank in range(world)
     ]
     try:
         for rank in ranks:

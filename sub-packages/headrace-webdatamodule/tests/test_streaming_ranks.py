@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stream_rank
-from meeting import Meeting
-from stream_rank import EPOCHS, STEPS, N
+import stream_training
+from processes import Meeting
+from stream_training import EPOCHS, STEPS, N
 from streams import flat, loader, write
 
 from headrace.webdatamodule import index_shards
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 # The ranks are forked from a server that has imported torch and Lightning already, which saves seconds for each.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["stream_rank"])
+SERVER.set_forkserver_preload(["stream_training"])
 
 
 def apart(errors: Path, *arguments: Any) -> None:
@@ -30,7 +30,7 @@ def apart(errors: Path, *arguments: Any) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    stream_rank.main(*arguments)
+    stream_training.main(*arguments)
 
 
 def run(folder: Path, name: str, *more: Any) -> tuple[list[int | None], list[str]]:

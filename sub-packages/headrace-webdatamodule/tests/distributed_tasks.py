@@ -1,4 +1,4 @@
-"""What the ranks of the tests do; see `ranks.py`."""
+"""What the ranks of the tests do; see `processes.py`."""
 
 import logging
 import os

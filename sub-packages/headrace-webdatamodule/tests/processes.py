@@ -8,18 +8,38 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meeting import Meeting
+import torch.distributed as dist
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["rank_tasks"])
+SERVER.set_forkserver_preload(["distributed_tasks"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 LIMIT = 120.0  # seconds, far below gloo's own half hour
+
+
+class Meeting:
+    """Where ranks meet: a store of this process, at a port that the system gives; keep it until they have ended.
+
+    Args:
+        world: Number of ranks.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not listed
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )
+        self.environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 joins the store, as it does under torchrun
+            "WORLD_SIZE": str(world),
+        } | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
 
 
 def _run(task: Callable[..., Any], out: str, env: dict[str, str], arguments: tuple[Any, ...]) -> None:
@@ -35,8 +55,6 @@ def _run(task: Callable[..., Any], out: str, env: dict[str, str], arguments: tup
         result["error"] = f"{type(error).__name__}: {error}"
         result["trace"] = traceback.format_exc()
     Path(out).write_text(json.dumps(result))
-    import torch.distributed as dist
-
     if dist.is_available() and dist.is_initialized():
         # gloo's threads race with the end of the interpreter, which may abort, and with torch 2.6 destroy_process_group
         # may wait for them for ever: they wait for the GIL that it holds. So neither is asked.
