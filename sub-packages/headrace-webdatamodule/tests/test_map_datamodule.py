@@ -21,7 +21,7 @@ from processes import Meeting
 from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset, TensorDataset
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of
+from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint
 
 
 def samples(name: str, count: int, word: str = "x") -> list[dict[str, str]]:
@@ -116,7 +116,7 @@ def test_attributes_that_mean_something_else_are_left_alone() -> None:
     assert [(key, row["key"]) for key, row in module.predictions(outputs)] == [(i, str(i)) for i in range(5)]
     with pytest.raises(ValueError, match="'train' has no sizes: give sizes= an array"):
         MapDataModule({"train": Keyed(held)}, batch_sampler=Stateful)
-    assert fingerprint_of(Keyed(held)) == fingerprint_of(Keyed(held))
+    assert dataset_fingerprint(Keyed(held)) == dataset_fingerprint(Keyed(held))
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
@@ -165,7 +165,7 @@ def test_what_stands_for_a_dataset() -> None:
     rows = samples("t", 1000)
     changed = [*rows[:-1], {**rows[-1], "txt": "other"}]
     tensors = torch.arange(12.0).reshape(6, 2)
-    one = fingerprint_of
+    one = dataset_fingerprint
     assert one(rows) == one(samples("t", 1000)) != one(changed)
     assert len({one(rows), one(rows[::-1]), one(rows[:-1]), one(changed), one([]), one(range(1000))}) == 6
     assert one(tensors.numpy()) != one(tensors.numpy() + 1)

@@ -24,7 +24,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, column_name, sizes_of
+from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, column_name, sizes_of_shards
 
 COUNT = 700  # of three chunks
 
@@ -41,7 +41,7 @@ def made(folder: Path, count: int = COUNT) -> Path:
 
 
 def size(folder: Path, sizes: Any, **options: Any) -> Any:
-    return sizes_of(IndexedShards(folder), folder, sizes, **options)
+    return sizes_of_shards(IndexedShards(folder), folder, sizes, **options)
 
 
 class Counted:
@@ -366,7 +366,7 @@ def test_sizes_that_find_no_place_are_held(folder: Path, tmp_path: Path, place: 
     function = Counted(tmp_path / "calls")
     for calls in (1, 2):
         with pytest.warns(SizesInMemoryWarning, match="add_column"):
-            assert len(sizes_of(shards, source, function)) == len(shards)
+            assert len(sizes_of_shards(shards, source, function)) == len(shards)
         assert function.calls == calls * len(shards)
 
 
@@ -384,13 +384,13 @@ def open_folder() -> Iterator[Path]:
 READ_ONLY = """
 import json, os, sys, warnings
 from headrace.webdatamodule import IndexedShards
-from headrace.webdatamodule.loading.sizes import sizes_of
+from headrace.webdatamodule.loading.sizes import sizes_of_shards
 shards = IndexedShards(sys.argv[1])
 if os.getuid() == 0:
     os.setuid(65534)  # whom permissions bind
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    sizes = sizes_of(shards, sys.argv[1], lambda sample: sample["json"])
+    sizes = sizes_of_shards(shards, sys.argv[1], lambda sample: sample["json"])
 print(json.dumps([sizes.tolist(), [[type(one.message).__name__, str(one.message)] for one in caught]]))
 """
 
@@ -412,7 +412,7 @@ def test_two_that_ask_at_once_keep_one_answer(folder: Path, tmp_path: Path) -> N
     function = Counted(tmp_path / "calls")
     before = IndexedShards(folder)
     size(folder, function)
-    assert np.array_equal(sizes_of(before, folder, function), size(folder, function))
+    assert np.array_equal(sizes_of_shards(before, folder, function), size(folder, function))
     assert function.calls == 2 * COUNT
     assert len(IndexedShards(folder).columns) == 1
 
@@ -431,10 +431,10 @@ def test_shards_that_were_replaced_meanwhile_keep_nothing(folder: Path) -> None:
 def test_shards_that_change_are_sized_anew(tmp_path: Path) -> None:
     write_tars([(f"s{i}", {"txt": b"x" * (i + 1)}) for i in range(3)], tmp_path, n_shards=1)
     index_shards(tmp_path)
-    assert sizes_of(IndexedShards(tmp_path), tmp_path, letters).tolist() == [1, 2, 3]
+    assert sizes_of_shards(IndexedShards(tmp_path), tmp_path, letters).tolist() == [1, 2, 3]
     write_tars([(f"t{i}", {"txt": b"x" * 9}) for i in range(3)], tmp_path, n_shards=1, prefix="more")
     index_shards(tmp_path)
-    assert sizes_of(IndexedShards(tmp_path), tmp_path, letters).tolist() == [9, 9, 9, 1, 2, 3]
+    assert sizes_of_shards(IndexedShards(tmp_path), tmp_path, letters).tolist() == [9, 9, 9, 1, 2, 3]
 
 
 def letters(sample: dict[str, Any]) -> int:
@@ -448,8 +448,8 @@ def test_damaged_samples_have_no_size_when_they_are_skipped(tmp_path: Path) -> N
     (tar,) = tmp_path.glob("*.tar")
     tar.write_bytes(tar.read_bytes().replace(b"word2", b"worm2"))
     with pytest.raises(DamagedShardError):
-        sizes_of(IndexedShards(tmp_path), tmp_path, letters)
+        sizes_of_shards(IndexedShards(tmp_path), tmp_path, letters)
     with pytest.warns(DamagedSampleWarning, match=r"damaged samples of sizes have no size, 1 of 9: .*s2"):
-        found = sizes_of(IndexedShards(tmp_path), tmp_path, letters, on_error="skip")
+        found = sizes_of_shards(IndexedShards(tmp_path), tmp_path, letters, on_error="skip")
     assert found.tolist() == [5, 5, 0, 5, 5, 5, 5, 5, 5]
     assert IndexedShards(tmp_path).columns == ()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, index_shards, write_tars
-from headrace.webdatamodule.loading.batch_reading import Skipped
+from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
 
@@ -58,7 +58,7 @@ def test_sizes_of_zero_make_no_padding(sources: ConcatShards) -> None:
 
 
 def test_a_report_reads_well(sources: ConcatShards) -> None:
-    skipped = tuple(Skipped(number, f"sample {number} is cut") for number in range(12))
+    skipped = tuple(SkippedSample(number, f"sample {number} is cut") for number in range(12))
     told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, 30, skipped, (4, 1)))
     assert "train of rank 1, one of 4: 4,000 samples in 1,200 batches" in told
     assert "a: 3,000 samples (75.0%)" in told
@@ -79,5 +79,5 @@ def test_a_report_reads_well(sources: ConcatShards) -> None:
 
 def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: ConcatShards) -> None:
     stats = DeliveryStats("train", sources, None)
-    assert [stats.skip(Skipped(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
+    assert [stats.skip(SkippedSample(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
     assert (stats.report().n_skipped, [one.sample for one in stats.report().skipped]) == (3, [3])

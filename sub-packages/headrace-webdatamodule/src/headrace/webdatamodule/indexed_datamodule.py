@@ -14,7 +14,7 @@ from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.ranks import Mesh
-from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of
+from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
 from headrace.webdatamodule.splits import NESTED, BySplit, PerSplit, Split, named_sources
@@ -218,7 +218,7 @@ class IndexedWebDataModule(MapDataModule):
         decode, keys = self._decode[split], self._keys[split]
         reading = () if decode is decode_member and keys is None else (decode, keys)
         parts = [
-            sizes_of(
+            sizes_of_shards(
                 self._shards(split, place, None),
                 place,
                 self._sizes[split],

@@ -12,10 +12,10 @@ from typing import Any
 import numpy.typing as npt
 
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
-from headrace.webdatamodule.loading.batch_reading import BatchDataset, BatchReader, Skipped, warn_of_skipped
+from headrace.webdatamodule.loading.batch_reading import BatchDataset, BatchReader, SkippedSample, warn_of_skipped
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of
+from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint
 from headrace.webdatamodule.loading.options import Loading, OnError, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.position import Iteration, Position, Progress, position_of, requested
@@ -35,17 +35,17 @@ class ResumableLoader(EpochLoader):
     position behind the last one. `load_state_dict()` resumes there, with any number of workers and, if the batch
     sampler can (those of headrace can), of ranks. No batch is read twice for that.
 
-    After an epoch that was delivered to its end, iterating again delivers the next one, unless `set_epoch` chose
-    another. After a `break`, it begins that epoch anew. The state of an epoch's end leaves nothing of it: the first
-    iteration is empty, the second the next epoch; `for epoch in range(loader.epoch, epochs)` is right for every state.
-    Two iterations of one loader are independent. `next(iter(loader))` while a loop is under way is a look, which counts
-    for nothing; who takes a second batch has begun anew, and the state is that of this iteration. In a fit with a data
-    module it is always the trainer's.
+    After a complete epoch, iterating again delivers the next one, unless `set_epoch` chose another. After a `break`, it
+    restarts the epoch. The state of an epoch's end leaves nothing of it: the first iteration is empty, the second the
+    next epoch; `for epoch in range(loader.epoch, epochs)` is right for every state. Two iterations of one loader are
+    independent. `next(iter(loader))` while a loop is under way is a look, which counts for nothing; an iteration that
+    takes a second batch restarts the epoch, and the state follows it. In a fit with a data module the state always
+    follows the trainer.
 
-    The ranks compare their plans where all of them are: before the first batch of a trainer's loop, and before the
-    second one in a training loop of your own. So one rank alone may look at a batch, and evaluate.
+    The ranks compare their plans before the first batch of a trainer's loop, and before the second one in a training
+    loop of your own. So one rank alone may look at a batch, and evaluate.
 
-    It is no `DataLoader`, which trainers would rebuild with a sampler of their own.
+    It is not a `DataLoader`, which trainers would rebuild with a sampler of their own.
 
     Args:
         dataset: Anything with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`, `IndexedShards`.
@@ -132,7 +132,7 @@ class ResumableLoader(EpochLoader):
         self._factory_ranks: tuple[int, int] | None = None  # that it was called with
         self._batch_sampler: Any = None if is_factory else foreign.check_batch_sampler(batch_sampler, dataset)
         self.dataset, self._name = dataset, name
-        self._fingerprint = fingerprint_of(dataset) if fingerprint is None else str(fingerprint)
+        self._fingerprint = dataset_fingerprint(dataset) if fingerprint is None else str(fingerprint)
         self._seed = seed_int(seed)
         self._fixed, self._check_ranks = fixed_epoch, check_ranks
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error)
@@ -321,7 +321,7 @@ class ResumableLoader(EpochLoader):
         else:
             iteration = self._begin()
             yield from self._read(iteration, self._reader, checked=True)
-            if not iteration.finished:  # a later one has the workers and the position
+            if not iteration.finished:  # a later iteration has the workers and the position
                 yield from self._rest(iteration.epoch, iteration.position)
 
     def _begin(self) -> Iteration:
@@ -412,7 +412,7 @@ class ResumableLoader(EpochLoader):
     def _look(self) -> Iterator[Any]:
         """The epoch once more, while another iteration is under way.
 
-        As long as one batch is taken it is a look, which counts for nothing. Who takes more has begun anew.
+        One batch is a look, which counts for nothing. With the second one the epoch is restarted.
         """
         progress = self._progress
         with self._beside(progress.epoch, progress.again()) as (iteration, reader):
@@ -443,7 +443,7 @@ class ResumableLoader(EpochLoader):
         foreign.place(batches, epoch, *place)
         return position_of(batches, *place)
 
-    def _note(self, indices: Sequence[int], skipped: list[Skipped]) -> None:
+    def _note(self, indices: Sequence[int], skipped: list[SkippedSample]) -> None:
         if skipped:
             without = {sample[0] for sample in skipped}
             indices = [index for index in indices if int(index) not in without]
@@ -453,7 +453,7 @@ class ResumableLoader(EpochLoader):
         self._stats.add(indices)
         self._loop.on_batch(indices)
         for sample in skipped:
-            if self._stats.skip(Skipped(*sample)):
+            if self._stats.skip(SkippedSample(*sample)):
                 warn_of_skipped(sample, len(self._stats.skipped))
 
     def _explain_if_own(self, error: BaseException) -> None:

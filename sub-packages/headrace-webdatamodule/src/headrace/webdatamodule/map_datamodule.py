@@ -27,7 +27,7 @@ from headrace.webdatamodule.loading.factories import (
     make_batches,
     refuse_uneven_evaluation,
 )
-from headrace.webdatamodule.loading.fingerprint import fingerprint_of, own_fingerprint
+from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets, evaluated_sizes, sizes_of_dataset
 from headrace.webdatamodule.loading.options import (
@@ -280,7 +280,7 @@ class MapDataModule(SplitDataModule):
 
     def _fingerprint(self, split: Split) -> str:
         if split not in self._fingerprints:
-            self._fingerprints[split] = fingerprint_of(self._dataset(split))
+            self._fingerprints[split] = dataset_fingerprint(self._dataset(split))
         return self._fingerprints[split]
 
     def _sizes_of(self, split: Split) -> Sizes | None:

@@ -28,9 +28,7 @@ class SplitDataModule(lightning.LightningDataModule):
         self._in_stage = False  # of a trainer
         self._fit_loop: FitLoop | None = None
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._copied: dict[str, Any] | None = (
-            None  # the state of the module that it is a copy of, which had a train loader
-        )
+        self._copied: dict[str, Any] | None = None  # the state of its original, if that had a train loader
         self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
 
     def _open(self, split: Split) -> None:
@@ -121,7 +119,7 @@ class SplitDataModule(lightning.LightningDataModule):
                 self._open(split)
 
     def train_dataloader(self) -> Any:
-        """The loader of the train split. It resumes where the checkpoint of the run stood."""
+        """The loader of the train split; it resumes at the position of the checkpoint."""
         loader = self._loader(Split.train)
         if self._fit_loop is not None and self._fit_loop.trainer is not None:
             self._fit_loop.begin()  # before the trainer asks for its length
@@ -184,7 +182,7 @@ class SplitDataModule(lightning.LightningDataModule):
         for split in [split for split in self._loaders if train or split is not Split.train]:
             loader = self._loaders.pop(split)
             loader.close()
-            loader._release()  # what still holds the loader has it without the trainer
+            loader._release()  # a caller may keep it, without the trainer
 
     def _loader(self, split: Split) -> Any:
         self._need(split, f"{split.name}_dataloader()")

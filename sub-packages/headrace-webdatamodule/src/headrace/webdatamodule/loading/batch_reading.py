@@ -30,7 +30,7 @@ class DamagedSampleWarning(UserWarning):
     """A sample was skipped because it is damaged."""
 
 
-def warn_of_skipped(sample: Skipped, count: int) -> None:
+def warn_of_skipped(sample: SkippedSample, count: int) -> None:
     """Warn of a skipped sample, the `count`-th one, unless there were enough warnings."""
     if count <= _WARNED:
         suffix = "; further ones are counted in report()" if count == _WARNED else ""
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     step: int
 
 
-class Skipped(NamedTuple):
+class SkippedSample(NamedTuple):
     """A sample that was skipped: its index in the dataset, and what is wrong with it."""
 
     sample: int
@@ -57,7 +57,7 @@ class RawBatch(NamedTuple):
 
     indices: Sequence[int]
     samples: list[Any]
-    skipped: list[Skipped]
+    skipped: list[SkippedSample]
     error: ShardError | None = None
 
 
@@ -125,7 +125,7 @@ class BatchDataset(Dataset[Any]):
 
     def _one_by_one(self, indices: Sequence[int]) -> RawBatch:
         read, samples = list[int](), list[Any]()
-        skipped, last = list[Skipped](), ShardError("")
+        skipped, last = list[SkippedSample](), ShardError("")
         for index in indices:
             try:
                 samples += self._samples([index])
@@ -133,7 +133,7 @@ class BatchDataset(Dataset[Any]):
             except _DAMAGED as error:
                 if isinstance(error, UnsafePickleError):
                     raise
-                skipped.append(Skipped(int(index), f"{type(error).__name__}: {error}"))
+                skipped.append(SkippedSample(int(index), f"{type(error).__name__}: {error}"))
                 last = error
         if not read:
             message = f"no sample of a batch of {len(skipped)} can be read, and every rank needs a batch"
@@ -141,7 +141,7 @@ class BatchDataset(Dataset[Any]):
             raise last
         return RawBatch(read, samples, skipped)
 
-    def collate(self, read: RawBatch) -> tuple[Any, list[Skipped], ShardError | None]:
+    def collate(self, read: RawBatch) -> tuple[Any, list[SkippedSample], ShardError | None]:
         """Make a batch; the `collate_fn` of the `DataLoader`."""
         if read.error is not None:
             return None, [], read.error
@@ -187,9 +187,9 @@ class BatchReader:
         self._requests.next = requests
         self._batches = start_workers(self._torch)
 
-    def next(self) -> tuple[Any, list[Skipped], ShardError | None] | None:
+    def next(self) -> tuple[Any, list[SkippedSample], ShardError | None] | None:
         """The next batch, its skipped samples and its error; None at the end."""
-        batch: tuple[Any, list[Skipped], ShardError | None] | None = self._timeout.next_of(self._batches)
+        batch: tuple[Any, list[SkippedSample], ShardError | None] | None = self._timeout.next_of(self._batches)
         return batch
 
     @property

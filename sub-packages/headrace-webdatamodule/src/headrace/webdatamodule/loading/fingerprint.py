@@ -21,14 +21,14 @@ _CONTAINERS = (tuple, list, dict, set, frozenset)
 _EMPTY = types.CellType()  # of a name that a function closes over before it is bound
 
 
-def fingerprint_of(dataset: Any) -> str:
+def dataset_fingerprint(dataset: Any) -> str:
     """Stand for a dataset: its own `fingerprint`, else its length and what can be said of its samples.
 
     Of a list, an array, a tensor, a `TensorDataset` or a Hugging Face dataset these are samples at even distances, 64
     or a few more; of a `Subset` or `ConcatDataset` the indices and the datasets inside. Of any other dataset it is its
     class: to read samples could be slow, and a random transform would give others each time.
 
-    >>> fingerprint_of([1, 2, 3]) == fingerprint_of([1, 2, 3]) != fingerprint_of([1, 2, 4])
+    >>> dataset_fingerprint([1, 2, 3]) == dataset_fingerprint([1, 2, 3]) != dataset_fingerprint([1, 2, 4])
     True
     """
     if (own := own_fingerprint(dataset)) is not None:
@@ -45,9 +45,9 @@ def own_fingerprint(thing: Any) -> str | None:
 
 def _dataset_in_parts(dataset: Any) -> Any:
     if isinstance(dataset, Subset):
-        return "subset", fingerprint_of(dataset.dataset), np.asarray(dataset.indices)
+        return "subset", dataset_fingerprint(dataset.dataset), np.asarray(dataset.indices)
     if isinstance(dataset, ConcatDataset):
-        return ["concatenated", *map(fingerprint_of, dataset.datasets)]
+        return ["concatenated", *map(dataset_fingerprint, dataset.datasets)]
     rows = range(0, len(dataset), max(1, len(dataset) // _ROWS))
     chosen = [*rows, len(dataset) - 1] if len(dataset) else []
     if isinstance(dataset, TensorDataset):

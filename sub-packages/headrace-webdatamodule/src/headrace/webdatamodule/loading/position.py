@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from headrace.webdatamodule.loading.batch_reading import Request, Skipped
+from headrace.webdatamodule.loading.batch_reading import Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state
 
@@ -45,11 +45,11 @@ class Iteration:
         self.epoch, self.start, self.length, self.ranks = epoch, start, length, ranks
         self.positions = deque([start], kept)
         self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
-        self.delivered: tuple[Sequence[int], list[Skipped]] = (), []
+        self.delivered: tuple[Sequence[int], list[SkippedSample]] = (), []
         self.plan: dict[str, Any] = {}
         self.under_way = self.finished = False
 
-    def deliver(self, indices: Sequence[int], skipped: list[Skipped], position: Position) -> None:
+    def deliver(self, indices: Sequence[int], skipped: list[SkippedSample], position: Position) -> None:
         """Note a batch, and the position behind it."""
         self.delivered = indices, skipped
         self.positions.append(position)

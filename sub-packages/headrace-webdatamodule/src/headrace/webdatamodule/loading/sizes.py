@@ -19,7 +19,7 @@ from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     DamagedSampleWarning,
     RawBatch,
-    Skipped,
+    SkippedSample,
     raise_explained,
 )
 from headrace.webdatamodule.loading.fingerprint import digest
@@ -39,7 +39,7 @@ class SizesInMemoryWarning(UserWarning):
     """Sizes were evaluated, and cannot be kept beside the shards."""
 
 
-def sizes_of(
+def sizes_of_shards(
     shards: IndexedShards,
     source: Any,
     sizes: SizeOf,
@@ -110,7 +110,7 @@ def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
 
 def _evaluated(
     shards: IndexedShards, function: Callable[[Any], Any], num_workers: int, name: str, on_error: OnError
-) -> tuple[Sizes, list[Skipped]]:
+) -> tuple[Sizes, list[SkippedSample]]:
     count = len(shards)
     chunks = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
     dataset = BatchDataset(shards, None, on_error)
@@ -122,7 +122,7 @@ def _evaluated(
         generator=torch.Generator(),  # else a seed is taken from the caller's random numbers
         worker_init_fn=end_with_parent,
     )
-    found, skipped = list[Sizes](), list[Skipped]()
+    found, skipped = list[Sizes](), list[SkippedSample]()
     batches = start_workers(loader)
     try:
         # Appears when it takes long only.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.batch_reading import Skipped
+from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
@@ -39,7 +39,7 @@ class LoaderReport:
     samples: dict[str, int]
     fill: float | None
     n_skipped: int = 0
-    skipped: tuple[Skipped, ...] = field(default=(), repr=False)
+    skipped: tuple[SkippedSample, ...] = field(default=(), repr=False)
     rank: tuple[int, int] | None = None
     n_over_budget: int = 0
     over_budget: tuple[str, ...] = field(default=(), repr=False)
@@ -104,16 +104,16 @@ class DeliveryStats:
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
         self._used = self._padded = 0.0
-        self._skipped: dict[int, Skipped] = {}
+        self._skipped: dict[int, SkippedSample] = {}
         self.n_skipped = 0
 
-    def skip(self, sample: Skipped) -> bool:
+    def skip(self, sample: SkippedSample) -> bool:
         """Count a sample that was left out of a batch; return whether it is the first time."""
         self.n_skipped += 1
         return self._skipped.setdefault(sample.sample, sample) is sample
 
     @property
-    def skipped(self) -> tuple[Skipped, ...]:
+    def skipped(self) -> tuple[SkippedSample, ...]:
         """The skipped samples, each once."""
         return tuple(self._skipped.values())
 

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from headrace.webdatamodule.loading.worker import end_with_parent, seed_worker_step
 from headrace.webdatamodule.streaming.stream_sources import (
     IndexedSource,
+    MemberReader,
     Mix,
     MixedReader,
     Pass,
-    Reader,
     ShardSource,
     count_samples,
     find_tars,
@@ -288,10 +288,10 @@ def _reseeded(stage: Any, now: Pass, seed: str) -> Any:
 def _derived(value: Any, now: Pass) -> Any:
     if not isinstance(value, random.Random):
         return value
-    return random.Random(now.reader_key(_digest(repr(value.getstate()))))  # noqa: S311 - an order, not a secret
+    return random.Random(now.reader_key(_hash_of(repr(value.getstate()))))  # noqa: S311 - an order, not a secret
 
 
-def _digest(text: str) -> str:
+def _hash_of(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -311,7 +311,7 @@ def open_stream(options: StreamOptions) -> StreamDataset:
         else:
             own = seed if shuffle else None
             sources[name] = IndexedSource(tars, counts, options.keys, own, even=options.mix is not None)
-    readers = {name: Reader(source, options.keys, options.allowed_classes) for name, source in sources.items()}
+    readers = {name: MemberReader(source, options.keys, options.allowed_classes) for name, source in sources.items()}
     reader = readers[""] if options.mix is None else MixedReader(readers, options.mix)
     pipeline = wds.WebDataset(["replaced below"], shardshuffle=False).compose()
     pipeline.pipeline = [reader, *options.stages_wds]
@@ -414,7 +414,7 @@ def _describe(value: Any) -> str:
         value = int(value)
     match value:
         case random.Random():
-            return f"random {_digest(repr(value.getstate()))[:12]}"
+            return f"random {_hash_of(repr(value.getstate()))[:12]}"
         case Mapping():
             return f"{{{', '.join(f'{_describe(key)}: {_describe(held)}' for key, held in value.items())}}}"
         case list() | tuple():

@@ -60,7 +60,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], mesh: Mesh | None = None) -> None:
         options = dataset.options
         # Without a generator of its own, torch would draw from that of the process.
-        self._loading = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
+        self._torch_options = {"batch_size": None, "generator": torch.Generator(), **options.kwargs_wld}
         self.samples, self.options, self.ranks = dataset, options, ranks
         self._mesh = mesh
         self._begin(options.stages_wld)
@@ -76,8 +76,8 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self._warned: set[str] = set()
 
     def _begin(self, stages: Sequence[Any]) -> None:
-        super().__init__(copy.copy(self.samples), **self._loading)
-        if self._loading.get("persistent_workers"):
+        super().__init__(copy.copy(self.samples), **self._torch_options)
+        if self._torch_options.get("persistent_workers"):
             self.pipeline[0].dataset.share()
         self.pipeline += stages
 
@@ -227,7 +227,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             epoch, start = self.epoch, 0
         elif start == self._length() and not self._chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
-        persists = bool(self._loading.get("persistent_workers")) and not any(run.persists for run in self._runs)
+        persists = bool(self._torch_options.get("persistent_workers")) and not any(run.persists for run in self._runs)
         run = _Run(epoch, start, start, self._torch_loader(persists=persists), persists)
         if not (beside or under_way):
             self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
@@ -278,10 +278,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     def _torch_loader(self, *, persists: bool) -> DataLoader[Any]:
         """The torch loader of an iteration: workers that persist serve one at a time, so that others have their own."""
-        if persists or not self._loading.get("persistent_workers"):
+        if persists or not self._torch_options.get("persistent_workers"):
             loader: DataLoader[Any] = self.pipeline[0]
             return loader
-        return DataLoader(copy.copy(self.samples), **{**self._loading, "persistent_workers": False})
+        return DataLoader(copy.copy(self.samples), **{**self._torch_options, "persistent_workers": False})
 
     def _advance(self, run: _Run) -> None:
         """The epoch was delivered: the next iteration is the next epoch."""

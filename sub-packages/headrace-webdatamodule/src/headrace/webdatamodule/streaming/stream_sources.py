@@ -47,10 +47,10 @@ class Pass(NamedTuple):
 
     def reader_key(self, *parts: object) -> str:
         """Text that is different for each pass, rank and worker."""
-        return self.key(*parts, f"rank {self.rank}", f"worker {worker()[0]}")
+        return self.key(*parts, f"rank {self.rank}", f"worker {worker_number()[0]}")
 
 
-def worker() -> tuple[int, int]:
+def worker_number() -> tuple[int, int]:
     """Number of this worker, and of all workers of its rank; (0, 1) outside of a worker."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
@@ -159,7 +159,7 @@ class IndexedSource:
 
     def __call__(self, now: Pass) -> Iterator[dict[str, Any]]:
         """One dictionary of encoded members per sample."""
-        number, num_workers = worker()
+        number, num_workers = worker_number()
         if self.even:
             readers = now.num_replicas * num_workers
             start, stop = rank_share(len(self), readers, now.rank * num_workers + number)
@@ -287,7 +287,7 @@ def _check_complete(path: str) -> None:
         raise ShardError("the shard is an empty file. Write or copy it again", shard=path)
 
 
-class Reader:
+class MemberReader:
     """Tuples of the decoded members `keys` of a source, which gives dictionaries of encoded members for a pass."""
 
     def __init__(
@@ -320,7 +320,7 @@ class Reader:
 class MixedReader:
     """Several sources, made into one stream by a function of the user's, in each worker and for each pass."""
 
-    def __init__(self, readers: Mapping[str, Reader], mix: Mix) -> None:
+    def __init__(self, readers: Mapping[str, MemberReader], mix: Mix) -> None:
         self.readers, self.mix = dict(readers), mix
 
     def __call__(self, now: Pass) -> Iterator[Any]:
@@ -337,7 +337,7 @@ class MixedReader:
 class RepeatableSource:
     """One source of a mixture; each iteration is another pass over its shards, in another order."""
 
-    def __init__(self, reader: Reader, now: Pass, number: int) -> None:
+    def __init__(self, reader: MemberReader, now: Pass, number: int) -> None:
         self._reader, self._now, self._next = reader, now, number
 
     def set_epoch(self, epoch: int) -> None:
