@@ -8,7 +8,7 @@ import pytest
 from indexed_runs import TRAIN, VAL, Bare, keys, make_shards
 
 from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, PickledDataWDS, Split, WebDataModule
-from headrace.webdatamodule.splits import by_split, needed_by
+from headrace.webdatamodule.splits import PerSplit, by_split, named_sources, needed_by
 
 
 def test_the_splits() -> None:
@@ -148,3 +148,79 @@ def test_members_may_have_decoders_of_their_own(folders: tuple[Path, Path]) -> N
     module = indexed(folders[0], decode={"json": len}, collate_fn=lambda samples: [one["json"] for one in samples])
     module.setup("fit")
     assert {size for batch in module.train_dataloader() for size in batch} == {1, 2}
+
+
+def test_one_value_serves_all_splits() -> None:
+    one = PerSplit("batch_size", 4, 9)
+    assert not one.mapped
+    assert [one[split] for split in Split] == [4, 4, 4, 4]
+    assert all(split in one for split in Split)
+
+
+def test_a_mapping_serves_its_splits_and_leaves_the_others_the_default() -> None:
+    some = PerSplit("num_workers", {Split.val: 3}, 1)
+    assert some.mapped
+    assert [some[split] for split in Split] == [1, 3, 1, 1]
+    assert [split in some for split in Split] == [False, True, False, False]
+
+
+def test_a_mapping_that_is_a_value_is_one() -> None:
+    named = {"json": None, "text": len}
+    one = PerSplit("decode", named, mappings=True)
+    assert not one.mapped
+    assert one[Split.test] is named
+    assert PerSplit("decode", {Split.train: {"json": None}}, mappings=True)[Split.train] == {"json": None}
+    with pytest.raises(TypeError, match=r"decode: keys must be .* got 'json'; ask for values"):
+        PerSplit("decode", named, cure="ask for values")
+
+
+def test_none_is_no_split() -> None:
+    none = PerSplit("shards", None)
+    assert not any(split in none for split in Split)
+    assert none[Split.train] is None
+
+
+def test_splits_and_other_keys_do_not_mix() -> None:
+    with pytest.raises(TypeError, match=r"batch_size: keys must be 'train', .* or members of Split, got 'books'"):
+        PerSplit("batch_size", {Split.train: 1, "books": 2})
+
+
+def test_names_of_splits_are_splits() -> None:
+    named = PerSplit("batch_size", {"train": 64, Split.val: 128})
+    assert [named[split] for split in (Split.train, Split.val, Split.test)] == [64, 128, None]
+    assert PerSplit("shards", {"train": "/x", "val": "/y"}).mapped
+    with pytest.raises(ValueError, match=r"batch_size has 'train' twice"):
+        PerSplit("batch_size", {"train": 64, Split.train: 128})
+
+
+def test_sources_are_named() -> None:
+    assert named_sources("shards", "/x", "train") == {"train": "/x"}
+    assert named_sources("shards", ["/x.tar"], "val") == {"val": ["/x.tar"]}
+    assert named_sources("shards", {"a": "/x", "b": "/y"}, "train") == {"a": "/x", "b": "/y"}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        ({}, ValueError, "shards is empty: name at least one source"),
+        ({1: "/x"}, TypeError, "names of sources must be text, got 1"),
+        ({"": "/x"}, TypeError, "names of sources must be text, got ''"),
+        ({"train": "/x"}, TypeError, "'train' is the name of a split"),
+        ({"a": "/x", "test": "/y"}, TypeError, "'test' is the name of a split"),
+    ],
+)
+def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        named_sources("shards", given, "train")
+
+
+@pytest.mark.parametrize("name", ["training", "validation", "valid", "dev", "Test", "prediction"])
+def test_a_split_in_other_words_is_no_source(name: str) -> None:
+    with pytest.raises(TypeError, match=f"shards names sources, and {name!r} is the name of a split"):
+        named_sources("shards", {name: "somewhere"}, "train")
+
+
+@pytest.mark.parametrize("given", [{"a": {Split.train: "x"}}, {"a": Split.train}])
+def test_a_mapping_the_wrong_way_round_is_told_the_right_one(given: Any) -> None:
+    with pytest.raises(TypeError, match="for several sources"):
+        named_sources("shards", given, "train")
