@@ -125,7 +125,6 @@ def test_a_state_of_batches_out_of_order_is_refused(tmp_path: Path, behind: bool
         seen.append(next(batches))
     state = loader.state_dict()
     release.touch()
-    assert (state["_steps_since_snapshot"] > 0) == behind
     with pytest.raises(ValueError, match=r"in_order=True"):
         sampler_state(state)
     del batches

@@ -29,7 +29,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.format.tar import RESERVED
 from headrace.webdatamodule.shards.index.build import index_shard
-from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.manifest import (
     DERIVED,
     MOST_BYTES,

@@ -35,7 +35,7 @@ from headrace.webdatamodule.shards import (
     write_tars,
 )
 from headrace.webdatamodule.shards.remote.cache import beside
-from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
+from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes, windows
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information

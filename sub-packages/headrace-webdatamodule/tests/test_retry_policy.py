@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule.shards import ShardError
-from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy, is_transient, retry
+from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
 
 
 class StatusError(Exception):

@@ -21,7 +21,7 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
-from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.set_index import (
     SET_INDEX_NAME,
     Listed,

@@ -24,15 +24,8 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.index.container import (
-    MAGIC,
-    MAX_DESCRIPTION_BYTES,
-    VERSION,
-    checksum64,
-    fingerprint_ranges,
-    pack,
-    unpack,
-)
+from headrace.webdatamodule.shards.index.checksums import checksum64, fingerprint_ranges
+from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, VERSION, pack, unpack
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from headrace.weighted_sampler import NamedConcatDataset, Weight, WeightedDistributedSampler
 from headrace.weighted_sampler._permutation import WINDOW
-from headrace.weighted_sampler._semantics import integer_weights
+from headrace.weighted_sampler._weight_semantics import integer_weights
 
 
 def draws(ratio: Weight, epochs: int = 1) -> Counter[int]:

@@ -1,5 +1,251 @@
-"""The documented import path of the Lightning callbacks. Needs Lightning."""
+"""Lightning callbacks: the worst batches before the training, and steps that survive running out of memory."""
 
-from headrace.size_aware_batching.memory.lightning import OOMRescue, WorstBatchesFirst
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from types import MethodType
+from typing import Any
 
-__all__ = ["OOMRescue", "WorstBatchesFirst"]
+import numpy as np
+import torch
+
+from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
+from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
+from headrace.size_aware_batching.memory.snapshot import unchanged, unsynchronized
+from headrace.size_aware_batching.memory.worst_batches import raise_if_out_of_memory, with_optimizer_state
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loops.optimization.automatic import ClosureResult
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+    from torchmetrics import Metric, MetricCollection  # Lightning brings it
+except ImportError as error:
+    raise ImportError(
+        f"the callbacks need Lightning ({error}): pip install headrace-size-aware-batching[lightning]"
+    ) from error
+
+
+class WorstBatchesFirst(Callback):
+    """Runs the most expensive batches of the epoch before the training begins: it runs out of memory now or not at all.
+
+    Weights, optimizer state, random state and metrics are afterwards as if nothing had happened. Every rank runs
+    the same batches, and all raise if one of them runs out. Where the optimizer has no state yet, the most expensive
+    batch runs twice.
+
+    Args:
+        k: How many batches.
+        sampler: The sampler, with ``worst_batches``; by default the ``batch_sampler`` of the training's loader.
+        batches_of: Makes a batch, on the host, of the samples with these indices, int64, shape ``[n]``; by default with
+            the ``dataset`` and the ``collate_fn`` of the loader.
+
+    Raises:
+        ValueError: From ``fit``, where the loader has no such sampler, or the module optimizes by itself.
+        torch.OutOfMemoryError: From ``fit``, if a batch does not fit, with its sizes.
+
+    >>> WorstBatchesFirst(k=2).k
+    2
+    """
+
+    def __init__(self, k: int = 4, *, sampler: Any = None, batches_of: Callable[[Any], Any] | None = None) -> None:
+        self.k, self.sampler, self.batches_of = k, sampler, batches_of
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Run them, and put everything back."""
+        refuse_manual_optimization(pl_module, type(self).__name__)
+        loader: Any = trainer.train_dataloader
+        sampler: Any = getattr(loader, "batch_sampler", None) if self.sampler is None else self.sampler
+        if not callable(getattr(sampler, "worst_batches", None)):
+            raise ValueError(
+                f"the loader's batch_sampler must have worst_batches, as DistributedSizeAwareBatchSampler has, got "
+                f"{type(sampler).__name__}: give WorstBatchesFirst sampler= and batches_of="
+            )
+        batches_of = self.batches_of or partial(collated, loader)
+        model = trainer.strategy.model
+        with unchanged(model, trainer.optimizers), unsynchronized(model), ExitStack() as stack:
+            for metric in new_metrics(pl_module):  # called in reverse: a collection last
+                stack.callback(metric.reset)
+            for name in ("log", "log_dict"):  # these batches are no part of the training's figures
+                pl_module.__dict__[name] = lambda *_, **__: None
+                stack.callback(pl_module.__dict__.pop, name)
+            for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
+                failed = out_of_memory(partial(self._step, trainer, pl_module, batches_of, indices))
+                raise_if_out_of_memory(sampler, indices, number, failed)
+        pl_module.zero_grad(set_to_none=True)
+        free_memory()
+
+    @staticmethod
+    def _step(trainer: Trainer, module: LightningModule, batches_of: Callable[[Any], Any], indices: list[int]) -> None:
+        batch = trainer.precision_plugin.convert_input(batches_of(np.array(indices, np.int64)))
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        loss = ClosureResult.from_training_step_output(training_step(trainer, module, batch, 0)).closure_loss
+        module.zero_grad(set_to_none=True)
+        if loss is not None:
+            torch.autograd.backward(loss)
+        for optimizer in trainer.optimizers:
+            type(optimizer).step(optimizer)  # not the trainer's own, which counts
+
+
+class OOMRescue(Callback):
+    """Finishes training steps that run out of memory, as `OOMGuard` does, with a trainer of Lightning.
+
+    ``training_step`` has to return the mean over the samples (or whatever ``count`` counts) of the batch, or, with
+    ``reduction="scaled"``, what `token_weighted_loss` returns. Metrics that it logs count every part, and every
+    try that ran out of memory.
+    Under DDP the gradients are reduced by one all-reduce after the backward pass, before clipping.
+
+    Args:
+        options: Those of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
+            ``cost``, ``budget``, ``shrink``, ``copy_weights``. The trainer clips by itself.
+
+    Raises:
+        TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
+        ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, gradients are
+            accumulated over several batches, or the module optimizes by itself.
+
+    >>> OOMRescue(shrink=0.9).events
+    []
+    """
+
+    def __init__(self, **options: Any) -> None:
+        if refused := {"model", "optimizer", "clip_norm"} & set(options):
+            raise TypeError(f"options must be those of OOMGuard but for {sorted(refused)}: the trainer knows them")
+        if options.get("reduction") == "sum":
+            raise ValueError('reduction must be "mean" or "scaled", got "sum": Lightning takes the loss as it is')
+        self.options = options
+        self.guard: OOMGuard | None = None
+        self._budget: float | None = None
+        self._batch: tuple[Any, int] = None, 0
+        self._stack = ExitStack()
+
+    @property
+    def events(self) -> list[OOMEvent]:
+        """Steps that ran out of memory so far."""
+        return [] if self.guard is None else self.guard.events
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the optimizer's steps."""
+        refuse_manual_optimization(pl_module, type(self).__name__)
+        refuse_accumulation(trainer)
+        model, optimizer, strategy = trainer.strategy.model, trainer.optimizers[0], trainer.strategy
+        if model is None:
+            raise ValueError("OOMRescue needs a strategy that has a model, got none")
+        self.guard = OOMGuard(model, optimizer, **self.options)
+        if self._budget is not None:
+            self.guard.budget = self._budget
+        self._stack = ExitStack()
+        self._stack.enter_context(self.guard)
+        strategy_step = strategy.optimizer_step
+
+        def closure_in_parts(optimizer: Any, closure: Any, model: Any = None, **arguments: Any) -> Any:
+            return strategy_step(optimizer, partial(self._gradients, trainer, pl_module, closure), model, **arguments)
+
+        self._replace(strategy, "optimizer_step", closure_in_parts)
+        update, guard = optimizer.step, self.guard
+
+        def step(_: Any, closure: Callable[[], Any] | None = None, *arguments: Any, **options: Any) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            guard.update(lambda: update(*arguments, **options))
+            return loss
+
+        step.__dict__.update(getattr(update, "__func__", update).__dict__)  # schedulers leave a mark on it
+        self._replace(optimizer, "step", MethodType(step, optimizer))
+
+    def on_train_batch_start(  # Lightning names the arguments
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Remember the batch."""
+        refuse_accumulation(trainer)  # a GradientAccumulationScheduler may have changed it since
+        self._batch = batch, batch_idx
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Give the optimizer's steps back."""
+        self._stack.close()
+        self._batch = None, 0
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Give the optimizer's steps back."""
+        self.on_train_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the budget, for the checkpoint."""
+        return {"budget": self._budget if self.guard is None else self.guard.budget}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the budget of a checkpoint."""
+        self._budget = state_dict["budget"]
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        before = owner.__dict__.get(name)
+        owner.__dict__[name] = value
+        if before is None:
+            self._stack.callback(owner.__dict__.pop, name)
+        else:
+            self._stack.callback(owner.__dict__.__setitem__, name, before)
+
+    def _gradients(self, trainer: Trainer, module: LightningModule, closure: Any) -> Any:
+        """Make the gradients of the current batch; in place of Lightning's closure."""
+        if self.guard is None:
+            raise RuntimeError("OOMRescue must be a callback of the trainer that runs the module")
+        guard, (batch, batch_idx) = self.guard, self._batch
+
+        def run(part: Any, weight: float) -> torch.Tensor | None:
+            guard.phase = "forward"
+            output = training_step(trainer, module, part, batch_idx)
+            loss = ClosureResult.from_training_step_output(output).closure_loss
+            if loss is None:
+                return None
+            found = (loss * weight).detach()
+            guard.phase = "backward"
+            call._call_strategy_hook(trainer, "backward", loss * weight, trainer.optimizers[0])
+            return found
+
+        guard.model.zero_grad(set_to_none=True)
+        loss = guard.accumulate(batch, run, whole=closure)
+        if loss is not None:  # in parts: Lightning reads the result from its closure
+            closure._result = ClosureResult(loss)
+        return closure._result.loss
+
+
+def training_step(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> Any:
+    """Run the module's training_step as the trainer does."""
+    takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    arguments = (batch, batch_idx) if takes_index else (batch,)
+    return call._call_strategy_hook(trainer, "training_step", *arguments)
+
+
+def new_metrics(module: LightningModule) -> list[Metric | MetricCollection]:
+    """Return the metrics of a module that count nothing yet, collections before their members."""
+    found = [each for each in module.modules() if isinstance(each, Metric | MetricCollection)]
+    return [each for each in found if not any(one.update_count for one in each.modules() if isinstance(one, Metric))]
+
+
+def collated(loader: Any, indices: Any) -> Any:
+    """Make the batch that a loader makes of these samples."""
+    dataset, places = loader.dataset, indices.tolist()
+    many = getattr(dataset, "__getitems__", None)
+    return loader.collate_fn(many(places) if callable(many) else [dataset[place] for place in places])
+
+
+def refuse_manual_optimization(module: LightningModule, name: str) -> None:
+    """Refuse a module whose training_step calls backward and the optimizer."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"{name} needs automatic optimization, got a module that optimizes by itself: use OOMGuard in it"
+        )
+
+
+def refuse_accumulation(trainer: Trainer) -> None:
+    """Refuse several optimizers, and steps of several batches: each batch is a step of its own."""
+    if len(trainer.optimizers) != 1 or trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "
+            f"{trainer.accumulate_grad_batches}"
+        )

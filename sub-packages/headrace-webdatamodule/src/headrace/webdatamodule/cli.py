@@ -56,7 +56,7 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_pa
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.executor import pool
-from headrace.webdatamodule.shards.writing.plan import noted_fingerprint
+from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
 from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder
-from headrace.weighted_sampler._semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
 from headrace.weighted_sampler._sources import Sources, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
+from headrace.weighted_sampler._weight_semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
 from headrace.weighted_sampler.schedule import (
     Schedule,
     Stage,

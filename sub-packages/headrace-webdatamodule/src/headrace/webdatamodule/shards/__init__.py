@@ -25,7 +25,7 @@ from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.filesystem import RetryPolicy
+    from headrace.webdatamodule.shards.remote.retries import RetryPolicy
     from headrace.webdatamodule.shards.remote.shards import Remote
     from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards

@@ -34,12 +34,8 @@ from headrace.webdatamodule.shards.format.files import (
     read_plain,
 )
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, group, walk
-from headrace.webdatamodule.shards.index.container import (
-    content_fingerprint,
-    fingerprint_ranges,
-    pack,
-    shard_checksums,
-)
+from headrace.webdatamodule.shards.index.checksums import content_fingerprint, fingerprint_ranges, shard_checksums
+from headrace.webdatamodule.shards.index.container import pack
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import (
     Manifest,

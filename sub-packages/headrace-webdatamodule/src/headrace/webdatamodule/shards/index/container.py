@@ -1,4 +1,4 @@
-"""The bytes of an index file: a head, a description in JSON and numpy arrays; and the checksums of shards and indexes.
+"""The bytes of an index file: a head, a description in JSON and numpy arrays.
 
 ====================  ============================================================================
 8 bytes               magic: `89 48 52 49 0D 0A 1A 0A`; a transfer in text mode would change it
@@ -9,29 +9,24 @@
 the description       JSON, padded with spaces to a multiple of 8 bytes
 the arrays            in the order of the description's "arrays", each padded with zeros to 8 bytes
 ====================  ============================================================================
-
-Checksums are XXH3, which costs Python a tenth of a microsecond for a small member.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, ShardError
-from headrace.webdatamodule.shards.format.files import PIECE, Bytes
+from headrace.webdatamodule.shards.index.checksums import checksum64
 
 MAGIC = b"\x89HRI\r\n\x1a\n"
 VERSION = 2
 MAX_DESCRIPTION_BYTES = 1 << 24  # a hundred thousand samples of which no two have the same members need some MiB
-GAPS_PER_CHECKSUM = 64  # so that damage between members is narrowed down
-_FINGERPRINT_PIECE = 4096
 _HEAD = struct.Struct("<8sIIQQ")
 _TYPES = ("|u1", "<u2", "<u4", "<u8")
 
@@ -114,68 +109,3 @@ def _arrays(listed: list[list[Any]], body: memoryview) -> dict[str, npt.NDArray[
     if at != len(body):
         raise DamagedIndexError(f"the index is cut or longer than it says: {len(body)} bytes of arrays, not {at}")
     return arrays
-
-
-def checksum64(*pieces: bytes | memoryview) -> int:
-    """XXH3 in 64 bits of some pieces, as if they were one."""
-    state = xxhash.xxh3_64()
-    for piece in pieces:
-        state.update(piece)
-    return state.intdigest()
-
-
-def checksum32(data: Bytes, begin: int, end: int) -> int:
-    """The checksum of a member's data, which may be larger than the memory: the low 32 bits of XXH3."""
-    if end - begin > PIECE:
-        return checksum_spans(data, [(begin, end)]) & 0xFFFFFFFF
-    return xxhash.xxh3_64_intdigest(data[begin:end]) & 0xFFFFFFFF
-
-
-def checksum_spans(data: Bytes, spans: Iterable[tuple[int, int]]) -> int:
-    """XXH3 in 64 bits of some parts of a file, as if they were one."""
-    state = xxhash.xxh3_64()
-    for begin, end in spans:
-        _update(state, data, begin, end)
-    return state.intdigest()
-
-
-def gaps(offsets: Sequence[int], sizes: Sequence[int], end: int) -> list[tuple[int, int]]:
-    """Begin and end of what lies between the data of members: headers, padding, skipped members, the file's end."""
-    begins = [0, *(offset + size for offset, size in zip(offsets, sizes, strict=True))]
-    return list(zip(begins, [*offsets, end], strict=True))
-
-
-def shard_checksums(
-    data: Bytes, offsets: Sequence[int], sizes: Sequence[int]
-) -> tuple[list[int], npt.NDArray[np.uint64]]:
-    """The `checksum32` of each member, and one of 64 bits for each 64 of the `gaps`; the file is read once."""
-    sums, gap_sums, end, state = list[int](), list[int](), 0, xxhash.xxh3_64()
-    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True), start=1):
-        _update(state, data, end, offset)
-        if not number % GAPS_PER_CHECKSUM:
-            gap_sums.append(state.intdigest())
-            state.reset()
-        end = offset + size
-        sums.append(checksum32(data, offset, end))
-    _update(state, data, end, len(data))
-    return sums, np.array([*gap_sums, state.intdigest()], np.uint64)
-
-
-def _update(state: xxhash.xxh3_64, data: Bytes, begin: int, end: int) -> None:
-    for first in range(begin, end, PIECE):
-        state.update(data[first : min(first + PIECE, end)])
-
-
-def fingerprint_ranges(shard_bytes: int, end: int) -> list[tuple[int, int]]:
-    """Which bytes of a shard to look at to tell it from another one of the same size.
-
-    The times of a file do not survive copies, and reading all of it is slow: size, begin, middle and the end of
-    the last member tell shards of different content apart in three short reads, also over a network.
-    """
-    begins = (0, end // 2, max(0, end - _FINGERPRINT_PIECE))
-    return [(begin, min(begin + _FINGERPRINT_PIECE, shard_bytes)) for begin in begins]
-
-
-def content_fingerprint(shard_bytes: int, pieces: Iterable[bytes | memoryview]) -> int:
-    """The checksum of a shard's size and of the bytes in its `fingerprint_ranges`."""
-    return checksum64(shard_bytes.to_bytes(8, "little"), *pieces)

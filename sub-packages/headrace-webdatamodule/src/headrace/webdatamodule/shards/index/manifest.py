@@ -30,7 +30,7 @@ from headrace.webdatamodule.shards.format.files import (
     sync_directory,
 )
 from headrace.webdatamodule.shards.format.tar import compressed_beside
-from headrace.webdatamodule.shards.index.container import checksum64
+from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.keys import is_utf8
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 

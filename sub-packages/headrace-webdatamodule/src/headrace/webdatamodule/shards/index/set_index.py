@@ -32,7 +32,8 @@ import numpy as np
 
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map, read_plain, staged_file
-from headrace.webdatamodule.shards.index.container import check_version, checksum64, index_checksum
+from headrace.webdatamodule.shards.index.checksums import checksum64
+from headrace.webdatamodule.shards.index.container import check_version, index_checksum
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex, index_path
 

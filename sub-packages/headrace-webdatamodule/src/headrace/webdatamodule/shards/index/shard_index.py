@@ -16,7 +16,8 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, compression, padded
-from headrace.webdatamodule.shards.index.container import checksum64, content_fingerprint, fingerprint_ranges, unpack
+from headrace.webdatamodule.shards.index.checksums import checksum64, content_fingerprint, fingerprint_ranges
+from headrace.webdatamodule.shards.index.container import unpack
 from headrace.webdatamodule.shards.index.keys import Keys, read_keys
 
 Integers = npt.NDArray[Any]

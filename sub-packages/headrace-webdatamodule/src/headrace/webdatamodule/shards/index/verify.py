@@ -23,7 +23,7 @@ from headrace.webdatamodule.shards.errors import (
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
 from headrace.webdatamodule.shards.format.tar import BLOCK, group, walk
 from headrace.webdatamodule.shards.index.build import build_index, open_listed_shard, spread
-from headrace.webdatamodule.shards.index.container import (
+from headrace.webdatamodule.shards.index.checksums import (
     GAPS_PER_CHECKSUM,
     checksum32,
     checksum_spans,

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.container import checksum32
+from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, digest64, member_checksums
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Sample: TypeAlias = dict[str, Any]
 Read: TypeAlias = Callable[[int], Sample]
 Members = tuple[tuple[str, int], ...]
-MASK = 0xFFFFFFFF
 # What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
 _BYTES, _SAMPLES = 1 << 18, 1 << 10
 _FEW = 64
@@ -127,7 +125,7 @@ class ShardReader:
                 at = start + column
                 begin = blocks[at] * BLOCK
                 sample[name] = piece = data[begin : begin + sizes[at]]
-                if verify and xxh3_64_intdigest(piece) & MASK != checksums[at]:
+                if verify and digest64(piece) & MEMBER_BITS != checksums[at]:
                     sample[name] = again(at)
             return sample
 
@@ -239,7 +237,7 @@ class ShardReader:
 
     def _compare(self, pieces: list[bytes], where: npt.NDArray[np.int64]) -> tuple[int, ShardError] | None:
         """Compare checksums, and fetch again what differs; the first one that stays wrong, and the error."""
-        for at in np.flatnonzero(_checksums(pieces) != self.index.checksums[where]).tolist():
+        for at in np.flatnonzero(member_checksums(pieces) != self.index.checksums[where]).tolist():
             try:
                 pieces[at] = self._again(int(where[at]))
             except ShardError as error:
@@ -250,7 +248,7 @@ class ShardReader:
         """A member whose checksum differs, fetched again where that is possible."""
         begin = int(self.index.blocks[at]) * BLOCK
         data = self.source.fetch_again(begin, begin + int(self.index.sizes[at]))
-        if data is None or xxh3_64_intdigest(data) & MASK != self.index.checksums[at]:
+        if data is None or digest64(data) & MEMBER_BITS != self.index.checksums[at]:
             self._refuse(at)
         return data
 
@@ -329,11 +327,6 @@ def _too_large(index: ShardIndex, keys: Sequence[str] | None, max_bytes: int) ->
         if keys is None or index.layout(number)[at - index.span(number)[0]] in keys:
             found.setdefault(number, at)
     return found
-
-
-def _checksums(pieces: Iterable[bytes]) -> npt.NDArray[np.uint32]:
-    """`checksum32` of many pieces at once, shape [number of pieces]."""
-    return np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u4")[1::2].astype(np.uint32)
 
 
 def _place(index: ShardIndex, at: int) -> dict[str, Any]:

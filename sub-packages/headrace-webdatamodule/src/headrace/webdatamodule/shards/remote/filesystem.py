@@ -8,36 +8,20 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import random
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError, as_int, check_seconds
+from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
 
 Span = tuple[int, int]
-_Item = TypeVar("_Item")
 _Got = TypeVar("_Got")
-_PERMANENT = (
-    ShardError,
-    FileNotFoundError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    ValueError,
-)
-_TRANSIENT_STATUS = (408, 425, 429)
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
 _REASON = 500
 _BEGIN = 80  # bytes of a wrong file that are shown
@@ -47,35 +31,6 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 _SMALL = 1 << 20
 _WINDOW = 32 << 20
 _REQUEST = 4 << 20
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How often to ask for what failed to come, and how long to wait in between.
-
-    Args:
-        max_attempts: How often to ask in all. File systems that ask again by themselves, as s3fs does, are asked
-            twice at most.
-        backoff: Seconds before the second attempt; doubled each time, and up to a half more by chance.
-        max_backoff: Seconds between two attempts, at most.
-
-    Raises:
-        ValueError: A number is not allowed.
-    """
-
-    max_attempts: int = 5
-    backoff: float = 0.2
-    max_backoff: float = 10.0
-
-    def __post_init__(self) -> None:
-        as_int("max_attempts", self.max_attempts, 1, "1 asks once")
-        check_seconds("backoff", self.backoff)
-        check_seconds("max_backoff", self.max_backoff)
-
-    def seconds(self, attempts: int) -> float:
-        """How long to wait after some attempts."""
-        wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
-        return wait * random.uniform(1, 1.5)  # noqa: S311 - no secret
 
 
 class UnboundedBodyError(ValueError):
@@ -255,35 +210,6 @@ class KnownParts:
 
     def __getitem__(self, wanted: slice) -> bytes:
         return bytes(self._read(wanted.start, wanted.stop)) if wanted.start < wanted.stop else b""
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether asking again may help."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        return status in _TRANSIENT_STATUS
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and cause and (isinstance(cause, OSError) or hasattr(cause, "status")):
-        return is_transient(cause)  # whatever happens on the way to a size, fsspec says that the file is not there
-    return isinstance(error, Exception) and not isinstance(error, _PERMANENT)
-
-
-def retry(
-    ask: Callable[[Sequence[_Item]], Sequence[_Got | BaseException]],
-    wanted: Sequence[_Item],
-    policy: RetryPolicy,
-    attempts: Callable[[], int] | None = None,
-) -> list[_Got | BaseException]:
-    """Ask for some items, and again for those that failed; errors stand for those that failed to the end."""
-    got: list[_Got | BaseException] = list(ask(wanted))
-    for attempt in range(1, policy.max_attempts if attempts is None else attempts()):
-        failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
-        if not failed or not all(is_transient(error) for error in got if isinstance(error, BaseException)):
-            break
-        time.sleep(policy.seconds(attempt))
-        for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
-            got[number] = one
-    return got
 
 
 def _measured(got: Any, nbytes: int) -> bytes | BaseException:

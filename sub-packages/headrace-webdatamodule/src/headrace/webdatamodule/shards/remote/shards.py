@@ -45,7 +45,8 @@ from headrace.webdatamodule.shards.remote.cache import (
     fetch_index,
     split_query,
 )
-from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, RetryPolicy
+from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles
+from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 
 _THREADS = 16
 _WINDOW = 16 << 20

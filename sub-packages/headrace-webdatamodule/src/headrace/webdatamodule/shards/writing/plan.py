@@ -19,26 +19,20 @@ from tqdm import tqdm
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
-from headrace.webdatamodule.shards.index.build import fitting_index
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
-    ShardBuilder,
-    ShardTask,
     Written,
-    load,
     member_bytes,
     no_sample,
-    result,
 )
 
 VERSION = 1
 EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
 ShardSize = tuple[str, int]  # such as ("n_shards", 2)
-_CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
+CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class Plan:
         shards = sorted(name for name in ours if name.endswith(".tar"))
         if shards and differences and not replaces:
             message = f"{directory} holds {len(shards)} shards of another plan, first {shards[0]}: {differences}"
-            raise FileExistsError(f"{message}. Remove them, choose another directory, or {_CURE}")
+            raise FileExistsError(f"{message}. Remove them, choose another directory, or {CURE}")
         clear(directory, ours)
         self.save(directory)
         return False
@@ -103,12 +97,6 @@ class Plan:
         wanted = {name: value for name, value in asdict(self).items() if name not in unknown}
         unlike = {name: value for name, value in wanted.items() if noted.get(name) != value}
         return ", ".join(f"{name} is {value!r} now, was {noted.get(name)!r}" for name, value in unlike.items())
-
-
-def noted_fingerprint(directory: Path, prefix: str) -> str | None:
-    """The fingerprint that is noted in a directory; None when there is none."""
-    found = read_note(directory / f"{prefix}{NOTE}").get("fingerprint")
-    return found if isinstance(found, str) else None
 
 
 def clear(directory: Path, names: set[str]) -> None:
@@ -126,7 +114,7 @@ def clear(directory: Path, names: set[str]) -> None:
 def refuse_finished(directory: Path) -> None:
     """Refuse to write over a finished set when nothing says whether its samples are the same."""
     if (directory / NAME).exists():
-        raise FileExistsError(f"{directory} holds a finished set, with a {NAME}: {_CURE}")
+        raise FileExistsError(f"{directory} holds a finished set, with a {NAME}: {CURE}")
 
 
 # Bounds
@@ -252,36 +240,6 @@ def given_sizes(sizes: Any, n_samples: int) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-# What an earlier run has written
-
-
-def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None, *, same: bool) -> Written | None:
-    """What an earlier run of the same plan made of a shard, when that is whole and holds the same samples.
-
-    Its index has to fit it. Where no fingerprint says that the samples are the same, all keys are compared where they
-    are known, and the first, the middle and the last sample are made again and compared byte by byte.
-    """
-    index = fitting_index(task.path) if task.path.exists() else None
-    if index is None:
-        return None
-    if index.n_samples != len(task):
-        raise _others(task.path, f"{index.n_samples} samples instead of {len(task)}")
-    found = result(index)
-    if hashes is not None and not np.array_equal(hashes, found.hashes):
-        raise _others(task.path, f"the key {index.key(int((hashes != found.hashes).argmax()))!r}")
-    numbers = sorted({0, len(task) // 2, len(task) - 1})
-    if not same:
-        samples = load(task.samples)
-        for number in numbers:
-            if not _is_same(index, number, task, samples):
-                raise _others(task.path, f"the sample {index.key(number)!r}")
-    try:  # whether these are read as they were written
-        ShardReader(index, map_shard(index), None, verify=True, max_bytes=2**63 - 1).read_many(numbers)
-    except ShardError:
-        return None
-    return found
-
-
 def repeated_key(written: Sequence[Written], directory: Path) -> tuple[str, str, str] | None:
     """A key that occurs twice in a set, and the names of the two shards; None when there is no such key."""
     hashes = np.concatenate([one.hashes for one in written])
@@ -300,21 +258,3 @@ def _key(sample: int, ends: npt.NDArray[np.int64], written: Sequence[Written], d
     entry = written[shard].entry
     index = ShardIndex.open(directory / entry.name)
     return index.key(sample - int(ends[shard]) + entry.samples), entry.name
-
-
-def _is_same(index: ShardIndex, number: int, task: ShardTask, samples: MapStyle) -> bool:
-    again = ShardBuilder(str(task.path))
-    again.add(*task.sample(samples, task.start + number))
-    [layout] = again.samples.layouts
-    start, stop = index.span(number)
-    return (
-        again.samples.keys == [index.key(number)]
-        and tuple(member.lower() for member in layout) == index.layout(number)
-        and again.samples.sizes == index.sizes[start:stop].tolist()
-        and again.checksums == index.checksums[start:stop].tolist()
-    )
-
-
-def _others(path: Path, what: str) -> FileExistsError:
-    message = f"{path} is whole, but holds other samples than those to be written: it has {what}"
-    return FileExistsError(f"{message}. Remove it, choose another directory, or {_CURE}")

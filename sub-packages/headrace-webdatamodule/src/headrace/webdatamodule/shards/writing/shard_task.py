@@ -32,7 +32,8 @@ from headrace.webdatamodule.shards.format.tar import (
     ustar_header,
 )
 from headrace.webdatamodule.shards.index.build import pack_index
-from headrace.webdatamodule.shards.index.container import GAPS_PER_CHECKSUM, index_checksum
+from headrace.webdatamodule.shards.index.checksums import GAPS_PER_CHECKSUM, MEMBER_BITS, digest64
+from headrace.webdatamodule.shards.index.container import index_checksum
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
@@ -311,7 +312,7 @@ class ShardBuilder:
             samples.sizes.append(size)
             at += size + len(padding)
             self._add_gap(gap)
-            self.checksums.append(xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)
+            self.checksums.append(digest64(data) & MEMBER_BITS)
         # Padding waits with the next header: this many bytes are a little more than those in `pieces`.
         self.pending += at - samples.end
         self._padding, samples.end = padding, at
@@ -335,7 +336,7 @@ class ShardBuilder:
         self._pieces.append(last)
         self._add_gap(last)
         if self._gaps:
-            self._gap_checksums.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps)))
+            self._gap_checksums.append(digest64(b"".join(self._gaps)))
         return self.take()
 
     def index(self, nbytes: int, read: Callable[[int, int], bytes]) -> bytes:
@@ -352,7 +353,7 @@ class ShardBuilder:
     def _add_gap(self, gap: bytes) -> None:
         self._gaps.append(gap)
         if len(self._gaps) == GAPS_PER_CHECKSUM:
-            self._gap_checksums.append(xxhash.xxh3_64_intdigest(b"".join(self._gaps)))
+            self._gap_checksums.append(digest64(b"".join(self._gaps)))
             self._gaps.clear()
 
     def _new_layout(self, key: str, members: tuple[str, ...]) -> list[tuple[bytes, int]]:

@@ -26,7 +26,6 @@ from headrace.webdatamodule.shards.writing.plan import (
     ShardSize,
     bounds_of,
     given_sizes,
-    kept,
     measure,
     refuse_finished,
     refuse_leftovers,
@@ -37,6 +36,7 @@ from headrace.webdatamodule.shards.writing.plan import (
     shard_paths,
     shard_size,
 )
+from headrace.webdatamodule.shards.writing.resume import kept
 from headrace.webdatamodule.shards.writing.shard_task import (
     CHUNK,
     MapStyle,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 from headrace.weighted_sampler._mixture import MAX_PERIOD
-from headrace.weighted_sampler._semantics import Amounts, apportion, integer_weights, normalize
+from headrace.weighted_sampler._weight_semantics import Amounts, apportion, integer_weights, normalize
 
 SIZE_LISTS = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)
 
