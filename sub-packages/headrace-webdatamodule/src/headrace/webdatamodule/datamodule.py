@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
+from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loading.options import checked_int
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
-from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, Split, by_split, named_sources
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -30,7 +30,7 @@ _Place = str | PathLike[str]
 _Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-class WebDataModule(SplitDataModule):
+class WebDataModule(BaseDataModule):
     """Tar shards as train, val, test and predict loaders of a Lightning trainer, read as a stream.
 
     For each split a sample passes: the shards, sorted by name (or shuffled, see `kwargs_wds`) -> split among ranks and

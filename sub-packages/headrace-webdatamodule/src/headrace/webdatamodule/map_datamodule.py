@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
+from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.distributed import is_distributed, on_one_rank, waiting
@@ -29,7 +30,7 @@ from headrace.webdatamodule.loading.factories import (
 )
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
-from headrace.webdatamodule.loading.map_datasets import check_datasets, evaluated_sizes, sizes_of_dataset
+from headrace.webdatamodule.loading.map_datasets import check_datasets
 from headrace.webdatamodule.loading.options import (
     Loading,
     OnError,
@@ -40,14 +41,13 @@ from headrace.webdatamodule.loading.options import (
 )
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
-from headrace.webdatamodule.loading.sizes import Sizes
+from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
 from headrace.webdatamodule.loading.states import check_module_state
 from headrace.webdatamodule.loading.stats import Reports
-from headrace.webdatamodule.split_datamodule import SplitDataModule
 from headrace.webdatamodule.splits import BySplit, PerSplit, Split
 
 
-class MapDataModule(SplitDataModule):
+class MapDataModule(BaseDataModule):
     """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
 
     Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. Samples have the indices 0

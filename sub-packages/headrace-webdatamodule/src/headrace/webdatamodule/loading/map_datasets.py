@@ -1,20 +1,13 @@
-"""Map-style datasets that a user gives: which ones are refused, and the sizes of their samples."""
+"""Map-style datasets that a user gives: tables, paths and mappings of names are refused."""
 
 from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
-from torch.utils.data import ConcatDataset
-from tqdm import tqdm
-
-from headrace.webdatamodule.loading.columns import array_of_column
-from headrace.webdatamodule.loading.sizes import Sizes
-from headrace.webdatamodule.loading.stats import check_sizes
 from headrace.webdatamodule.splits import Split, by_split
 
 # Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
@@ -67,40 +60,3 @@ def _refuse_names(name: str, dataset: Mapping[Any, Any]) -> None:
             "TensorDataset(x, y) or datasets.Dataset.from_dict(columns), and several sources as a ConcatDataset, or "
             "NamedConcatDataset of headrace-weighted-sampler"
         ) from None
-
-
-def sizes_of_dataset(split: Split, dataset: Any, sizes: Any) -> Any:
-    """The sizes of a split as an array; a function as it is, and None where there are none."""
-    if sizes is None:
-        own = getattr(dataset, "sizes", None)
-        sizes = None if callable(own) else own
-        if sizes is None and callable(getattr(dataset, "num_tokens", None)):
-            sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
-    if sizes is None or callable(sizes):
-        return sizes
-    if isinstance(sizes, str) and isinstance(dataset, ConcatDataset):
-        return np.concatenate([sizes_of_dataset(split, one, sizes) for one in dataset.datasets])
-    if isinstance(sizes, str):
-        columns = getattr(dataset, "column_names", None) or ()
-        if sizes not in columns:
-            have = f"has {', '.join(map(repr, columns)) or 'none'}"
-            message = (
-                f"sizes={sizes!r} must be a column of datasets[{split.name!r}], a {type(dataset).__name__} that {have}"
-            )
-            raise ValueError(f"{message}: give an array, or a function of the sample")
-        sizes = dataset[sizes]
-    array = np.asarray(array_of_column(sizes, f"sizes[{split.name!r}]"))
-    if array.dtype.kind not in "iuf":
-        raise TypeError(
-            f"sizes[{split.name!r}] must be numbers or a function of the sample, got {type(sizes).__name__}"
-        )
-    return check_sizes(array, dataset, f"sizes[{split.name!r}]")
-
-
-def evaluated_sizes(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:
-    """The sizes that a function gives for the samples of a split."""
-    bar = tqdm(range(len(dataset)), desc=f"sizing {split.name}", unit="sample", delay=1.0, disable=None)
-    sizes = np.array([function(dataset[index]) for index in bar])
-    if sizes.dtype.kind not in "iuf":
-        raise TypeError(f"sizes[{split.name!r}] must give numbers, got {sizes.dtype}")
-    return sizes

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from tqdm import tqdm
 
 from headrace.webdatamodule.loading.batch_reading import (
@@ -22,11 +22,13 @@ from headrace.webdatamodule.loading.batch_reading import (
     SkippedSample,
     raise_explained,
 )
+from headrace.webdatamodule.loading.columns import array_of_column
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
 from headrace.webdatamodule.shards.index.manifest import DERIVED
+from headrace.webdatamodule.splits import Split
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
 Sizes: TypeAlias = npt.NDArray[Any]
@@ -87,6 +89,51 @@ def column_name(function: Callable[[Any], Any], *reading: Any) -> str:
     called = getattr(function, "__name__", type(function).__name__)
     plain = "".join(letter if letter.isalnum() or letter == "_" else "" for letter in called)[:40]
     return f"{DERIVED}{plain}-{digest(function, *reading)}"
+
+
+def sizes_of_dataset(split: Split, dataset: Any, sizes: Any) -> Any:
+    """The sizes of a split as an array; a function as it is, and None where there are none."""
+    if sizes is None:
+        own = getattr(dataset, "sizes", None)
+        sizes = None if callable(own) else own
+        if sizes is None and callable(getattr(dataset, "num_tokens", None)):
+            sizes = [dataset.num_tokens(index) for index in range(len(dataset))]
+    if sizes is None or callable(sizes):
+        return sizes
+    if isinstance(sizes, str) and isinstance(dataset, ConcatDataset):
+        return np.concatenate([sizes_of_dataset(split, one, sizes) for one in dataset.datasets])
+    if isinstance(sizes, str):
+        columns = getattr(dataset, "column_names", None) or ()
+        if sizes not in columns:
+            have = f"has {', '.join(map(repr, columns)) or 'none'}"
+            message = (
+                f"sizes={sizes!r} must be a column of datasets[{split.name!r}], a {type(dataset).__name__} that {have}"
+            )
+            raise ValueError(f"{message}: give an array, or a function of the sample")
+        sizes = dataset[sizes]
+    array = np.asarray(array_of_column(sizes, f"sizes[{split.name!r}]"))
+    if array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"sizes[{split.name!r}] must be numbers or a function of the sample, got {type(sizes).__name__}"
+        )
+    return check_sizes(array, dataset, f"sizes[{split.name!r}]")
+
+
+def evaluated_sizes(function: Callable[[Any], Any], dataset: Any, split: Split) -> Sizes:
+    """The sizes that a function gives for the samples of a split."""
+    bar = tqdm(range(len(dataset)), desc=f"sizing {split.name}", unit="sample", delay=1.0, disable=None)
+    sizes = np.array([function(dataset[index]) for index in bar])
+    if sizes.dtype.kind not in "iuf":
+        raise TypeError(f"sizes[{split.name!r}] must give numbers, got {sizes.dtype}")
+    return sizes
+
+
+def check_sizes(sizes: npt.NDArray[Any], dataset: Any, name: str = "sizes") -> npt.NDArray[Any]:
+    """Refuse an array that has no size, or no sizes, for each sample of a dataset."""
+    if sizes.ndim not in (1, 2) or len(sizes) != len(dataset):
+        got = f"shape {list(sizes.shape)}" if sizes.ndim != 1 else len(sizes)
+        raise ValueError(f"{name} must hold one size for each of the {len(dataset)} samples, got {got}")
+    return sizes
 
 
 def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
+from headrace.webdatamodule.loading.sizes import check_sizes
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
 _SHOWN = 10  # skipped samples that a report names
@@ -81,14 +82,6 @@ class Reports(dict[Any, LoaderReport]):
         """Log them one by one, as at the end of a stage."""
         for report in self.values():
             info(str(report))
-
-
-def check_sizes(sizes: npt.NDArray[Any], dataset: Any, name: str = "sizes") -> npt.NDArray[Any]:
-    """Refuse an array that has no size, or no sizes, for each sample of a dataset."""
-    if sizes.ndim not in (1, 2) or len(sizes) != len(dataset):
-        got = f"shape {list(sizes.shape)}" if sizes.ndim != 1 else len(sizes)
-        raise ValueError(f"{name} must hold one size for each of the {len(dataset)} samples, got {got}")
-    return sizes
 
 
 class DeliveryStats:

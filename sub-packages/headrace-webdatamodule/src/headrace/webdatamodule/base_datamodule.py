@@ -13,7 +13,7 @@ from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
 
 
-class SplitDataModule(lightning.LightningDataModule):
+class BaseDataModule(lightning.LightningDataModule):
     """A loader for each split, and the position in training for a trainer's checkpoints.
 
     A subclass looks at a split's data in `_open`, makes its loader in `_make_loader`, and resumes that in `_resume`.
