@@ -63,12 +63,12 @@ class Iteration:
 class Progress(EpochCursor):
     """Where a loader stands: its epoch, the position there, and where the next iteration begins.
 
-    It is the cursor of the loader; its positions count batches. `set_epoch`, a state and a rewind put it at a place,
-    and then no iteration counts any more. The iteration that begins next is the latest one, and moves the position
-    alone.
+    It is the cursor of a `ResumableLoader`; its positions count batches. The latest iteration alone moves the position.
+    `set_epoch`, a state or a rewind puts the loader at a place, and then there is no latest iteration until the next one
+    begins.
 
     Attributes:
-        place: Where it was put last.
+        place: Where it was put last; the next iteration begins there.
         resumed: Whether a state put it there.
     """
 
