@@ -64,8 +64,8 @@ class Progress(EpochCursor):
     """Where a loader stands: its epoch, the position there, and where the next iteration begins.
 
     It is the cursor of a `ResumableLoader`; its positions count batches. The latest iteration alone moves the position.
-    `set_epoch`, a state or a rewind puts the loader at a place, and then there is no latest iteration until the next one
-    begins.
+    `set_epoch`, a state or a rewind puts the loader at a place, and then there is no latest iteration until another
+    one begins.
 
     Attributes:
         place: Where it was put last; the next iteration begins there.
