@@ -108,7 +108,7 @@ class InterleavedDataset(IterableDataset[T]):
     decides the next ones. A ``datasets.IterableDataset`` with a shuffle buffer leaves it out of its states, so it is
     read again up to where it was, which costs reading; shuffled without a ``seed``, it cannot resume, and that raises.
     Iterating again without ``set_epoch`` gives the same epoch from its beginning, also after a ``break``. A copy
-    (``copy.copy``, ``copy.deepcopy``, ``pickle``) goes on where ``state_dict()`` stands; loader workers begin anew.
+    (``copy.copy``, ``copy.deepcopy``, ``pickle``) continues where ``state_dict()`` stands; loader workers begin anew.
 
     Args:
         sources: ``{name: iterable}``, or a list of iterables.

@@ -73,7 +73,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
     also after a ``break``. ``state_dict()`` is exact at any moment of an iteration, and a copy (``copy.copy``,
-    ``copy.deepcopy``, ``pickle``) goes on from there. ``len()`` is the length of the
+    ``copy.deepcopy``, ``pickle``) continues there. ``len()`` is the length of the
     whole epoch on this rank, also when the epoch is resumed; ``remaining`` counts the rest.
 
     It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only

@@ -1,6 +1,6 @@
 """Columns of Arrow, Hugging Face datasets, Parquet files, pandas and polars, read as arrays.
 
-None of these libraries is needed: one that made a column has been imported by whoever made it. The same file in
+None of these libraries is needed: a column comes from a library that is imported already. The same file in
 headrace.size_aware_batching and headrace.webdatamodule, which do not import one another.
 """
 

@@ -132,7 +132,7 @@ class Publisher:
     1. `fsync` of the tar file and of its index, both under temporary names;
     2. the names: the tar file's, then that of the index;
     3. `fsync` of the directory, once, at the end of the `with` block;
-    4. only then whoever called writes the manifest: `fsync`, its name, `fsync` of the directory.
+    4. only then the caller writes the manifest: `fsync`, its name, `fsync` of the directory.
 
     Before 3 the disk may keep some of the names and lose others. Each file that has its name is complete, there is no
     manifest, and the next run writes what is missing. A kill loses what was made in `_SECONDS`, at the most.
