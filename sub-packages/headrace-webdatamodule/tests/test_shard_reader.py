@@ -25,7 +25,7 @@ from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.reading.shard_reader import LruCache
+from headrace.webdatamodule.shards.reading.open_shards import LruCache
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60

@@ -20,14 +20,8 @@ from headrace.webdatamodule.shards.errors import DecodeError, ShardError, as_int
 from headrace.webdatamodule.shards.globbing import Source, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import (
-    NO_DESCRIPTORS,
-    LruCache,
-    Read,
-    Sample,
-    ShardReader,
-    default_limit,
-)
+from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
+from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
 
 Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,6 @@ Members = tuple[tuple[str, int], ...]
 # What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
 _BYTES, _SAMPLES = 1 << 18, 1 << 10
 _FEW = 64
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_Thing = TypeVar("_Thing")
 
 
 class ShardBytes:
@@ -256,58 +253,6 @@ class ShardReader:
         self.source.diagnose()
         message = "the member's bytes are not those that were indexed: restore the shard, or write it again"
         raise DamagedShardError(message, **_place(self.index, at))
-
-
-class LruCache(Generic[_Thing]):
-    """Opens things by their numbers, and evicts the least recently used ones.
-
-    Safe in threads: what is evicted is closed when its last user has finished.
-    """
-
-    def __init__(self, open_one: Callable[[int], _Thing], limit: int) -> None:
-        self._open, self.limit = open_one, limit
-        self.things: dict[int, _Thing] = {}  # the least recently used first
-
-    def get(self, number: int) -> _Thing:
-        """One of them, opened if need be; an OSError for want of file descriptors comes only when none is kept."""
-        things = self.things
-        thing = things.get(number)
-        if thing is not None and len(things) < self.limit:  # which was used last matters only when one has to go
-            return thing
-        things.pop(number, None)
-        if thing is None:
-            self._evict(self.limit - 1)
-            thing = self._open_with_room(number)
-        things[number] = thing
-        return thing
-
-    def clear(self) -> None:
-        """Evict all."""
-        self._evict(0)
-
-    def _evict(self, most: int) -> None:
-        for number in list(self.things)[: max(0, len(self.things) - most)]:
-            self.things.pop(number, None)
-
-    def _open_with_room(self, number: int) -> _Thing:
-        while True:
-            try:
-                return self._open(number)
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTORS or not self.things:
-                    raise
-                self.limit = max(1, len(self.things) // 2)
-                self._evict(self.limit // 2)
-
-
-def default_limit() -> int:
-    """How many shards to keep open: each takes two file descriptors, and half of them are left to others."""
-    try:
-        from resource import RLIMIT_NOFILE, getrlimit
-    except ImportError:  # not on Windows
-        return 512
-    soft = getrlimit(RLIMIT_NOFILE)[0]
-    return max(1, min(soft // 4, 4096)) if soft >= 0 else 4096
 
 
 def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> Members | None:
