@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from sets_of_sizes import Sizes, atoms, crystals, integers, mixture, molecules, proteins, speech
 
 from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.plan import repeated_mates
 from headrace.size_aware_batching.planning.costs import PaddedCapacity
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_descending, next_fit
+from headrace.size_aware_batching.report import repeated_mates
 
 N = 300_000
 USUAL, HEAVY = (2048, 16384), (16384, 32768)  # longest sample, budget

@@ -17,8 +17,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations import TrainerGuard, sampler_state
+from headrace.size_aware_batching.planning.last_step import TAILS, Tail
 from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
-from headrace.size_aware_batching.planning.remainder import TAILS, Tail
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(403)])
 

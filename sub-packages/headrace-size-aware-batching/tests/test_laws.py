@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.planning.last_step import TAILS, Tail
 from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Oversize, Strategy
-from headrace.size_aware_batching.planning.remainder import TAILS, Tail
 
 Way = tuple[Strategy, Literal["sum", "padded"]]
 WAYS: list[Way] = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler, PlanReport
-from headrace.size_aware_batching.plan import table
+from headrace.size_aware_batching.report import table
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
 

@@ -12,7 +12,8 @@ from headrace.size_aware_batching.memory.peaks import Peaks, collect_cuda_peak_a
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.simulated import SimulatedMemory, estimate_peaks
 from headrace.size_aware_batching.memory.worst_batches import run_worst_batches
-from headrace.size_aware_batching.plan import BatchPlan, PlanReport
+from headrace.size_aware_batching.plan import BatchPlan
+from headrace.size_aware_batching.report import PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
     SizeAwareBatchSampler,

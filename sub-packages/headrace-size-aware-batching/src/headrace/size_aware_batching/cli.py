@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.plan import BatchPlan, PlanReport, table
+from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import COSTS, as_cost
 from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
+from headrace.size_aware_batching.report import PlanReport, table
 from headrace.size_aware_batching.sizes.files import sizes_of_files
 
 SIZES = ".npy (1-D or 2-D), .txt (a number a line), FASTA [.gz], or .parquet or a folder of them, with --column"

@@ -22,12 +22,13 @@ from headrace.size_aware_batching._validation import (
     warn,
     whole_number,
 )
-from headrace.size_aware_batching.plan import BatchPlan, PlanReport, batch_costs
+from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
+from headrace.size_aware_batching.planning.last_step import TAILS, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
 from headrace.size_aware_batching.planning.order import SliceOrder
@@ -35,8 +36,8 @@ from headrace.size_aware_batching.planning.planner import Planner, make_planner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
-from headrace.size_aware_batching.planning.remainder import TAILS, Tail, balance_evenly
 from headrace.size_aware_batching.planning.strata import index_type
+from headrace.size_aware_batching.report import PlanReport, batch_costs
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, size_vector
 
 VERSION = 1

@@ -1,19 +1,19 @@
-"""The batches of an epoch as two arrays, and figures about them."""
+"""The batches of an epoch as two arrays."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, whole_number
-from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, as_cost, reduced
-from headrace.size_aware_batching.planning.distribution import n_steps
-from headrace.size_aware_batching.planning.units import round_up
+from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.report import PlanReport
+
+__all__ = ["BatchPlan", "PlanReport"]
 
 
 @dataclass(frozen=True)
@@ -78,190 +78,3 @@ class BatchPlan:
             other: Plan of another epoch of the same samples, for ``repeated_mates``.
         """
         return PlanReport.of(self, whole_number("num_replicas", num_replicas) or self.num_replicas, other)
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """Figures about the batches of an epoch.
-
-    With several budgets, ``size``, ``padded``, ``padding``, ``budget``, ``largest`` and ``fill`` are those of the
-    column that fills its budget most; ``fills`` and ``over_budget`` are about all columns.
-
-    Args:
-        batches: Number of batches.
-        samples: Number of samples in them.
-        items_min: Samples in the smallest batch.
-        items_max: Samples in the largest batch.
-        size: Sum of all sizes.
-        padded: Sum over the batches of count times largest size.
-        padding: Share of ``padded`` that is padding. Both are printed as ``-`` where the cost is a sum: samples that
-            are concatenated have no padding.
-        cost: ``"sum"``, ``"padded"`` or ``"function"``.
-        budget: Budget of a batch, in the unit of the cost.
-        largest: Largest cost of a batch.
-        fill: Mean cost of a batch as a share of the budget.
-        fills: The same for each budget.
-        over_budget: Batches over one of their budgets: those of samples that exceed it by themselves.
-        num_replicas: World size that the following figures are for.
-        steps: Steps of the epoch.
-        imbalance: Mean over whole steps of the largest rank's work over the mean rank's; 1 is perfect. The work of a
-            batch is what the planner balances by: the sum of ``work=`` where that is given. Else it is the sum of
-            ``size + 8 size**2 / budget`` over its samples, each counted as the largest if the cost is padded; with a
-            cost function ``size + size**2 / (largest of all)`` likewise; with several budgets the sum of its shares
-            of them.
-        oversize: Samples that exceed a budget by themselves.
-        skipped: Number of these that are left out.
-        repeated_mates: How many times as often as by chance two samples that share a batch share one in another
-            epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
-    """
-
-    batches: int
-    samples: int
-    items_min: int
-    items_max: int
-    size: float
-    padded: float
-    padding: float
-    cost: str
-    budget: float
-    largest: float
-    fill: float
-    fills: tuple[float, ...]
-    over_budget: int
-    num_replicas: int
-    steps: int
-    imbalance: float
-    oversize: int
-    skipped: int
-    repeated_mates: float = math.nan
-
-    @classmethod
-    def of(cls, plan: BatchPlan, num_replicas: int, other: BatchPlan | None = None) -> PlanReport:
-        """Return the report of a plan for a world size."""
-        counts = np.diff(plan.offsets)
-        costs = batch_costs(plan)
-        shares = costs / np.array(plan.budget)
-        fills = shares.mean(axis=0) if len(plan) else np.zeros(len(plan.budget))
-        column = int(fills.argmax())
-        sizes = samples_of_plan(plan)[:, min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0]
-        longest = round_up(reduced(np.maximum, sizes, plan.offsets), plan.length_multiple)
-        size, padded = float(sizes.sum()), float((counts * longest).sum())
-        steps = relative_work(plan, num_replicas)
-        oversize = 0 if plan.oversize is None else len(plan.oversize)
-        return cls(
-            batches=len(plan),
-            samples=int(counts.sum()),
-            items_min=int(counts.min(initial=UNLIMITED)) if len(plan) else 0,
-            items_max=int(counts.max(initial=0)),
-            size=size,
-            padded=padded,
-            padding=1 - size / padded if padded else 0.0,
-            cost=as_cost(plan.cost).name,
-            budget=float(plan.budget[column]),
-            largest=float(costs[:, column].max(initial=0)),
-            fill=float(fills[column]),
-            fills=tuple(fills.tolist()),
-            over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
-            num_replicas=num_replicas,
-            steps=n_steps(len(plan), num_replicas, plan.tail),
-            imbalance=float(steps.max(axis=1).mean()) if len(steps) else 1.0,
-            oversize=oversize,
-            skipped=oversize if plan.skipped else 0,
-            repeated_mates=math.nan if other is None else repeated_mates(plan, other),
-        )
-
-    def __str__(self) -> str:
-        return table({"": self})
-
-    def cells(self) -> dict[str, str]:
-        """Return the figures as they are printed, by name."""
-        cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
-        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == SumCost.name else {})
-
-
-def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
-    """Return the sizes of the plan's samples in its order, shape ``[samples, k]``."""
-    sizes: NDArray[np.float64] = plan.sizes[plan.indices].astype(np.float64)
-    return sizes if sizes.ndim == 2 else sizes[:, None]
-
-
-def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
-    """Return the cost of each batch against each budget, shape ``[batches, budgets]``."""
-    sizes = plan.sizes[plan.indices].astype(np.float64)
-    return as_cost(plan.cost, plan.length_multiple).of(sizes, plan.offsets)
-
-
-def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
-    """Return the work of each batch, by which the planner balances the ranks, shape ``[batches]``."""
-    if not len(plan):
-        return np.zeros(0)
-    if plan.work is not None:
-        return reduced(np.add, plan.work[plan.indices], plan.offsets)
-    cost = as_cost(plan.cost, plan.length_multiple)
-    sizes, limits, _ = cost.prepare(plan.sizes, [*plan.budget])
-    work, places = cost.work(sizes[plan.indices], limits), np.arange(len(plan.indices))
-    each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
-    return each
-
-
-def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
-    """Return the work of each rank in each whole step, the mean rank's being 1, shape ``[steps, num_replicas]``."""
-    whole = len(plan) // num_replicas * num_replicas
-    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
-    mean = work.mean(axis=1, keepdims=True)
-    relative: NDArray[np.float64] = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
-    return relative
-
-
-def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
-    """Return how many times as often as by chance samples that share a batch share one in another plan, too.
-
-    All pairs are counted: those that share a batch in both plans, over what two plans with these batch sizes have in
-    common on average when samples are drawn at random. NaN where a plan has no batch of two samples.
-
-    >>> sizes, offsets = np.ones(4, int), np.array([0, 2, 4])
-    >>> one = BatchPlan(np.array([0, 1, 2, 3]), offsets, sizes, (2,))
-    >>> repeated_mates(one, one), repeated_mates(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
-    (3.0, 0.0)
-    """
-    n_samples = len(plan.sizes)
-    batches = [np.full(n_samples, -1, np.int64) for _ in range(2)]
-    for batch, each in zip(batches, (plan, other), strict=True):
-        batch[each.indices] = np.repeat(np.arange(len(each)), np.diff(each.offsets))
-    common = (batches[0] >= 0) & (batches[1] >= 0)
-    first, second = (batch[common] for batch in batches)
-    together = _pairs(np.unique(first * max(1, len(other)) + second, return_counts=True)[1])
-    expected = _pairs(np.bincount(first)) * _pairs(np.bincount(second)) / max(1.0, _pairs(np.array([len(first)])))
-    return together / expected if expected else math.nan
-
-
-def table(reports: Mapping[str, PlanReport]) -> str:
-    """Return reports side by side, a column each."""
-    columns = {name: report.cells() for name, report in reports.items()}
-    names = [field.name for field in fields(PlanReport)]
-    left = max(map(len, names))
-    widths = {name: max(len(name), *map(len, cells.values())) for name, cells in columns.items()}
-    head = "  ".join(["".ljust(left), *(name.rjust(widths[name]) for name in columns)]).rstrip()
-    lines = [
-        "  ".join([name.replace("_", " ").ljust(left), *(columns[one][name].rjust(widths[one]) for one in columns)])
-        for name in names
-    ]
-    return "\n".join([head, *lines] if head else lines)
-
-
-def _pairs(counts: NDArray[np.int64]) -> float:
-    numbers = counts.astype(np.float64)
-    return float((numbers * (numbers - 1)).sum() / 2)
-
-
-def _shown(name: str, value: Any) -> str:
-    """Return a figure as text."""
-    if isinstance(value, tuple):
-        return " ".join(_shown(name.removesuffix("s"), each) for each in value)
-    if isinstance(value, str):
-        return value
-    if name in ("fill", "padding"):
-        return f"{value:.2%}"
-    if name in ("imbalance", "repeated_mates"):
-        return "-" if math.isnan(value) else f"{value:.4f}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

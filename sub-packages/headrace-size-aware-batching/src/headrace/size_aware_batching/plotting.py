@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.plan import BatchPlan, batch_costs, relative_work, samples_of_plan
+from headrace.size_aware_batching.plan import BatchPlan
+from headrace.size_aware_batching.report import batch_costs, relative_work, samples_of_plan
 
 try:
     import matplotlib as mpl

@@ -23,12 +23,12 @@ from headrace.size_aware_batching._validation import (
     warn,
 )
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
+from headrace.size_aware_batching.planning.last_step import split_longest
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import Options, Oversize
 from headrace.size_aware_batching.planning.random import fold_in, random_words
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
-from headrace.size_aware_batching.planning.remainder import split_longest
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 

@@ -8,15 +8,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
-from headrace.size_aware_batching.collate.arguments import (
-    check_limits,
-    check_multiple,
-    check_numbers,
-    padding_for,
-    refuse_value,
-    value_for,
-)
+from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys
+from headrace.size_aware_batching.collate.padding import padding_for, refuse_value, value_for
 from headrace.size_aware_batching.planning.units import round_up
 
 _INT32_END = 2**31

@@ -20,8 +20,8 @@ from headrace.size_aware_batching.memory.snapshot import (
     unchanged,
     unsynchronized,
 )
-from headrace.size_aware_batching.planning.collectives import gather_json
 from headrace.size_aware_batching.planning.costs import largest_count
+from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.sizes.read import read_sizes
 

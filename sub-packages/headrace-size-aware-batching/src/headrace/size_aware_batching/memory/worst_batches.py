@@ -16,7 +16,7 @@ from headrace.size_aware_batching.memory.snapshot import (
     unchanged,
     unsynchronized,
 )
-from headrace.size_aware_batching.planning.collectives import gather_json
+from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.last_step import Balance, Batches, Tail, last_steps
 from headrace.size_aware_batching.planning.random import random_words
-from headrace.size_aware_batching.planning.remainder import Balance, Batches, Tail, last_steps
 
 LONGEST_CHUNK = 64  # batches of like work that stay together at most; world sizes that divide it gain most
 FEWEST_CHUNKS = 4  # that there are at least, where there are so many batches

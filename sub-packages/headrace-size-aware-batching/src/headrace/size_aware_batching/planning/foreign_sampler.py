@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
-from headrace.size_aware_batching.planning.collectives import gather
+from headrace.size_aware_batching.planning.gather import gather
 from headrace.size_aware_batching.planning.order import SliceOrder
 from headrace.size_aware_batching.planning.ranks import Mesh
 

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.costs import Work, given_work
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
+from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import largest_counts, next_fit
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 from headrace.size_aware_batching.planning.random import fold_in
-from headrace.size_aware_batching.planning.remainder import Batches
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, sorted_by_size
 from headrace.size_aware_batching.planning.windows import (
     PACKED,
