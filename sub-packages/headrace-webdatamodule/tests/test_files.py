@@ -5,7 +5,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -121,10 +120,8 @@ def test_small_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
-    before = time.monotonic()
     with pytest.raises(DamagedShardError, match="a FIFO"):
         FileBytes(tmp_path / "a")
-    assert time.monotonic() - before < 30
 
 
 def test_a_home_that_there_is_not_is_a_name() -> None:
