@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, Tail, last_steps
 from headrace.size_aware_batching.planning.random import random_words
 
-LONGEST_CHUNK = 64  # batches of like work that stay together at most; world sizes that divide it gain most
-FEWEST_CHUNKS = 4  # that there are at least, where there are so many batches
+# Batches of like work that stay together at most; world sizes that divide it gain most. 16, 64, 256: of 1,000,000
+# lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the mean work, padded 1.215, 1.006, 1.006.
+LONGEST_CHUNK = 64
+# Chunks that there are at least, where there are so many batches. 1, 4, 16: of 63 padded batches the largest of 8 ranks
+# has 1.039, 1.031, 1.210 times the mean work.
+FEWEST_CHUNKS = 4
 
 
 def chunk_length(n_batches: int) -> int:

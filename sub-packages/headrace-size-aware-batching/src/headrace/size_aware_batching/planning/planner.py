@@ -41,10 +41,13 @@ BUCKETED = 2**17
 # Batches of a window in which samples do not change places. 8, 32, 128: fill 0.889, 0.969, 0.977, and batch-mates meet
 # again 4, 16, 78 times as often as by chance.
 SHORT = 32
-PACKED_WINDOW = 2**17
+# Samples of a window of packed batches, the shortest first. All, 2**17 alone, 2**19 alone: 29,493, 29,493, 29,492
+# batches, and batch-mates meet again 1.2, 2.5, 4.0 times as often as by chance.
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
-PACKED_WASTE = 9.5e-5  # wasted share that is small enough: fill is to be 0.9999
-BRIM = 1.2e-5  # share that packing leaves empty
+PACKED_WINDOW = 2**17  # of several columns, and of an order that is given
+# Wasted share that is small enough: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches, mates 3.6,
+# 1.2, 1.2, and the first takes twice as long to plan.
+PACKED_WASTE = 9.5e-5
 
 
 class NextFitPlanner:
@@ -351,7 +354,7 @@ def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
             if count < -(-length // PACKED_WINDOWS[-1]):
                 continue
             filled = float(descending[::count].sum(dtype=np.float64)) / max(limits.budgets[0], 1)
-            waste = count * np.ceil(filled * (1 + BRIM)) / max(fewest, 1e-9) - 1
+            waste = count * np.ceil(filled) / max(fewest, 1e-9) - 1
             if waste < least or (waste == least and best > 1):  # of equal ones the shorter window
                 best, least = count, waste
         if least <= PACKED_WASTE or middle == 1:

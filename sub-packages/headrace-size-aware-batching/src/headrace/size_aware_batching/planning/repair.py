@@ -38,7 +38,9 @@ PAIRS = 2**11  # pairs of a turn, at most, so that many givers have fewer takers
 MEMBERS = 64  # samples of a batch that are compared in a turn; others follow in turns without progress
 FEW = 16  # the same in the first turns, where nearly any swap helps
 QUICK = 4  # first turns
-MIXED = 12  # rounds of random swaps
+MIXED = (
+    12  # rounds of random swaps. 0, 4, 12, 36: samples of crystals share a batch again 3.6, 1.9, 1.3, 1.3 times chance
+)
 CANDIDATES = 2**18  # swaps that are compared at once: their excess, in float32, takes 1 MB
 
 
