@@ -36,7 +36,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ARRAY = re.compile(r"(~?)(?:numpy\.)?ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], (?:~?numpy\.)?dtype\[(.*?)\]\]")
 _WEIGHT = re.compile(r"int \| float \| \S*Fraction \| \S*Decimal \| \S*integer\[\S*Any\] \| \S*floating\[\S*Any\]")
 _PLAIN = {
-    "~headrace.webdatamodule.loading.stats.Reports": "dict[~{Split}, ~{LoaderReport}]".format_map(PUBLIC),
+    "~headrace.webdatamodule.loading.stage_report.Reports": "dict[~{Split}, ~{LoaderReport}]".format_map(PUBLIC),
     "SampleKeys": "Sequence[str]",
     "Mapping[str, Weight | tuple[Weight, NamedWeights]]": "NamedWeights",
 }

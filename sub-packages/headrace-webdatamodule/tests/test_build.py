@@ -34,9 +34,9 @@ from headrace.webdatamodule.shards.index.build import (
     fitting_index,
     open_shard_bytes,
 )
+from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.container import VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 

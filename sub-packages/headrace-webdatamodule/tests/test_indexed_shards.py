@@ -23,7 +23,7 @@ from headrace.webdatamodule.shards.index.build import index_shard, index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards, Verify
-from headrace.webdatamodule.shards.reading.shard_set import expand_braces, is_url
+from headrace.webdatamodule.shards.reading.local_shards import expand_braces, is_url
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

@@ -21,8 +21,8 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
 )
 from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.consolidated import write_set_index
 from headrace.webdatamodule.shards.index.manifest import Manifest
-from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.reading.open_shards import LruCache

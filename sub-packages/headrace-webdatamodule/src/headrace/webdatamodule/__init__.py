@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.distributed import RankMismatchError
     from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
-    from headrace.webdatamodule.loading.stats import LoaderReport
+    from headrace.webdatamodule.loading.stage_report import LoaderReport
     from headrace.webdatamodule.map_datamodule import MapDataModule
     from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
-    from headrace.webdatamodule.splits import Split
+    from headrace.webdatamodule.split_names import Split
 
 __all__ = [
     "BatchSamplerFactory",
@@ -95,7 +95,7 @@ _LATER = {
     "DistributedBatchSampler": "loading.batch_sampler",
     "InProcessWarning": "shards",
     "IndexedWebDataModule": "indexed_datamodule",
-    "LoaderReport": "loading.stats",
+    "LoaderReport": "loading.stage_report",
     "MapDataModule": "map_datamodule",
     "PickledDataWDS": "datamodule",
     "RankMismatchError": "loading.distributed",
@@ -105,7 +105,7 @@ _LATER = {
     "SamplerFactory": "loading.factories",
     "SharedShardsWarning": "indexed_datamodule",
     "SizesInMemoryWarning": "loading.sizes",
-    "Split": "splits",
+    "Split": "split_names",
     "WebDataModule": "datamodule",
     "write_shards": "shards",
 }

@@ -8,9 +8,9 @@ import lightning
 
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule.loading.ranks import Ranks
-from headrace.webdatamodule.loading.states import module_state
+from headrace.webdatamodule.loading.state_dict import module_state
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
-from headrace.webdatamodule.splits import Split, need, needed_by, stage_name
+from headrace.webdatamodule.split_names import Split, need, needed_by, stage_name
 
 
 class BaseDataModule(lightning.LightningDataModule):

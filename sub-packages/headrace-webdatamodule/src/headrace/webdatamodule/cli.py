@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.cli_io import (
+from headrace.webdatamodule.cli_output import (
     Pieces,
     byte_count,
     discard,

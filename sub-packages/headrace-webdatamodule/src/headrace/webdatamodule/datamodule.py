@@ -13,7 +13,7 @@ from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loading.options import checked_int
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
-from headrace.webdatamodule.splits import BySplit, Split, by_split, named_sources
+from headrace.webdatamodule.split_names import BySplit, Split, by_split, named_sources
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
     StreamOptions,

@@ -17,7 +17,7 @@ from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
-from headrace.webdatamodule.splits import NESTED, BySplit, PerSplit, Split, named_sources
+from headrace.webdatamodule.split_names import NESTED, BySplit, PerSplit, Split, named_sources
 
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
 

@@ -16,12 +16,12 @@ from headrace.webdatamodule.loading.batch_reading import BatchDataset, BatchRead
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint
+from headrace.webdatamodule.loading.iteration import Iteration, Position, Progress, position_of, requested
 from headrace.webdatamodule.loading.options import Loading, OnError, seed_int
 from headrace.webdatamodule.loading.permutation import derive
-from headrace.webdatamodule.loading.position import Iteration, Position, Progress, position_of, requested
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
-from headrace.webdatamodule.loading.states import check_loader_state, loader_state
-from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.stage_report import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.shards import IndexedShards
 

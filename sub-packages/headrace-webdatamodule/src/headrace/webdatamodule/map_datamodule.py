@@ -42,9 +42,9 @@ from headrace.webdatamodule.loading.options import (
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
-from headrace.webdatamodule.loading.states import check_module_state
-from headrace.webdatamodule.loading.stats import Reports
-from headrace.webdatamodule.splits import BySplit, PerSplit, Split
+from headrace.webdatamodule.loading.stage_report import Reports
+from headrace.webdatamodule.loading.state_dict import check_module_state
+from headrace.webdatamodule.split_names import BySplit, PerSplit, Split
 
 
 class MapDataModule(BaseDataModule):

@@ -18,7 +18,7 @@ from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import checked_int, seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.webdatamodule.loading.states import check_state
+from headrace.webdatamodule.loading.state_dict import check_state
 
 VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together

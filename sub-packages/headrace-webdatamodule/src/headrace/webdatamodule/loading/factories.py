@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import SequentialSampler
 
 from headrace.webdatamodule.loading.options import checked_int
-from headrace.webdatamodule.splits import Split
+from headrace.webdatamodule.split_names import Split
 
 BATCH_SAMPLER = (
     "a function that makes batches, such as functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)"

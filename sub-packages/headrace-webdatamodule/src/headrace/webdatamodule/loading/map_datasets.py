@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from headrace.webdatamodule.splits import Split, by_split
+from headrace.webdatamodule.split_names import Split, by_split
 
 # Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
 _TABLES = {

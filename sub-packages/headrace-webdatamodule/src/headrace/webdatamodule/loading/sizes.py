@@ -28,7 +28,7 @@ from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers
 from headrace.webdatamodule.shards import IndexedShards, ManifestError, add_column
 from headrace.webdatamodule.shards.index.manifest import DERIVED
-from headrace.webdatamodule.splits import Split
+from headrace.webdatamodule.split_names import Split
 
 SizeOf: TypeAlias = str | Callable[[Any], Any]
 Sizes: TypeAlias = npt.NDArray[Any]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, expanded
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.reading.shard_set import open_index
+from headrace.webdatamodule.shards.reading.local_shards import open_index
 
 VERSION = "v1.2"  # of DALI's format
 _SPACE = frozenset(" \t\n\v\f\r")

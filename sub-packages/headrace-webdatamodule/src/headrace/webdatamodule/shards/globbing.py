@@ -14,7 +14,7 @@ from headrace.webdatamodule.shards.format.files import expanded
 from headrace.webdatamodule.shards.format.tar import is_compressed_name
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import index_path
-from headrace.webdatamodule.shards.reading.shard_set import (
+from headrace.webdatamodule.shards.reading.local_shards import (
     ShardSet,
     expand_braces,
     head,

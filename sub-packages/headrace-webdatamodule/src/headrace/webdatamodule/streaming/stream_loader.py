@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.ranks import Mesh
-from headrace.webdatamodule.loading.states import check_state
+from headrace.webdatamodule.loading.state_dict import check_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (

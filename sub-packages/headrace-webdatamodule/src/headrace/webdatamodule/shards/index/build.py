@@ -35,6 +35,7 @@ from headrace.webdatamodule.shards.format.files import (
 )
 from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, group, walk
 from headrace.webdatamodule.shards.index.checksums import content_fingerprint, fingerprint_ranges, shard_checksums
+from headrace.webdatamodule.shards.index.consolidated import write_set_index
 from headrace.webdatamodule.shards.index.container import pack
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import (
@@ -44,7 +45,6 @@ from headrace.webdatamodule.shards.index.manifest import (
     store_column,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.index.set_index import write_set_index
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 _NAMED = 16

@@ -30,6 +30,7 @@ from headrace.webdatamodule.shards.index.checksums import (
     gaps,
     shard_checksums,
 )
+from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
@@ -38,7 +39,6 @@ from headrace.webdatamodule.shards.index.manifest import (
     read_manifest,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 
 

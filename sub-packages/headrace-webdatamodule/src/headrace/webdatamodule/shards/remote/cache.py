@@ -25,7 +25,7 @@ from headrace.webdatamodule.shards.errors import (
     as_int,
 )
 from headrace.webdatamodule.shards.format.files import expanded, sync_directory
-from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
+from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError

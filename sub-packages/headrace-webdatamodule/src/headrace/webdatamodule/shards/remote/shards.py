@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int, check_seconds
 from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_BYTES,
     NAME,
@@ -24,10 +25,8 @@ from headrace.webdatamodule.shards.index.manifest import (
     column_entry,
     read_column,
 )
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardBytes, ShardReader
-from headrace.webdatamodule.shards.reading.shard_set import (
+from headrace.webdatamodule.shards.reading.local_shards import (
     Head,
     ShardSet,
     expand_braces,
@@ -36,6 +35,7 @@ from headrace.webdatamodule.shards.reading.shard_set import (
     of_heads,
     of_manifest,
 )
+from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardBytes, ShardReader
 from headrace.webdatamodule.shards.remote.cache import (
     Cache,
     beside,

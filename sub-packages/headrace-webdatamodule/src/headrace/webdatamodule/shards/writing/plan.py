@@ -19,8 +19,8 @@ from tqdm import tqdm
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
+from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,

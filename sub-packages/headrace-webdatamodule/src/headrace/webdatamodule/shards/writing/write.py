@@ -17,8 +17,8 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed, save_manifest
+from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, added, check_column, unfinished_write
-from headrace.webdatamodule.shards.index.set_index import SET_INDEX_NAME
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
 from headrace.webdatamodule.shards.writing.plan import (
     EMPTY,

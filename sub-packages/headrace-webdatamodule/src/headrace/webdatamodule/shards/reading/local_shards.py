@@ -17,8 +17,8 @@ from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, compression
+from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
-from headrace.webdatamodule.shards.index.set_index import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 

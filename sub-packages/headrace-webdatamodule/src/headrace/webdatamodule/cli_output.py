@@ -16,7 +16,7 @@ from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.reading.shard_set import is_url, open_index
+from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
 
 Pieces = Iterable[str] | Iterable[bytes]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -8,7 +8,7 @@ import pytest
 from indexed_runs import TRAIN, VAL, Bare, keys, make_shards
 
 from headrace.webdatamodule import IndexedWebDataModule, MapDataModule, PickledDataWDS, Split, WebDataModule
-from headrace.webdatamodule.splits import PerSplit, by_split, named_sources, needed_by
+from headrace.webdatamodule.split_names import PerSplit, by_split, named_sources, needed_by
 
 
 def test_the_splits() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.webdatamodule import IndexedShards, index_shards, write_tars
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.loading.stats import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.stage_report import DeliveryStats, LoaderReport
 
 
 @pytest.fixture(scope="module")

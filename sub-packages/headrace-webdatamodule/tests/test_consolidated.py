@@ -22,7 +22,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.index.checksums import checksum64
-from headrace.webdatamodule.shards.index.set_index import (
+from headrace.webdatamodule.shards.index.consolidated import (
     SET_INDEX_NAME,
     Listed,
     SetIndex,
@@ -182,9 +182,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from headrace.webdatamodule import Manifest
-from headrace.webdatamodule.shards.index import set_index
-set_index._head = lambda *_: os._exit(9)
-set_index.write_set_index(Path(sys.argv[1]), Manifest.load(sys.argv[1]), force=True)
+from headrace.webdatamodule.shards.index import consolidated
+consolidated._head = lambda *_: os._exit(9)
+consolidated.write_set_index(Path(sys.argv[1]), Manifest.load(sys.argv[1]), force=True)
 """
 
 
