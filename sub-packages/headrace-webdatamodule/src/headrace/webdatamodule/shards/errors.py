@@ -1,4 +1,4 @@
-"""What goes wrong with shards, with the place where it went wrong; and how wrong integers are refused."""
+"""What goes wrong with shards, with the place where it went wrong; the texts of damaged shards; refused integers."""
 
 import operator
 import pickle
@@ -51,6 +51,48 @@ class UnsafePickleError(DecodeError, pickle.UnpicklingError):
 
 class DamagedShardError(ShardError):
     """A shard is cut or changed, or it is no tar file at all."""
+
+
+class Damage:
+    """The texts of a `DamagedShardError`; what is in braces is filled in where it is raised."""
+
+    MISSING = "the shard is missing: restore it, or index the directory again"
+    EMPTY = "the shard is empty: it has 0 bytes"
+    COMPRESSED = (
+        "this is no plain tar file, but one compressed with {program}: "
+        "decompress it, such as with `{program} -dc < COMPRESSED > PLAIN`"
+    )
+    NO_TAR = "this is no tar file, or cut: it has {nbytes} bytes, beginning {begin!r}"
+    NO_HEADER = "here is no tar header, but {begin!r}"
+
+    # The shard is cut.
+    CUT_WHILE_READ = "the shard was cut while it was read: it had {nbytes} bytes; restore it"
+    CUT_HEADER = "the shard is cut: {left} bytes of a header are left of {whole}"
+    CUT_BEHIND_EXTENDED = "the shard is cut: an extended header is not followed by its member"
+    CUT_DATA = "the header promises {size} bytes of data, but {left} follow: the shard is cut"
+    CUT_END = "the shard is cut: the two blocks of zeros that end a tar file are missing"
+    CUT_BLOCK = "the shard is cut: its {nbytes} bytes are no multiple of {block}"
+    BEHIND_END = (
+        "something follows at byte {offset} behind zeros that end a tar file: a page was lost, or two tar files were "
+        "joined; pack them again as one"
+    )
+
+    # A header is changed.
+    HEADER = "the header is damaged: its checksum or a number in it does not fit"
+    UNREADABLE_HEADER = "the header cannot be read: {reason}"
+    NEGATIVE_SIZE = "the header has a negative size, {size}"
+    EXTENDED_SIZE = "the extended header has a size that is negative or too large"
+    NO_NAME = "the member has no usable name, but {name!r:.200}"
+
+    # The shard is not what its index or its manifest says.
+    MEMBER = "the member's bytes are not those that were indexed: restore the shard, or write it again"
+    OTHER_MEMBER = "the shard has another member here than its index says"
+    OTHER_SHARD = "the shard does not match the manifest"
+    OTHER_LENGTH = "the shard has {nbytes} bytes, but {indexed} when it was indexed"
+    DATA = "the {size} bytes of data are damaged: their checksum does not fit"
+    DATA_BEHIND_END = "the data of {count} members, from here on, lie behind the end of the shard"
+    GAP = "a header, padding or a skipped member between bytes {begin} and {end} was changed"
+    PADDING = "the padding behind the data was changed"
 
 
 class RefusedMemberError(ShardError):

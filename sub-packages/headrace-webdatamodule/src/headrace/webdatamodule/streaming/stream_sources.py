@@ -23,7 +23,8 @@ from torch.utils.data import get_worker_info
 from headrace.webdatamodule.loading.batch_sampler import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
 from headrace.webdatamodule.shards.decoding.decode import member_decoder
-from headrace.webdatamodule.shards.format.tar import compressed_beside, compressed_message, compression
+from headrace.webdatamodule.shards.errors import Damage
+from headrace.webdatamodule.shards.format.tar import compressed_beside, compression
 
 # Those that `tarfile` decompresses in a stream: zstd since Python 3.14.
 _READ_COMPRESSED = {"gzip", "bzip2", "xz", *(("zstd",) if "zst" in tarfile.TarFile.OPEN_METH else ())}
@@ -280,7 +281,7 @@ def _check_complete(path: str) -> None:
         tail = stream.read()
     program = compression(head)
     if program and program not in _READ_COMPRESSED:
-        raise ShardError(compressed_message(program), shard=path)
+        raise ShardError(Damage.COMPRESSED.format(program=program), shard=path)
     if head[257:262] == b"ustar" and tail != bytes(1024):
         raise ShardError("the shard is cut off: its end is missing. Write or copy it again", shard=path)
     if not head:

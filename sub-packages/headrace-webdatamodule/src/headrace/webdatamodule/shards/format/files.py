@@ -15,7 +15,7 @@ from typing import BinaryIO, Self, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, ShardError
+from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ShardError
 
 LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
@@ -73,8 +73,8 @@ class FileBytes:
         while left:
             piece = os.read(self._descriptor, left)
             if not piece:
-                message = f"the shard was cut while it was read: it had {self._size} bytes"
-                raise DamagedShardError(f"{message}; restore it", shard=self._path, offset=begin + size - left)
+                message = Damage.CUT_WHILE_READ.format(nbytes=self._size)
+                raise DamagedShardError(message, shard=self._path, offset=begin + size - left)
             pieces.append(piece)
             left -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

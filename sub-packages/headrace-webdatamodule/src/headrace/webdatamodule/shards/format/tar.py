@@ -18,7 +18,13 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
+from headrace.webdatamodule.shards.errors import (
+    Damage,
+    DamagedShardError,
+    GroupingError,
+    RefusedMemberError,
+    ShardError,
+)
 from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
 
 BLOCK = tarfile.BLOCKSIZE
@@ -108,7 +114,7 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)  # type: ignore[arg-type]  # the stub of 3.11 has no None
         if header.size < 0:
-            raise DamagedShardError(f"the header has a negative size, {header.size}", member=header.name)
+            raise DamagedShardError(Damage.NEGATIVE_SIZE.format(size=header.size), member=header.name)
         if header.type in _EXTENDED:
             if header.size > MAX_EXTENDED_BYTES:
                 message = f"an extended header has {header.size} bytes, more than the {MAX_EXTENDED_BYTES} that names"
@@ -122,7 +128,7 @@ class _Header(tarfile.TarInfo):
 
 def _members(stream: _HeaderStream) -> Iterator[Member]:
     if not len(stream.view):
-        raise DamagedShardError("the shard is empty: it has 0 bytes")
+        raise DamagedShardError(Damage.EMPTY)
     try:
         file = cast(Any, stream)
         archive = tarfile.TarFile(fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape")
@@ -136,7 +142,8 @@ def _members(stream: _HeaderStream) -> Iterator[Member]:
     except RecursionError:
         raise RefusedMemberError("there are hundreds of extended headers before one member") from None
     except (OverflowError, UnicodeError, ValueError) as error:
-        raise DamagedShardError(f"the header cannot be read: {type(error).__name__}: {error!s:.200}") from error
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        raise DamagedShardError(Damage.UNREADABLE_HEADER.format(reason=reason)) from error
     stream.last = archive.offset
     _check_end(stream.view, archive.offset)
 
@@ -145,13 +152,13 @@ def _checked(header: tarfile.TarInfo, following: int, nbytes: int) -> Member:
     name, kind = header.name, _KINDS[header.type]
     at: dict[str, Any] = {"member": name, "offset": header.offset_data - BLOCK}
     if not name or "\0" in name:
-        raise DamagedShardError(f"the member has no usable name, but {name!r:.200}", **at)
+        raise DamagedShardError(Damage.NO_NAME.format(name=name), **at)
     size = header.size if kind == "file" else 0
     if not 0 <= header.size <= _LARGEST:
-        raise DamagedShardError("the extended header has a size that is negative or too large", **at)
+        raise DamagedShardError(Damage.EXTENDED_SIZE, **at)
     if header.offset_data + padded(size) > nbytes:
         left = nbytes - header.offset_data
-        raise DamagedShardError(f"the header promises {size} bytes of data, but {left} follow: the shard is cut", **at)
+        raise DamagedShardError(Damage.CUT_DATA.format(size=size, left=left), **at)
     if following < header.offset_data + padded(size):
         raise RefusedMemberError("a global extended header changes the member's size: pack the shard again", **at)
     return Member(name, header.offset_data, size, header.offset, kind)
@@ -162,30 +169,29 @@ def _check_end(view: Bytes, at: int) -> None:
     if (len(end) >= BLOCK and end[:BLOCK].count(0) < BLOCK) or 0 < len(end) < BLOCK:
         raise _what_is_wrong(view, at)
     if len(end) < 2 * BLOCK:
-        raise DamagedShardError("the shard is cut: the two blocks of zeros that end a tar file are missing")
+        raise DamagedShardError(Damage.CUT_END)
     for begin in range(at, len(view), PIECE):
         piece = bytes(view[begin : min(begin + PIECE, len(view))])
         if piece.count(0) != len(piece):
             where = begin + len(piece) - len(piece.lstrip(b"\0"))
-            message = f"something follows at byte {where} behind zeros that end a tar file: a page was lost, or"
-            raise DamagedShardError(f"{message} two tar files were joined; pack them again as one")
+            raise DamagedShardError(Damage.BEHIND_END.format(offset=where))
     if len(view) % BLOCK:
-        raise DamagedShardError(f"the shard is cut: its {len(view)} bytes are no multiple of {BLOCK}")
+        raise DamagedShardError(Damage.CUT_BLOCK.format(nbytes=len(view), block=BLOCK))
 
 
 def _what_is_wrong(view: Bytes, at: int) -> DamagedShardError:
     block = bytes(view[at : min(at + BLOCK, len(view))])
     if compressed := compression(block):
-        return DamagedShardError(compressed_message(compressed))
+        return DamagedShardError(Damage.COMPRESSED.format(program=compressed))
     if len(view) < BLOCK:
-        return DamagedShardError(f"this is no tar file, or cut: it has {len(view)} bytes, beginning {block[:24]!r}")
+        return DamagedShardError(Damage.NO_TAR.format(nbytes=len(view), begin=block[:24]))
     if len(block) < BLOCK and block:
-        return DamagedShardError(f"the shard is cut: {len(block)} bytes of a header are left of {BLOCK}")
+        return DamagedShardError(Damage.CUT_HEADER.format(left=len(block), whole=BLOCK))
     if not block.strip(b"\0"):
-        return DamagedShardError("the shard is cut: an extended header is not followed by its member")
+        return DamagedShardError(Damage.CUT_BEHIND_EXTENDED)
     if block[257:262] == b"ustar":
-        return DamagedShardError("the header is damaged: its checksum or a number in it does not fit")
-    return DamagedShardError(f"here is no tar header, but {block[:24]!r}")
+        return DamagedShardError(Damage.HEADER)
+    return DamagedShardError(Damage.NO_HEADER.format(begin=block[:24]))
 
 
 # How compressed files begin, by the program that makes and unpacks them.
@@ -198,12 +204,6 @@ def compression(begin: bytes) -> str:
     if begin[257:262] == b"ustar":
         return ""
     return next((program for program, magic in _COMPRESSED.items() if begin.startswith(magic)), "")
-
-
-def compressed_message(program: str) -> str:
-    """What is wrong with a tar file that is compressed, and what to do."""
-    cure = f"decompress it, such as with `{program} -dc < COMPRESSED > PLAIN`"
-    return f"this is no plain tar file, but one compressed with {program}: {cure}"
 
 
 def is_compressed_name(name: str) -> bool:

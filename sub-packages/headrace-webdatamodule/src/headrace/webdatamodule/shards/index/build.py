@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from headrace.webdatamodule.shards.errors import (
+    Damage,
     DamagedIndexError,
     DamagedShardError,
     ManifestError,
@@ -223,7 +224,7 @@ def open_shard_bytes(path: Path) -> FileBytes:
     """The bytes of a shard, read when they are asked for, so that the file may be cut meanwhile; it is not empty."""
     file = FileBytes(path)
     if not len(file):
-        raise DamagedShardError("the shard is empty: it has 0 bytes", shard=str(path), offset=0)
+        raise DamagedShardError(Damage.EMPTY, shard=str(path), offset=0)
     return file
 
 
@@ -232,8 +233,7 @@ def open_listed_shard(path: Path) -> FileBytes:
     try:
         return open_shard_bytes(path)
     except FileNotFoundError as error:
-        message = "the shard is missing: restore it, or index the directory again"
-        raise DamagedShardError(message, shard=str(path)) from error
+        raise DamagedShardError(Damage.MISSING, shard=str(path)) from error
 
 
 def spread(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.errors import DamagedIndexError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import Damage, DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
-from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, compression, padded
+from headrace.webdatamodule.shards.format.tar import BLOCK, compression, padded
 from headrace.webdatamodule.shards.index.checksums import checksum64, content_fingerprint, fingerprint_ranges
 from headrace.webdatamodule.shards.index.container import unpack
 from headrace.webdatamodule.shards.index.keys import Keys, read_keys
@@ -244,7 +244,7 @@ class ShardIndex:
         else:
             return
         if program := compression(bytes(read(0, min(BLOCK, shard_bytes)))):
-            raise StaleIndexError(f"{message}: {compressed_message(program)}", shard=self.shard)
+            raise StaleIndexError(f"{message}: {Damage.COMPRESSED.format(program=program)}", shard=self.shard)
         cure = "it was replaced, cut or damaged: call verify_shards, which names the damage, and restore it;"
         cure += " index it again only if you changed it on purpose"
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.webdatamodule.shards.errors import (
+    Damage,
     DamagedIndexError,
     DamagedShardError,
     IndexVersionError,
@@ -147,7 +148,7 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
     # Without an index, the manifest still says whether the shard is the one that was indexed.
     again = ShardIndex(build_index(view, shard=str(path)), shard=str(path))
     if entry is not None and entry != ShardEntry.of(again):
-        yield DamagedShardError("the shard does not match the manifest", shard=str(path))
+        yield DamagedShardError(Damage.OTHER_SHARD, shard=str(path))
     yield again
 
 
@@ -162,7 +163,7 @@ def _is_intact(view: FileBytes, index: ShardIndex) -> bool:
 def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
     """Each difference between a shard and its index, whose own bytes were checked, with its place."""
     if len(view) != index.shard_bytes:
-        message = f"the shard has {len(view)} bytes, but {index.shard_bytes} when it was indexed"
+        message = Damage.OTHER_LENGTH.format(nbytes=len(view), indexed=index.shard_bytes)
         yield DamagedShardError(message, shard=index.shard, offset=min(len(view), index.shard_bytes))
     structure = _structure_fault(view, index)
     if structure is not None:
@@ -187,10 +188,9 @@ def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
     position = next((position for position, (ours, found) in pairs if ours != found), None)
     if position is None:
         return None
-    message = "the shard has another member here than its index says"
     if position < index.n_members:
-        return _at(index, position, message)
-    return DamagedShardError(message, shard=index.shard, offset=samples.offsets[position] - BLOCK)
+        return _at(index, position, Damage.OTHER_MEMBER)
+    return DamagedShardError(Damage.OTHER_MEMBER, shard=index.shard, offset=samples.offsets[position] - BLOCK)
 
 
 def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
@@ -218,11 +218,10 @@ def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
     offsets, sizes, checksums = index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist()
     for position, (offset, size, checksum) in enumerate(zip(offsets, sizes, checksums, strict=True)):
         if offset + size > len(view):
-            message = f"the data of {index.n_members - position} members, from here on, lie behind the end of the shard"
-            yield _at(index, position, message)
+            yield _at(index, position, Damage.DATA_BEHIND_END.format(count=index.n_members - position))
             return
         if checksum32(view, offset, offset + size) != checksum:
-            yield _at(index, position, f"the {size} bytes of data are damaged: their checksum does not fit")
+            yield _at(index, position, Damage.DATA.format(size=size))
 
 
 def _at(index: ShardIndex, position: int, message: str) -> ShardError:
@@ -242,7 +241,7 @@ def _gap_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterato
         yield from padding
         if not padding and not (known is not None and begin <= known < end):
             sample, member = _place(index, begin)
-            message = f"a header, padding or a skipped member between bytes {begin} and {end} was changed"
+            message = Damage.GAP.format(begin=begin, end=end)
             yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=begin)
 
 
@@ -252,8 +251,7 @@ def _padding_faults(view: Bytes, index: ShardIndex, begin: int, end: int) -> Ite
     if padding.strip(b"\0"):
         offset = begin + len(padding) - len(padding.lstrip(b"\0"))
         sample, member = _place(index, offset)
-        message = "the padding behind the data was changed"
-        yield DamagedShardError(message, shard=index.shard, sample=sample, member=member, offset=offset)
+        yield DamagedShardError(Damage.PADDING, shard=index.shard, sample=sample, member=member, offset=offset)
 
 
 def _manifest_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import DamagedShardError, ManifestError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
-from headrace.webdatamodule.shards.format.tar import BLOCK, compressed_message, compression
+from headrace.webdatamodule.shards.format.tar import BLOCK, compression
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
@@ -120,7 +120,7 @@ def open_index(path: str) -> ShardIndex:
     except FileNotFoundError as error:
         with contextlib.suppress(FileNotFoundError), os.fdopen(open_plain(path), "rb") as file:
             if program := compression(file.read(BLOCK)):
-                raise DamagedShardError(compressed_message(program), shard=path) from None
+                raise DamagedShardError(Damage.COMPRESSED.format(program=program), shard=path) from None
         message = f"there is no index {index_path(path).name!r} beside the shard: call index_shards on its directory"
         raise ShardError(message, shard=path) from error
 

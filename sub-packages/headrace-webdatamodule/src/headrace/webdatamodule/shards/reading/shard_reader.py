@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import DamagedShardError, DecodeError, ShardError, StaleIndexError
+from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, digest64, member_checksums
@@ -251,8 +251,7 @@ class ShardReader:
 
     def _refuse(self, at: int) -> NoReturn:
         self.source.diagnose()
-        message = "the member's bytes are not those that were indexed: restore the shard, or write it again"
-        raise DamagedShardError(message, **_place(self.index, at))
+        raise DamagedShardError(Damage.MEMBER, **_place(self.index, at))
 
 
 def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> Members | None:
