@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.webdatamodule import PickledDataWDS, Split
 from headrace.webdatamodule.shards.writing import pack_files as pickles
-from headrace.webdatamodule.shards.writing.shard_task import Sample
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 _SECONDS = 120  # nobody waits longer than this, whatever happens
 
@@ -17,7 +17,7 @@ class Stuck(pickles.FileSamples):
 
     key, delay = "", 0.0
 
-    def __getitem__(self, position: int) -> Sample:
+    def __getitem__(self, position: int) -> KeyedSample:
         time.sleep(self.delay)
         pair = super().__getitem__(position)
         if pair[0] == self.key:

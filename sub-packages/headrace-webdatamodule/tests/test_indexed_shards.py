@@ -204,7 +204,7 @@ def test_sizes_of_a_member_that_some_lack(tmp_path: Path) -> None:
     assert dataset.sizes("b", missing=-1).tolist() == [-1, 2, -1]
     wrong: Any
     for wrong in ("0", 1.5, True):
-        with pytest.raises(ValueError, match=f"missing must be an int .*got {wrong!r}"):
+        with pytest.raises(TypeError, match=f"missing must be an int .*got {wrong!r}"):
             dataset.sizes("b", missing=wrong)
 
 

@@ -32,7 +32,7 @@ from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.manifest import (
     DERIVED,
-    MOST_BYTES,
+    MOST_MANIFEST_BYTES,
     NAME,
     ColumnEntry,
     ShardEntry,
@@ -340,8 +340,8 @@ def test_an_entry_is_what_the_index_says(folder: Path) -> None:
 
 def test_an_endless_manifest_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
-    with pytest.raises(ManifestError, match=f"{MOST_BYTES + 1} bytes, more than the {MOST_BYTES} "):
+        file.truncate(MOST_MANIFEST_BYTES + 1)
+    with pytest.raises(ManifestError, match=f"{MOST_MANIFEST_BYTES + 1} bytes, more than the {MOST_MANIFEST_BYTES} "):
         Manifest.load(tmp_path)
 
 

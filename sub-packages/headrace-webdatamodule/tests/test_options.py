@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.webdatamodule.loading.options import Loading, checked_int, describe_option, differences, seed_int
+from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule.loading.options import Loading, describe_option, differences, seed_int
 
 
 @pytest.mark.parametrize("value", [1, 10**12, np.int64(7)])

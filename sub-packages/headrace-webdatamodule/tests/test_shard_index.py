@@ -25,7 +25,13 @@ from headrace.webdatamodule.shards.errors import (
 from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.checksums import checksum64, fingerprint_ranges
-from headrace.webdatamodule.shards.index.container import MAGIC, MAX_DESCRIPTION_BYTES, VERSION, pack, unpack
+from headrace.webdatamodule.shards.index.container import (
+    INDEX_MAGIC,
+    INDEX_VERSION,
+    MAX_DESCRIPTION_BYTES,
+    pack,
+    unpack,
+)
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -240,9 +246,9 @@ def test_each_cut_is_found_at_opening(packed: bytes, tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(packed: bytes) -> None:
-    for version in (VERSION - 1, VERSION + 1):
-        other = MAGIC + version.to_bytes(4, "little") + packed[12:]
-        with pytest.raises(IndexVersionError, match=rf"\(version {version}, this one reads {VERSION}\): upgrade"):
+    for version in (INDEX_VERSION - 1, INDEX_VERSION + 1):
+        other = INDEX_MAGIC + version.to_bytes(4, "little") + packed[12:]
+        with pytest.raises(IndexVersionError, match=rf"\(version {version}, this one reads {INDEX_VERSION}\): upgrade"):
             ShardIndex(other)
 
 

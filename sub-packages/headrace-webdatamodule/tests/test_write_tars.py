@@ -12,9 +12,9 @@ from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import (
     bounds_by_bytes,
     bounds_of,
-    find_shards,
     shard_bounds,
     shard_paths,
+    shards_of_prefix,
 )
 
 
@@ -32,16 +32,18 @@ def test_bounds_cover_all_samples_in_even_shares(n_samples: int, data: st.DataOb
     assert max(shares) - min(shares) <= 1
 
 
-@pytest.mark.parametrize("n_shards", [0, -1, 4])
-def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int) -> None:
-    with pytest.raises(ValueError, match=f"number of samples, 3, got {n_shards}"):
+@pytest.mark.parametrize(
+    ("n_shards", "allowed"), [(0, ">= 1"), (-1, ">= 1"), (4, "from 1 to the number of samples, 3")]
+)
+def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"n_shards must be an int {allowed}, got {n_shards}: no shard may be empty"):
         write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("n_shards", [2.0, "2", True, None])
 def test_a_number_of_shards_that_is_none(tmp_path: Path, n_shards: Any) -> None:
-    with pytest.raises(ValueError, match=f"n_shards must be an int from 1 to .* samples, 3, got {n_shards!r}"):
+    with pytest.raises(TypeError, match=f"n_shards must be an int >= 1, got {n_shards!r}"):
         write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
 
 
@@ -49,7 +51,7 @@ def test_samples_keep_their_order_over_the_shards(tmp_path: Path) -> None:
     paths = write_tars(samples(10), tmp_path / "deep" / "er", n_shards=3, prefix="mine")
     assert [path.name for path in paths] == [f"mine-00000{i}.tar" for i in range(3)]
     assert [name for path in paths for name, _ in list_members(path)] == [f"s{i}.txt" for i in range(10)]
-    assert paths == find_shards(tmp_path / "deep" / "er", "mine")
+    assert paths == shards_of_prefix(tmp_path / "deep" / "er", "mine")
 
 
 def test_samples_are_asked_for_one_by_one(tmp_path: Path) -> None:
@@ -93,9 +95,9 @@ def test_a_prefix_is_a_plain_name(tmp_path: Path, prefix: str) -> None:
 
 def test_a_prefix_is_taken_literally(tmp_path: Path) -> None:
     (tmp_path / "ab-000000.tar").touch()
-    assert find_shards(tmp_path, "a[b]") == []
-    assert find_shards(tmp_path, "a*") == []
-    assert len(find_shards(tmp_path, "ab")) == 1
+    assert shards_of_prefix(tmp_path, "a[b]") == []
+    assert shards_of_prefix(tmp_path, "a*") == []
+    assert len(shards_of_prefix(tmp_path, "ab")) == 1
 
 
 def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

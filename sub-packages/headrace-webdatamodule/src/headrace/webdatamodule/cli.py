@@ -420,13 +420,13 @@ def _table(rows: Iterable[dict[str, Any]], *heads: str) -> list[str]:
     _arg("name", metavar="MEMBER|COLUMN", help="what to print; `info` lists them"),
 )
 def _sizes(options: argparse.Namespace) -> Outcome:
-    sizes = sizes_of(IndexedShards(options.source), options.name)
+    sizes = sizes_to_print(IndexedShards(options.source), options.name)
     if options.json:
         return 0, json_pieces({"source": str(options.source), "name": options.name, "sizes": sizes.tolist()})
     return 0, text_lines(" ".join(map(repr, row)) for row in sizes.reshape(len(sizes), -1).tolist())
 
 
-def sizes_of(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
+def sizes_to_print(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
     """A column's values, or the bytes of a member: shape [n_samples] or [n_samples, k]."""
     if name not in shards.columns:
         if name.lower() not in shards.member_keys:

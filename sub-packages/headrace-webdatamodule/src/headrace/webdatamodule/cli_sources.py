@@ -1,6 +1,6 @@
 """What ``headrace-shards pack`` packs: directories of files, FASTA records, the entries of an LMDB."""
 
-# What the methods of a source do, `Source` says.
+# What the methods of a source do, `SampleSource` says.
 # ruff: noqa: D102
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
@@ -31,6 +31,7 @@ from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 KINDS = ("files", "fasta", "lmdb")
 KEYS_FROM = ("number", "id")
@@ -40,21 +41,20 @@ _LMDB = (".lmdb", ".mdb")
 _OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
 _DIGITS = 9
-Sample = tuple[str, Mapping[str, bytes]]
-Members = dict[str, str]
+FilesOfSample = dict[str, str]
 Warn = Callable[[str], object]
 
 
-class Source(ABC):
+class SampleSource(ABC):
     """Samples that are read when they are asked for; can be pickled for worker processes."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __getitem__(self, index: int, /) -> Sample: ...
+    def __getitem__(self, index: int, /) -> KeyedSample: ...
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[KeyedSample]:
         return map(self.__getitem__, range(len(self)))
 
     @abstractmethod
@@ -70,21 +70,21 @@ class Source(ABC):
         """Bytes of each file that is read, and the time of its last change, in nanoseconds."""
 
     @abstractmethod
-    def part(self, start: int, stop: int) -> Source:
+    def part(self, start: int, stop: int) -> SampleSource:
         """Samples `start` to `stop - 1`, small enough to be sent to a worker process."""
 
 
-class Chain(Source):
+class Chain(SampleSource):
     """Several sources, one after another."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[SampleSource]) -> None:
         self._sources = sources
         self._ends = list(accumulate(map(len, sources)))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> KeyedSample:
         number = bisect_right(self._ends, index)
         return self._sources[number][index - (self._ends[number] - len(self._sources[number]))]
 
@@ -97,7 +97,7 @@ class Chain(Source):
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.concatenate([source.sizes() for source in self._sources])
 
-    def part(self, start: int, stop: int) -> Source:
+    def part(self, start: int, stop: int) -> SampleSource:
         begins = [end - len(source) for end, source in zip(self._ends, self._sources, strict=True)]
         cuts = [
             (source, max(start - begin, 0), min(stop - begin, len(source)))
@@ -106,7 +106,7 @@ class Chain(Source):
         return Chain([source.part(first, last) for source, first, last in cuts if first < last])
 
 
-def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Source:
+def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> SampleSource:
     """Open what `pack` is to pack, as its options say: sources of one kind, which is found out by their names.
 
     `scratch` is a directory for temporary files, `warn` receives warnings.
@@ -169,16 +169,16 @@ def _kind_of(path: Path) -> str:
 # Directories of files
 
 
-class Files(Source):
+class Files(SampleSource):
     """The samples of some directories, sorted by key. Bytes are copied as they are: nothing is unpickled."""
 
-    def __init__(self, samples: Sequence[tuple[str, Members]]) -> None:
+    def __init__(self, samples: Sequence[tuple[str, FilesOfSample]]) -> None:
         self._samples = samples
 
     def __len__(self) -> int:
         return len(self._samples)
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> KeyedSample:
         key, members = self._samples[index]
         return key, {member: Path(path).read_bytes() for member, path in members.items()}
 
@@ -192,7 +192,7 @@ class Files(Source):
         files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
         return np.array([sum(sizes) for sizes in files], np.int64)
 
-    def part(self, start: int, stop: int) -> Source:
+    def part(self, start: int, stop: int) -> SampleSource:
         return Files(self._samples[start:stop])
 
 
@@ -203,7 +203,7 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
     Files of the same key from several directories are one sample.
     "last" for `split_at` means the last dot of the name, where the other dots of the key become dashes.
     """
-    samples: dict[str, Members] = {}
+    samples: dict[str, FilesOfSample] = {}
     left: list[str] = []
     for directory in directories:
         for path in _walk(directory):
@@ -236,7 +236,7 @@ def split_file_name(name: str, split_at: str) -> tuple[str, str]:
     return (key if split_at == "first" else key.replace(".", "-")), name[dot + 1 :]
 
 
-def _refuse_shards(samples: dict[str, Members], where: str, warn: Warn) -> None:
+def _refuse_shards(samples: dict[str, FilesOfSample], where: str, warn: Warn) -> None:
     tars = {path for members in samples.values() for path in members.values() if path.endswith(".tar")}
     indexed = min((path for path in tars if Path(f"{path}{SUFFIX}").exists()), default=None)
     if indexed:
@@ -261,7 +261,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 # FASTA
 
 
-class Fasta(Source):
+class Fasta(SampleSource):
     """The records of a FASTA file.
 
     A record's key is its number, since its own name may come twice or hold what a key cannot; or that name, made safe.
@@ -278,7 +278,7 @@ class Fasta(Source):
     def __len__(self) -> int:
         return self._starts.size - 1
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> KeyedSample:
         begin, end = self._starts[index : index + 2].tolist()
         with Path(self._path).open("rb") as file:
             if os.fstat(file.fileno()).st_size != self._nbytes:
@@ -302,7 +302,7 @@ class Fasta(Source):
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.diff(self._starts) + 4 * BLOCK  # with line ends counted, and the most of padding
 
-    def part(self, start: int, stop: int) -> Source:
+    def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
         made._first, made._starts = self._first + start, self._starts[start : stop + 1]
         made.ids = None if self.ids is None else self.ids[start:stop]
@@ -373,7 +373,7 @@ def _decompressed(path: Path, scratch: Path) -> Path:
 # LMDB
 
 
-class Entries(Source):
+class Entries(SampleSource):
     """The entries of an LMDB. Bytes are copied as they are: nothing is unpickled."""
 
     def __init__(self, path: Path, member: str, keys: Sequence[str] | None = None) -> None:
@@ -396,7 +396,7 @@ class Entries(Source):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def __getitem__(self, index: int, /) -> KeyedSample:
         key = self._keys[index]
         with self._reading() as reading:
             value = reading.get(key)
@@ -414,7 +414,7 @@ class Entries(Source):
     def sizes(self) -> npt.NDArray[np.int64]:
         return self._sizes
 
-    def part(self, start: int, stop: int) -> Source:
+    def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
         made._keys, made._sizes = self._keys[start:stop], self._sizes[start:stop]
         return made

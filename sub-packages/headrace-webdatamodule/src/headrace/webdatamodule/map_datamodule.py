@@ -10,6 +10,7 @@ import lightning
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
@@ -31,14 +32,7 @@ from headrace.webdatamodule.loading.factories import (
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets
-from headrace.webdatamodule.loading.options import (
-    Loading,
-    OnError,
-    checked_int,
-    describe_option,
-    differences,
-    seed_int,
-)
+from headrace.webdatamodule.loading.options import Loading, OnError, describe_option, differences, seed_int
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
-from headrace.webdatamodule.loading.options import checked_int, seed_int
+from headrace.webdatamodule.loading.options import seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.webdatamodule.loading.state_dict import check_state
+from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
 
-VERSION = 1
 _AHEAD = 2**14  # places of the order that are worked out together
 
 
@@ -150,7 +150,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """The position, in samples of all ranks, behind the last batch that was taken; true at any moment."""
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self._cursor.position,
@@ -166,7 +166,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             TypeError: It is no state.
             ValueError: It is of other data, another order, batch size or seed, or no such state.
         """
-        own: dict[str, Any] = {"version": VERSION, "seed": self.seed}
+        own: dict[str, Any] = {"version": STATE_VERSION, "seed": self.seed}
         check_state(state, type(self).__name__, own, ("epoch", "position"), ("fingerprint",))
         epoch, position = state["epoch"], state["position"]
         own["fingerprint"] = self._epoch_fingerprint(epoch)

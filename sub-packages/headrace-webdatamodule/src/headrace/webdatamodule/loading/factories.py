@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 from torch.utils.data import SequentialSampler
 
-from headrace.webdatamodule.loading.options import checked_int
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.split_names import Split
 
 BATCH_SAMPLER = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
-import reprlib
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields
 from functools import partial
@@ -12,23 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
 
 OnError: TypeAlias = Literal["raise", "skip"]
 _LONGEST = 120
-
-
-def checked_int(name: str, value: Any, low: int, cure: str = "") -> int:
-    """An argument as an int >= `low`; numpy's integers are allowed, bools are not."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < low:
-        kind = TypeError if number is None else ValueError
-        raise kind(f"{name} must be an int >= {low}, got {reprlib.repr(value)}{f': {cure}' if cure else ''}")
-    return number
 
 
 def seed_int(seed: Any) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VERSION = 1  # of a loader's state
-MODULE_VERSION = 1  # of a data module's
+# Of the states of loaders, data modules and batch samplers, which lie in one another in a checkpoint; raised when a
+# key comes, goes or means something else in any of them.
+STATE_VERSION = 1
 LARGEST = 2**62  # no number in a state is as large
 _CURES = {
     "seed": "use that seed, or start without the checkpoint",
@@ -48,7 +49,7 @@ def loader_state(
 ) -> dict[str, Any]:
     """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name."""
     state = {
-        "version": VERSION,
+        "version": STATE_VERSION,
         "seed": seed,
         "epoch": epoch,
         "steps": steps,
@@ -60,7 +61,7 @@ def loader_state(
 
 def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
     """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
-    own, more = {"version": VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
+    own, more = {"version": STATE_VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if state["fingerprint"] != fingerprint:
         raise ValueError(
@@ -81,7 +82,7 @@ def module_state(
     train: Mapping[str, Any], trainer: Any = None, options: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """The state of a data module: of its train loader, of a trainer's epochs, and the options, where it has these."""
-    state: dict[str, Any] = {} if options is None else {"version": MODULE_VERSION, "options": options}
+    state: dict[str, Any] = {} if options is None else {"version": STATE_VERSION, "options": options}
     state["train"] = train
     return state if trainer is None else {**state, "trainer": trainer}
 
@@ -90,9 +91,9 @@ def check_module_state(state: Any) -> None:
     """Refuse a state with options that is no state of a data module, or of another version."""
     if not isinstance(state, Mapping):
         raise TypeError(f"the checkpoint's data state must be a mapping, got {type(state).__name__}")
-    if state and (state.get("version") != MODULE_VERSION or "train" not in state):
+    if state and (state.get("version") != STATE_VERSION or "train" not in state):
         found, cure = state.get("version"), "resume with the data module and the release that saved it"
         raise ValueError(
-            f"the checkpoint's data state has version {found!r}, this release reads {MODULE_VERSION}: {cure}, or start "
+            f"the checkpoint's data state has version {found!r}, this release reads {STATE_VERSION}: {cure}, or start "
             "without the checkpoint"
         )

@@ -16,7 +16,7 @@ from headrace.webdatamodule.shards.format.files import atomic_write, expanded
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.local_shards import open_index
 
-VERSION = "v1.2"  # of DALI's format
+DALI_VERSION = "v1.2"  # of DALI's format
 _SPACE = frozenset(" \t\n\v\f\r")
 
 
@@ -57,7 +57,7 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
     if not samples:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))
     lines = [_line(sample, str(shard)) for sample in samples]
-    text = "".join(f"{line}\n" for line in (f"{VERSION} {len(samples)}", *lines))
+    text = "".join(f"{line}\n" for line in (f"{DALI_VERSION} {len(samples)}", *lines))
     atomic_write(path, text.encode("utf-8", "surrogateescape"))
     return path
 

@@ -1,8 +1,6 @@
-"""What goes wrong with shards, with the place where it went wrong; the texts of damaged shards; refused integers."""
+"""What goes wrong with shards, with the place where it went wrong; and the texts of damaged shards."""
 
-import operator
 import pickle
-from typing import SupportsFloat, SupportsIndex, cast
 
 
 class ShardError(Exception):
@@ -117,21 +115,3 @@ class StaleIndexError(ShardError):
 
 class ManifestError(ShardError):
     """A directory's manifest is missing or damaged, or says what is impossible."""
-
-
-def as_int(name: str, value: object, least: int, cure: str = "") -> int:
-    """An argument as an int; numpy's integers are allowed, bools are not."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {value!r}{f': {cure}' if cure else ''}")
-    return number
-
-
-def check_seconds(name: str, value: object, *, above: bool = False) -> None:
-    """Refuse what is no number of seconds, 0 or more, or `above` 0."""
-    seconds = float(value) if isinstance(value, SupportsFloat) else -1.0
-    if not (seconds > 0 if above else seconds >= 0):
-        raise ValueError(f"{name} must be seconds {'>' if above else '>='} 0, got {value!r}")

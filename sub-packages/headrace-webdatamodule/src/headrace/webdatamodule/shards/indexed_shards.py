@@ -13,11 +13,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import DecodeError, ShardError, as_int
-from headrace.webdatamodule.shards.globbing import Source, find_shards
+from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.globbing import ShardSource, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
@@ -56,6 +57,7 @@ class IndexedShards:
     Raises:
         FileNotFoundError: There is nothing at the path.
         ShardError: There is no index or no manifest, or it is damaged.
+        TypeError: A number is no int.
         ValueError: An argument is not allowed.
 
     >>> import tempfile
@@ -70,7 +72,7 @@ class IndexedShards:
 
     def __init__(
         self,
-        source: Source,
+        source: ShardSource,
         keys: Sequence[str] | None = None,
         decode: Decode = decode_member,
         transform: Transform | None = None,
@@ -83,8 +85,8 @@ class IndexedShards:
         if verify not in _VERIFY:
             raise ValueError(f"verify must be one of {', '.join(map(repr, _VERIFY))}, got {verify!r}")
         if max_open is not None:
-            max_open = as_int("max_open", max_open, 1, "at least one shard has to be open")
-        max_bytes = as_int("max_bytes", max_bytes, 1, "say how large a member may become")
+            max_open = checked_int("max_open", max_open, 1, "at least one shard has to be open")
+        max_bytes = checked_int("max_bytes", max_bytes, 1, "say how large a member may become")
         self._shards = find_shards(source)
         self._members = None if keys is None else _chosen(keys, self._shards.members)
         self._decode = SampleDecoder(self.member_keys, decode, transform, allowed_classes, max_bytes)
@@ -225,11 +227,12 @@ class IndexedShards:
 
         Raises:
             ShardError: A sample lacks the member, or an index is damaged.
+            TypeError: `missing` is no int.
             ValueError: No sample has it.
         """
         (member,) = _chosen([key], self._shards.members)
         if missing is not None:
-            missing = as_int("missing", missing, -(1 << 63))
+            missing = checked_int("missing", missing, -(1 << 63))
         return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
 
     @property

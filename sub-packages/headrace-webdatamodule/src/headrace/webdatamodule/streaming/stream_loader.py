@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.ranks import Mesh
-from headrace.webdatamodule.loading.state_dict import check_state
+from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
@@ -29,7 +29,6 @@ from headrace.webdatamodule.streaming.pipeline import (
 )
 from headrace.webdatamodule.streaming.stream_sources import Pass
 
-VERSION = 1
 _STAGES = ("pipeline_wds", "pipeline_prebatch_wld", "invoke_wds", "invoke_wld")
 _END = object()
 _logger = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         """
         epoch, steps = self._at
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "seed": self.options.seed,
             "epoch": epoch,
             "position": steps,
@@ -184,7 +183,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     def _check_state(self, state: Any) -> None:
         name = self.options.name
         counts = ("epoch", "position", "num_replicas", "num_workers")
-        check_state(state, name, {"version": VERSION}, counts, ("seed", "fingerprint", "options"))
+        check_state(state, name, {"version": STATE_VERSION}, counts, ("seed", "fingerprint", "options"))
         if not isinstance(state["options"], Mapping):
             raise TypeError(f"{name}: state['options'] must be a mapping, got {state['options']!r}")
         length, steps = self._length(), state["position"]

@@ -151,14 +151,16 @@ def _scalar(dtype: Any, data: Any = None) -> Any:
 
 
 NDARRAY = AllowedGlobal("numpy.ndarray", lambda *_: require(False, "numpy.ndarray is not called from a pickle"))
-NAMES: dict[tuple[str, str], Any] = {
+NUMPY_NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): AllowedGlobal("numpy.dtype", _dtype),
 }
 for _core in ("numpy.core", "numpy._core"):  # numpy 2 moved them; either spelling is in files
-    NAMES[f"{_core}.multiarray", "_reconstruct"] = AllowedGlobal("numpy _reconstruct", _reconstruct, takes_names=True)
-    NAMES[f"{_core}.multiarray", "scalar"] = AllowedGlobal("numpy scalar", _scalar)
-    NAMES[f"{_core}.numeric", "_frombuffer"] = AllowedGlobal("numpy _frombuffer", _frombuffer)
+    NUMPY_NAMES[f"{_core}.multiarray", "_reconstruct"] = AllowedGlobal(
+        "numpy _reconstruct", _reconstruct, takes_names=True
+    )
+    NUMPY_NAMES[f"{_core}.multiarray", "scalar"] = AllowedGlobal("numpy scalar", _scalar)
+    NUMPY_NAMES[f"{_core}.numeric", "_frombuffer"] = AllowedGlobal("numpy _frombuffer", _frombuffer)
 # The classes of scalars load as values; nothing calls them.
-NAMES |= {("numpy", np.dtype(code).type.__name__): np.dtype(code).type for code in "?bBhHiIlLqQefdgFDGSUVMm"}
-NAMES["numpy", "bool_"] = np.bool_
+NUMPY_NAMES |= {("numpy", np.dtype(code).type.__name__): np.dtype(code).type for code in "?bBhHiIlLqQefdgFDGSUVMm"}
+NUMPY_NAMES["numpy", "bool_"] = np.bool_

@@ -39,7 +39,7 @@ STORAGES = {
 }
 ITEM_BYTES = dict(STORAGES.values())
 _HEAD_BYTES = 1 << 14  # the five pickles have some 200 bytes
-MAGIC = 0x1950A86A20F9469CFC6C
+_MAGIC = 0x1950A86A20F9469CFC6C
 _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
@@ -175,7 +175,7 @@ def _device(kind: Any, index: Any = None) -> Any:
     return torch.device(str(kind)) if index is None else torch.device(str(kind), index)
 
 
-NAMES: dict[tuple[str, str], AllowedGlobal] = {}
+TORCH_NAMES: dict[tuple[str, str], AllowedGlobal] = {}
 for _module, _name, _make in (
     ("torch.storage", "_load_from_bytes", lambda data: storage_from_bytes(data)),
     ("torch._utils", "_rebuild_tensor_v2", _tensor_v2),
@@ -187,16 +187,18 @@ for _module, _name, _make in (
     ("torch", "device", _device),
 ):
     _cost = _sparse_cost if _make is _sparse else None
-    NAMES[_module, _name] = AllowedGlobal(f"{_module}.{_name}", _make, cost=_cost)
+    TORCH_NAMES[_module, _name] = AllowedGlobal(f"{_module}.{_name}", _make, cost=_cost)
 for _name in STORAGES:
     for _module in ("torch", "torch.storage"):
-        NAMES[_module, _name] = AllowedGlobal(_name, lambda *_: require(False, "a storage is not called from a pickle"))
+        TORCH_NAMES[_module, _name] = AllowedGlobal(
+            _name, lambda *_: require(False, "a storage is not called from a pickle")
+        )
 
 
 def find(module: str, name: str) -> Any:
     """What a name of torch stands for, None when it is not known."""
-    if (module, name) in NAMES:
-        return NAMES[module, name]
+    if (module, name) in TORCH_NAMES:
+        return TORCH_NAMES[module, name]
     if module != "torch" or not name.replace("_", "").isalnum():
         return None
     import torch
@@ -243,7 +245,7 @@ def storage_from_bytes(data: bytes) -> Any:
     require(type(data) is bytes, "a storage without bytes")
     file = io.BytesIO(data[:_HEAD_BYTES])
     magic, _version, machine = (_StorageUnpickler(file).load() for _ in range(3))
-    require(magic == MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
+    require(magic == _MAGIC and isinstance(machine, dict), "a tensor's bytes do not begin as torch writes them")
     found = _StorageUnpickler(file).load()
     keys = _StorageUnpickler(file).load()
     require(

@@ -102,7 +102,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         require(length <= _LONGEST_NAME, "the pickle has a name of {} characters", length)
         if self.proto < 3:
             module, name = _modern(module, name)
-        for names in (BUILTIN_NAMES, numpy_pickle.NAMES):
+        for names in (BUILTIN_NAMES, numpy_pickle.NUMPY_NAMES):
             if (module, name) in names:
                 return names[module, name]
         if (module, name) == ("copyreg", "_reconstructor"):

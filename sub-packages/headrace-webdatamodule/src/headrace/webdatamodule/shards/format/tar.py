@@ -217,7 +217,7 @@ def compressed_beside(folder: Path) -> str:
     return f", only {len(names)} compressed ones such as {names[0]}: decompress them first" if names else ""
 
 
-class Skipped(NamedTuple):
+class SkippedMember(NamedTuple):
     """A member that is no part of a sample."""
 
     name: str
@@ -234,7 +234,7 @@ class Samples:
     layout_of: list[int] = field(default_factory=list)  # of each sample
     offsets: list[int] = field(default_factory=list)  # of each member's data, those of all samples in a row
     sizes: list[int] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[SkippedMember] = field(default_factory=list)
     end: int = 0  # of the last member's blocks
 
 
@@ -250,7 +250,7 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
         samples.end = member.offset + padded(member.size)
         reason = skip_reason(member)
         if reason:
-            samples.skipped.append(Skipped(member.name, member.offset, reason))
+            samples.skipped.append(SkippedMember(member.name, member.offset, reason))
             continue
         key, suffix = split_name(member.name)
         if key != current:
@@ -308,7 +308,7 @@ def _check_layout(samples: Samples, layout: tuple[str, ...], shard: str) -> None
 # USTAR headers: twenty times as fast as tarfile's, and the same bytes on every version of Python
 
 NAME, PREFIX = 100, 155
-MOST_BYTES = 0o77777777777
+MOST_MEMBER_BYTES = 0o77777777777
 RECORD = 20 * BLOCK
 PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, ShardError
 from headrace.webdatamodule.shards.index.checksums import checksum64
 
-MAGIC = b"\x89HRI\r\n\x1a\n"
-VERSION = 2
+INDEX_MAGIC = b"\x89HRI\r\n\x1a\n"
+INDEX_VERSION = 2
 MAX_DESCRIPTION_BYTES = 1 << 24  # a hundred thousand samples of which no two have the same members need some MiB
 _HEAD = struct.Struct("<8sIIQQ")
 _TYPES = ("|u1", "<u2", "<u4", "<u8")
@@ -70,10 +70,10 @@ def index_checksum(data: bytes | memoryview) -> int:
 
 def _checked_head(data: memoryview) -> tuple[bytes, int, int]:
     """The description, the checksum of the head, and what that of the arrays has to be."""
-    if len(data) < _HEAD.size or bytes(data[:8]) != MAGIC:
+    if len(data) < _HEAD.size or bytes(data[:8]) != INDEX_MAGIC:
         raise DamagedIndexError(f"this is no index: it begins with {bytes(data[:16])!r}")
     _, version, length, _, body_checksum = _HEAD.unpack(data[: _HEAD.size])
-    check_version(version, VERSION)
+    check_version(version, INDEX_VERSION)
     if length > MAX_DESCRIPTION_BYTES:
         raise DamagedIndexError(f"the index has a description of {length} bytes, more than {MAX_DESCRIPTION_BYTES}")
     text = bytes(data[_HEAD.size : _HEAD.size + length])
@@ -91,8 +91,8 @@ def check_version(found: int, ours: int) -> None:
 
 
 def _head(text: bytes, body_checksum: int) -> bytes:
-    own = checksum64(_HEAD.pack(MAGIC, VERSION, len(text), 0, body_checksum), text)
-    return _HEAD.pack(MAGIC, VERSION, len(text), own, body_checksum)
+    own = checksum64(_HEAD.pack(INDEX_MAGIC, INDEX_VERSION, len(text), 0, body_checksum), text)
+    return _HEAD.pack(INDEX_MAGIC, INDEX_VERSION, len(text), own, body_checksum)
 
 
 def _arrays(listed: list[list[Any]], body: memoryview) -> dict[str, npt.NDArray[Any]]:

@@ -36,8 +36,8 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 NAME = "manifest.json"
 NOTE = ".plan.json"
-VERSION = 1
-MOST_BYTES = 1 << 26  # some 400,000 shards
+MANIFEST_VERSION = 1
+MOST_MANIFEST_BYTES = 1 << 26  # some 400,000 shards
 # Columns of such names hold what a function says of each sample: they are made anew when they are missing.
 DERIVED = "sizes-"
 _MAX_NOTE_BYTES = 1 << 20
@@ -134,7 +134,12 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of the file; there is only one for one content."""
-        table = {"format": "headrace-shards", "version": VERSION, **self._table, "fingerprint": self.fingerprint}
+        table = {
+            "format": "headrace-shards",
+            "version": MANIFEST_VERSION,
+            **self._table,
+            "fingerprint": self.fingerprint,
+        }
         return json.dumps(table, indent=1) + "\n"
 
     @classmethod
@@ -144,16 +149,16 @@ class Manifest:
         Raises:
             ManifestError: It is something else, of another version, or does not fit its fingerprint.
         """
-        if len(text) > MOST_BYTES:
-            raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_BYTES} allowed")
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_MANIFEST_BYTES} allowed")
         try:
             table = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is no JSON ({error})") from error
         _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
-        is_ours = type(version) is int and version == VERSION
-        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {VERSION}")
+        is_ours = type(version) is int and version == MANIFEST_VERSION
+        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {MANIFEST_VERSION}")
         members = tuple(_list(table, "members"))
         made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
         _require(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
@@ -184,7 +189,7 @@ class Manifest:
 
 def read_manifest(directory: str | Path) -> bytes:
     """The bytes of a directory's manifest."""
-    return read_plain(Path(directory) / NAME, ManifestError, most=MOST_BYTES)
+    return read_plain(Path(directory) / NAME, ManifestError, most=MOST_MANIFEST_BYTES)
 
 
 def is_plain_name(name: object) -> bool:

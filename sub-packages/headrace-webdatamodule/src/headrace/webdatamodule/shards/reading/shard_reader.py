@@ -20,7 +20,7 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Sample: TypeAlias = dict[str, Any]
 Read: TypeAlias = Callable[[int], Sample]
-Members = tuple[tuple[str, int], ...]
+MemberColumns = tuple[tuple[str, int], ...]
 # What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
 _BYTES, _SAMPLES = 1 << 18, 1 << 10
 _FEW = 64
@@ -185,7 +185,7 @@ class ShardReader:
             found.append((chosen, starts[chosen, None] + columns))
         return found
 
-    def _locate(self, number: int) -> tuple[int, Members]:
+    def _locate(self, number: int) -> tuple[int, MemberColumns]:
         """Where a sample's members begin in the index's arrays, and which of them to read."""
         if number in self._too_large:
             at = self._too_large[number]
@@ -254,7 +254,7 @@ class ShardReader:
         raise DamagedShardError(Damage.MEMBER, **_place(self.index, at))
 
 
-def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> Members | None:
+def _plan(layout: Sequence[str], keys: Sequence[str] | None) -> MemberColumns | None:
     """Which members to take from samples of a layout: pairs of a key and its column; None when one is missing."""
     columns = {key: column for column, key in enumerate(layout)}  # not layout.index, for layouts of many members
     wanted = layout if keys is None else keys

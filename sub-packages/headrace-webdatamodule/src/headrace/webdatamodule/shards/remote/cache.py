@@ -16,13 +16,13 @@ from zlib import crc32
 import xxhash
 from filelock import FileLock, Timeout
 
+from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
     IndexVersionError,
     ShardError,
     StaleIndexError,
-    as_int,
 )
 from headrace.webdatamodule.shards.format.files import expanded, sync_directory
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
@@ -50,7 +50,7 @@ class Cache:
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         self.directory = expanded(directory).absolute()
-        self.max_bytes = as_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
+        self.max_bytes = checked_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
 
     def find(self, name: str) -> BinaryIO | None:
         """Open a file, and note that it was used; None when it is not here."""

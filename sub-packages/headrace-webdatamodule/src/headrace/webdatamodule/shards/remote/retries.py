@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.webdatamodule.shards.errors import ShardError, as_int, check_seconds
+from headrace.webdatamodule._arguments import check_seconds, checked_int
+from headrace.webdatamodule.shards.errors import ShardError
 
 _Item = TypeVar("_Item")
 _Got = TypeVar("_Got")
@@ -38,6 +39,7 @@ class RetryPolicy:
         max_backoff: Seconds between two attempts, at most.
 
     Raises:
+        TypeError: `max_attempts` is no int.
         ValueError: A number is not allowed.
     """
 
@@ -46,7 +48,7 @@ class RetryPolicy:
     max_backoff: float = 10.0
 
     def __post_init__(self) -> None:
-        as_int("max_attempts", self.max_attempts, 1, "1 asks once")
+        checked_int("max_attempts", self.max_attempts, 1, "1 asks once")
         check_seconds("backoff", self.backoff)
         check_seconds("max_backoff", self.max_backoff)
 

@@ -13,12 +13,13 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int, check_seconds
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.manifest import (
-    MOST_BYTES,
+    MOST_MANIFEST_BYTES,
     NAME,
     Manifest,
     checked_column,
@@ -78,6 +79,7 @@ class Remote:
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
 
     Raises:
+        TypeError: `max_gap` is no int.
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
@@ -103,7 +105,7 @@ class Remote:
             if "*" in url.partition("?")[0]:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
-        as_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
+        checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
         check_seconds("timeout", self.timeout, above=True)
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
@@ -312,7 +314,7 @@ def _inside(folder: str, name: str) -> str:
 def _manifest(folder: str, files: RemoteFiles) -> Manifest:
     url = _inside(folder, NAME)
     try:
-        return files.read_as(url, MOST_BYTES, Manifest.from_json)
+        return files.read_as(url, MOST_MANIFEST_BYTES, Manifest.from_json)
     except ShardError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             message = f"there is no {NAME} in {folder!r}: call index_shards where the shards are written, and copy all"

@@ -18,8 +18,8 @@ from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock
 from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.writing.executor import run
-from headrace.webdatamodule.shards.writing.plan import find_shards, refuse_leftovers, shard_bounds, shard_paths
-from headrace.webdatamodule.shards.writing.shard_task import Sample, ShardTask, check_key, remove_parts
+from headrace.webdatamodule.shards.writing.plan import refuse_leftovers, shard_bounds, shard_paths, shards_of_prefix
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, ShardTask, check_key, remove_parts
 from headrace.webdatamodule.shards.writing.write import save_only_manifest
 
 Files = dict[str, Path]
@@ -41,7 +41,7 @@ class FileSamples:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, position: int) -> Sample:
+    def __getitem__(self, position: int) -> KeyedSample:
         key, files = self.samples[position]
         data = {suffix: path.read_bytes() for suffix, path in files.items()}
         if self.convert is None:
@@ -77,7 +77,7 @@ def pack_files(
     directory.mkdir(parents=True, exist_ok=True)
     with directory_lock(directory):
         refuse_leftovers(directory, prefix, paths)
-        there = {} if convert else {path: _members(path) for path in find_shards(directory, prefix)}
+        there = {} if convert else {path: _members(path) for path in shards_of_prefix(directory, prefix)}
         for path, members in there.items():
             _refuse_others(path, members, plan[path], prefix)
         remove_parts(directory, prefix)

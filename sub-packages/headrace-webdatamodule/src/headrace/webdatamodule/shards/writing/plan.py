@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import glob
 import json
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Never, SupportsIndex
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 from tqdm import tqdm
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
@@ -29,7 +29,7 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     no_sample,
 )
 
-VERSION = 1
+PLAN_VERSION = 1
 EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
 ShardSize = tuple[str, int]  # such as ("n_shards", 2)
 CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
@@ -58,7 +58,7 @@ class Plan:
 
     def save(self, directory: Path) -> None:
         """Note the plan beside the shards to be; who finds fewer than it says knows that the write was stopped."""
-        note = {"format": "headrace-plan", "version": VERSION, **asdict(self)}
+        note = {"format": "headrace-plan", "version": PLAN_VERSION, **asdict(self)}
         atomic_write(directory / f"{self.prefix}{NOTE}", (json.dumps(note, indent=1) + "\n").encode())
 
     def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
@@ -138,7 +138,7 @@ def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: obj
         message = "give one of samples_per_shard, bytes_per_shard and n_shards, a whole number of 1 or more"
         raise ValueError(f"{message}, got {given or 'none of them'}")
     [(name, number)] = given.items()
-    return name, as_int(name, number, 1)
+    return name, checked_int(name, number, 1)
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
@@ -160,10 +160,10 @@ def samples_bytes(most: int) -> int:
 
 def shard_bounds(n_samples: int, n_shards: object) -> list[int]:
     """Where each shard begins, and the end: shards of equal size, give or take one sample."""
-    count = operator.index(n_shards) if isinstance(n_shards, SupportsIndex) and not isinstance(n_shards, bool) else 0
-    if not 1 <= count <= n_samples:
-        message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {n_shards!r}:"
-        raise ValueError(f"{message} no shard may be empty")
+    count = checked_int("n_shards", n_shards, 1, "no shard may be empty")
+    if count > n_samples:
+        message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {count}"
+        raise ValueError(f"{message}: no shard may be empty")
     return [n_samples * shard // count for shard in range(count + 1)]
 
 
@@ -177,14 +177,14 @@ def shard_paths(directory: Path, prefix: str, n_shards: int) -> list[Path]:
     return [directory / f"{prefix}-{shard:06d}.tar" for shard in range(n_shards)]
 
 
-def find_shards(directory: Path, prefix: str) -> list[Path]:
+def shards_of_prefix(directory: Path, prefix: str) -> list[Path]:
     """The shards of a prefix that lie in a directory, sorted by name."""
     return sorted(directory.glob(f"{glob.escape(prefix)}-*.tar"))
 
 
 def refuse_leftovers(directory: Path, prefix: str, paths: Sequence[Path]) -> None:
     """Refuse to write beside shards of this prefix that are no part of the set."""
-    others = sorted(set(find_shards(directory, prefix)) - set(paths))
+    others = sorted(set(shards_of_prefix(directory, prefix)) - set(paths))
     if others:
         raise FileExistsError(
             f"{directory} holds {len(others)} shards of prefix {prefix!r} beside the {len(paths)} to be"

@@ -22,7 +22,7 @@ from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import StagedFile, StoppedError, sync_directory
 from headrace.webdatamodule.shards.format.tar import (
     BLOCK,
-    MOST_BYTES,
+    MOST_MEMBER_BYTES,
     NAME,
     PADDING,
     RESERVED,
@@ -42,8 +42,8 @@ _SECONDS = 0.2
 # Shards that are published together, and threads that bring them to the disk. On ext4 this took hardly longer than no
 # fsync at all; more of both did not help.
 TOGETHER, _THREADS = 16, 4
-Sample = tuple[str, Mapping[str, bytes]]
-Progress = Callable[[int], object]
+KeyedSample = tuple[str, Mapping[str, bytes]]
+OnProgress = Callable[[int], object]
 
 
 class MapStyle(Protocol):
@@ -51,7 +51,7 @@ class MapStyle(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, position: int, /) -> Sample: ...
+    def __getitem__(self, position: int, /) -> KeyedSample: ...
 
 
 class Written(NamedTuple):
@@ -81,7 +81,7 @@ class ShardTask:
         [written] = write_each([self])
         return written
 
-    def write(self, publisher: Publisher, progress: Progress) -> Written:
+    def write(self, publisher: Publisher, progress: OnProgress) -> Written:
         """Write the shard; it is published with the next ones, or when the publisher ends."""
         samples = load(self.samples)
         reported, now = self.start, time.monotonic()
@@ -97,12 +97,12 @@ class ShardTask:
         progress(self.stop - reported)
         return written
 
-    def sample(self, samples: MapStyle, position: int) -> Sample:
+    def sample(self, samples: MapStyle, position: int) -> KeyedSample:
         """One of the task's samples."""
         return read_sample(samples, position, self.first + position - self.start, self.path)
 
 
-def write_each(tasks: Iterable[ShardTask], progress: Progress = lambda _: None) -> Iterator[Written]:
+def write_each(tasks: Iterable[ShardTask], progress: OnProgress = lambda _: None) -> Iterator[Written]:
     """Write some shards; when this ends, those that were finished have their names, also after an error."""
     with Publisher() as publisher:
         for task in tasks:
@@ -301,7 +301,7 @@ class ShardBuilder:
             if type(data) is not bytes:
                 data = member_bytes(data, shard=self.shard, sample=key, member=(begin + ending).decode())
             name, size = begin + ending, len(data)
-            if len(name) <= NAME and size <= MOST_BYTES:
+            if len(name) <= NAME and size <= MOST_MEMBER_BYTES:
                 gap = padding + ustar_header(name, begin_sum + ending_sum, size)
             else:
                 gap = padding + self._long_header(key, name, size)
@@ -363,7 +363,7 @@ class ShardBuilder:
         return endings
 
     def _long_header(self, key: str, name: bytes, size: int) -> bytes:
-        made = long_ustar_header(name, size) if size <= MOST_BYTES else None
+        made = long_ustar_header(name, size) if size <= MOST_MEMBER_BYTES else None
         if made is None:
             hint = "a USTAR header holds names to 100 bytes (255 with directories) and members to 8 GiB"
             message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"
@@ -389,7 +389,7 @@ def key_hashes(keys: Sequence[str]) -> npt.NDArray[np.uint64]:
     return np.fromiter(hashed, np.uint64, len(keys))
 
 
-def read_sample(samples: MapStyle, position: int, number: int, path: Path) -> Sample:
+def read_sample(samples: MapStyle, position: int, number: int, path: Path) -> KeyedSample:
     """A sample for a shard; a ShardError that says its number in the set when it cannot be read."""
     try:
         key, sample = samples[position]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, as_int
+from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
 from headrace.webdatamodule.shards.index.build import Indexed, save_manifest
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
@@ -39,9 +40,9 @@ from headrace.webdatamodule.shards.writing.plan import (
 from headrace.webdatamodule.shards.writing.resume import kept
 from headrace.webdatamodule.shards.writing.shard_task import (
     CHUNK,
+    KeyedSample,
     MapStyle,
     Publisher,
-    Sample,
     ShardFile,
     ShardTask,
     Written,
@@ -54,12 +55,12 @@ from headrace.webdatamodule.shards.writing.shard_task import (
 )
 
 _NEW_COLUMNS = "Remove manifest.json, call again, and add them again"
-Arrays = dict[str, npt.NDArray[Any]]
-Samples = MapStyle | Iterable[Sample] | Callable[[], MapStyle | Iterable[Sample]]
+Columns = dict[str, npt.NDArray[Any]]
+SamplesToWrite = MapStyle | Iterable[KeyedSample] | Callable[[], MapStyle | Iterable[KeyedSample]]
 
 
 def write_shards(
-    samples: Samples,
+    samples: SamplesToWrite,
     directory: str | Path,
     *,
     samples_per_shard: int | None = None,
@@ -109,7 +110,7 @@ def write_shards(
         The manifest.
 
     Raises:
-        TypeError: The samples can be neither indexed nor iterated.
+        TypeError: The samples can be neither indexed nor iterated, or a number is no int.
         ValueError: A number, the prefix, sizes or columns are not allowed.
         FileExistsError: The directory holds a finished set and there is no fingerprint; or other files, or shards with
             other samples.
@@ -127,7 +128,7 @@ def write_shards(
     >>> [(shard.name, shard.samples) for shard in manifest.shards]
     [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
     """
-    processes = None if workers is None else as_int("workers", workers, 1, "None takes one for each CPU")
+    processes = None if workers is None else checked_int("workers", workers, 1, "None takes one for each CPU")
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
     if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
@@ -231,7 +232,7 @@ def _with_columns(folder: Path, columns: Mapping[str, npt.ArrayLike]) -> Manifes
     return save_manifest(folder, [(entry, manifest.members) for entry in manifest.shards], arrays, cure=_NEW_COLUMNS)
 
 
-def _save(folder: Path, written: Sequence[Written], arrays: Arrays) -> Manifest:
+def _save(folder: Path, written: Sequence[Written], arrays: Columns) -> Manifest:
     again = repeated_key(written, folder)
     if again:
         key, first, second = again
@@ -281,7 +282,7 @@ def _loaded(samples: Any) -> Any:
     return made if indexed else iter(made)
 
 
-def _check_columns(columns: object, n_samples: int) -> Arrays:
+def _check_columns(columns: object, n_samples: int) -> Columns:
     if not isinstance(columns, Mapping):
         raise ValueError(f"columns must be {{name: array}}, got {type(columns).__name__}")
     return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
@@ -338,6 +339,7 @@ def write_tars(
         The paths of the shards, in order.
 
     Raises:
+        TypeError: `n_shards` is no int.
         ValueError: `n_shards` or `prefix` is not allowed.
         FileExistsError: The directory holds further shards of this prefix, which readers would take for
             a part of the new set.
