@@ -19,7 +19,8 @@ import pytest
 from command_line import run
 
 from headrace.webdatamodule import write_tars
-from headrace.webdatamodule.cli_output import byte_count, escaped, table
+from headrace.webdatamodule.cli import byte_count
+from headrace.webdatamodule.cli_output import escaped, table
 from headrace.webdatamodule.shards.index.build import index_shards
 from headrace.webdatamodule.shards.index.manifest import add_column
 

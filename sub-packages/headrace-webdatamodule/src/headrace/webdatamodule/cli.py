@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -22,16 +23,10 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.cli_output import (
     Pieces,
-    byte_count,
     discard,
     error_text,
-    is_set,
     json_list,
     json_pieces,
-    local_path,
-    open_shards,
-    positive,
-    read_sample,
     say,
     table,
     text_lines,
@@ -50,11 +45,20 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
-from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule.shards.globbing import find_shards
+from headrace.webdatamodule.shards.index.build import (
+    SkippedMembersWarning,
+    build_index,
+    fitting_index,
+    index_shards,
+    open_listed_shard,
+    open_shard_bytes,
+)
+from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.index.verify import verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
+from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
 from headrace.webdatamodule.shards.writing.executor import pool
 from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards
@@ -63,6 +67,7 @@ DAMAGE, INPUT, STOPPED = 1, 2, 130
 _DAMAGES = (DamagedIndexError, DamagedShardError, DecodeError, GroupingError, RefusedMemberError, StaleIndexError)
 _CODES = "exit codes: 0 all is well, 1 faults or damage were found, 2 usage or input is wrong, 130 stopped by Ctrl-C"
 _SHARD_BYTES = 256 << 20
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 Outcome = tuple[int, Pieces]  # the exit code, and what to print
 Run = Callable[[argparse.Namespace], Outcome]
 Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -134,6 +139,31 @@ def _command(summary: str, description: str, *arguments: Argument) -> Callable[[
 # Arguments
 
 
+def local_path(word: str) -> Path:
+    """Read a path; an empty one, as of a variable that is not set, and a URL are refused."""
+    if not word:
+        raise argparse.ArgumentTypeError("got an empty path, expected the name of a file or directory")
+    if is_url(word) and not Path(word).exists():
+        cure = "commands work on this machine's files only: give a local path, or read it with IndexedShards in Python"
+        raise argparse.ArgumentTypeError(f"got the URL {word!r}, but {cure}")
+    return Path(word)
+
+
+def byte_count(word: str) -> int:
+    """Read a number of bytes, with or without a unit of 1024, 1024**2 and so on."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)(iB|B)?", word, re.IGNORECASE)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a number of bytes such as 1000000, 512M or 2G")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def positive(word: str) -> int:
+    """Read a whole number of 1 or more."""
+    if not (word.isascii() and word.isdecimal()) or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of 1 or more")
+    return int(word)
+
+
 _WORKERS = _arg("--workers", type=positive, metavar="N", help="processes to work in (default: this one)")
 _DIRECTORY = _arg("directory", type=local_path, metavar="DIR", help="where the tar files lie")
 _INDEXED = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed directory, or an indexed tar file")
@@ -142,6 +172,53 @@ _SOURCE = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed di
 
 def _executor(workers: int | None) -> AbstractContextManager[Executor | None]:
     return nullcontext() if workers is None or workers == 1 else pool(workers)
+
+
+# What is read
+
+
+def is_set(where: Path) -> bool:
+    """Whether a path stands for all shards of a directory, not for one tar file."""
+    return where.is_dir() or where.name == NAME
+
+
+def open_shards(where: Path) -> Iterator[ShardIndex]:
+    """The indexes of a directory, a manifest or a tar file, one by one, each seen to be whole and of its shard."""
+    if not is_set(where):
+        yield _open_tar(where)
+        return
+    shards = find_shards(where)
+    for number in range(len(shards.names)):
+        index = shards.open_index(number)
+        view = open_listed_shard(Path(shards.path(number)))
+        index.check_shard(len(view), view.between)
+        yield index
+
+
+def _open_tar(path: Path) -> ShardIndex:
+    index = fitting_index(path)
+    if index is not None:
+        return index
+    if index_path(path).exists():
+        say("warning", f"the index of {str(path)!r} is older, damaged or of another shard: the shard itself was read")
+    return ShardIndex(build_index(open_shard_bytes(path), shard=str(path)), shard=str(path))
+
+
+def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
+    """The members to print, by their keys; no other ones are read, and none is too large."""
+    dataset = IndexedShards(source, decode=None)
+    try:
+        at = dataset.find(key)
+    except KeyError:
+        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
+    index = open_index(dataset.shard_of(at))
+    there = index.layout(index.find(key))
+    if member is not None and member not in there:
+        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, there))}")
+    wanted = None if member is None else [member]
+    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
+    del sample["__key__"]
+    return at, sample
 
 
 # Commands
@@ -334,7 +411,7 @@ def _cat(options: argparse.Namespace) -> Outcome:
     name: str = options.name
     dot = name.find(".", name.rfind("/") + 1)
     key, member = (name, None) if dot < 0 else (name[:dot], name[dot + 1 :].lower())
-    at, sample = read_sample(options.source, key, member)
+    at, sample = read_members(options.source, key, member)
     if options.json:
         plain = [
             {"member": one, "bytes": len(data), "base64": base64.b64encode(data).decode()}

@@ -1,94 +1,14 @@
-"""What the commands of ``headrace-shards`` take and print: paths and numbers, lines and JSON."""
+"""What the commands of ``headrace-shards`` print: lines, tables and JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.webdatamodule.shards.globbing import find_shards
-from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_listed_shard, open_shard_bytes
-from headrace.webdatamodule.shards.index.manifest import NAME
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
-
 Pieces = Iterable[str] | Iterable[bytes]
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def local_path(word: str) -> Path:
-    """Read a path; an empty one, as of a variable that is not set, and a URL are refused."""
-    if not word:
-        raise argparse.ArgumentTypeError("got an empty path, expected the name of a file or directory")
-    if is_url(word) and not Path(word).exists():
-        cure = "commands work on this machine's files only: give a local path, or read it with IndexedShards in Python"
-        raise argparse.ArgumentTypeError(f"got the URL {word!r}, but {cure}")
-    return Path(word)
-
-
-def byte_count(word: str) -> int:
-    """Read a number of bytes, with or without a unit of 1024, 1024**2 and so on."""
-    found = re.fullmatch(r"([0-9]+)([KMGT]?)(iB|B)?", word, re.IGNORECASE)
-    if not found or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected a number of bytes such as 1000000, 512M or 2G")
-    return int(found[1]) * _UNITS[found[2].upper()]
-
-
-def positive(word: str) -> int:
-    """Read a whole number of 1 or more."""
-    if not (word.isascii() and word.isdecimal()) or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of 1 or more")
-    return int(word)
-
-
-def is_set(where: Path) -> bool:
-    """Whether a path stands for all shards of a directory, not for one tar file."""
-    return where.is_dir() or where.name == NAME
-
-
-def open_shards(where: Path) -> Iterator[ShardIndex]:
-    """The indexes of a directory, a manifest or a tar file, one by one, each seen to be whole and of its shard."""
-    if not is_set(where):
-        yield _open_tar(where)
-        return
-    shards = find_shards(where)
-    for number in range(len(shards.names)):
-        index = shards.open_index(number)
-        view = open_listed_shard(Path(shards.path(number)))
-        index.check_shard(len(view), view.between)
-        yield index
-
-
-def _open_tar(path: Path) -> ShardIndex:
-    index = fitting_index(path)
-    if index is not None:
-        return index
-    if index_path(path).exists():
-        say("warning", f"the index of {str(path)!r} is older, damaged or of another shard: the shard itself was read")
-    return ShardIndex(build_index(open_shard_bytes(path), shard=str(path)), shard=str(path))
-
-
-def read_sample(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
-    """The members to print, by their keys; no other ones are read, and none is too large."""
-    dataset = IndexedShards(source, decode=None)
-    try:
-        at = dataset.find(key)
-    except KeyError:
-        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
-    index = open_index(dataset.shard_of(at))
-    there = index.layout(index.find(key))
-    if member is not None and member not in there:
-        raise ValueError(f"the sample {key!r} has no member {member!r}, only {', '.join(map(repr, there))}")
-    wanted = None if member is None else [member]
-    sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
-    del sample["__key__"]
-    return at, sample
 
 
 def texts_apart(members: list[bytes], *, terminal: bool) -> list[bytes]:
