@@ -6,24 +6,8 @@ import time
 from pathlib import Path
 
 from headrace.webdatamodule import PickledDataWDS, Split
-from headrace.webdatamodule.shards.writing import pack_files as pickles
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 _SECONDS = 120  # nobody waits longer than this, whatever happens
-
-
-class Stuck(pickles.FileSamples):
-    """Says so when it is asked for one of its samples, and never gives it."""
-
-    key, delay = "", 0.0
-
-    def __getitem__(self, position: int) -> KeyedSample:
-        time.sleep(self.delay)
-        pair = super().__getitem__(position)
-        if pair[0] == self.key:
-            print("stuck", flush=True)
-            time.sleep(2 * _SECONDS)
-        return pair
 
 
 def main(source: str, target: str, count: int) -> None:
@@ -33,9 +17,23 @@ def main(source: str, target: str, count: int) -> None:
     print(len(list(Path(target).glob("*.tar"))))
 
 
+def stick(name: str, folder: Path) -> None:
+    """Let the file of that name never be read; say so when all other shards are there."""
+    read = Path.read_bytes
+
+    def stuck(path: Path) -> bytes:
+        if path.stem == name:
+            while len(list(folder.glob("*.tar.hri"))) < 5:
+                time.sleep(0.01)
+            print("stuck", flush=True)
+            time.sleep(2 * _SECONDS)
+        return read(path)
+
+    Path.read_bytes = stuck  # type: ignore[method-assign, assignment]
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(_SECONDS, exit=True)
     if len(sys.argv) > 4:
-        Stuck.key, Stuck.delay = sys.argv[4], float(sys.argv[5])
-        pickles.FileSamples = Stuck  # type: ignore[misc] # its files only come later
+        stick(sys.argv[4], Path(sys.argv[2]))
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -2,10 +2,11 @@
 
 import io
 import tarfile
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.webdatamodule.shards.writing.shard_task import ShardFile
+from headrace.webdatamodule import write_tars
 
 
 def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes:
@@ -21,8 +22,6 @@ def made_by_tarfile(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> bytes
 
 def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
     """Write one tar file without an index."""
-    with ShardFile(path) as shard:
-        for key, sample in samples:
-            shard.add(key, sample)
-        shard.finish_tar()
-        shard.publish()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        [made] = write_tars(list(samples), folder, n_shards=1)
+        made.replace(path)

@@ -71,27 +71,28 @@ def test_a_complete_set_is_kept(source: Path) -> None:
     assert states(pack(source)) == before
 
 
-def test_a_changed_file_renews_its_shard_only(source: Path) -> None:
-    first, second = states(pack(source))
+def test_a_changed_file_renews_the_set(source: Path) -> None:
+    before = states(pack(source))
     (source / f"{NAMES[0]}.my.pt").write_bytes(pickle.dumps("longer than before"))
     after = states(pack(source))
-    assert after[0] != first
-    assert after[1] == second
+    assert not set(after) & set(before)
+    assert states(pack(source)) == after
 
 
-def test_a_newer_file_of_the_same_size_renews_its_shard(source: Path) -> None:
+@pytest.mark.parametrize("seconds", [1, -1000])
+def test_a_file_of_the_same_size_and_another_time_renews_the_set(source: Path, seconds: int) -> None:
     paths = pack(source)
     file = source / f"{NAMES[0]}.my.pt"
     file.write_bytes(pickle.dumps(9))
-    later = paths[0].stat().st_mtime_ns + 10**9
-    os.utime(file, ns=(later, later))
+    when = paths[0].stat().st_mtime_ns + seconds * 10**9  # an older file may have been copied here
+    os.utime(file, ns=(when, when))
     before = states(paths)
     assert states(pack(source))[0] != before[0]
     assert pickle.dumps(9) in paths[0].read_bytes()
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_file_that_changes_while_it_is_packed_renews_its_shard(
+def test_a_file_that_changes_while_it_is_packed_renews_the_set(
     source: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, read, saved = source / f"{NAMES[0]}.my.pt", Path.read_bytes, pickle.dumps(9)
@@ -109,10 +110,8 @@ def test_a_file_that_changes_while_it_is_packed_renews_its_shard(
     paths = pack(source)
     monkeypatch.undo()
     assert saved not in paths[0].read_bytes()
-    before = states(paths)
     assert saved in pack(source)[0].read_bytes()
     after = states(paths)
-    assert after[1] == before[1]
     assert states(pack(source)) == after
     assert verify_shards(source.parent / "tars") == []
 
@@ -173,25 +172,38 @@ def test_the_directory_is_ready_for_indexed_shards(source: Path) -> None:
     assert verify_shards(folder) == []
     shards = IndexedShards(folder, decode=None)
     assert [(s["__key__"], s["my.pt"]) for s in shards] == [(f"sample{i}-x", pickle.dumps(i)) for i in range(5)]
-    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")} | {"manifest.json", "manifest.hrs"}
+    names = {f"p-00000{i}.tar{end}" for i in range(2) for end in ("", ".hri")}
+    names |= {"manifest.json", "manifest.hrs", "p.plan.json"}
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize("harm", ["p-000000.tar.hri", "p-000001.tar.hri", "manifest.json", "*.hri", "*.*i*"])
-def test_shards_without_index_are_kept_and_indexed(source: Path, harm: str) -> None:
+@pytest.mark.parametrize(
+    ("harm", "kept"),
+    [
+        ("manifest.*", {0, 1}),
+        ("p-000000.tar.hri", {1}),
+        ("p-000001.tar.hri", {0}),
+        ("*.hri", set()),
+        ("p.plan.json", set()),
+    ],
+)
+def test_what_is_missing_is_written_again(source: Path, harm: str, kept: set[int]) -> None:
     paths = pack(source)
     folder, before = source.parent / "tars", states(paths)
+    data = [path.read_bytes() for path in paths]
     for path in folder.glob(harm):
         path.unlink()
-    assert states(pack(source)) == before
+    after = states(pack(source))
+    assert {number for number in range(2) if after[number] == before[number]} == kept
+    assert [path.read_bytes() for path in paths] == data
     assert verify_shards(folder) == []
 
 
-def test_shards_of_an_older_version_are_kept_and_indexed(source: Path) -> None:
+def test_shards_of_the_same_samples_that_another_writer_made_are_written_again(source: Path) -> None:
     folder = source.parent / "tars"
-    samples = [(f"sample{i}-x", {"my.pt": pickle.dumps(i)}) for i in range(5)]
-    before = states(write_tars(samples, folder, n_shards=2, prefix="p"))
-    assert states(pack(source)) == before
+    samples = [(f"sample{i}-x", {"my.pt": b"who knows"}) for i in range(5)]
+    write_tars(samples, folder, n_shards=2, prefix="p")
+    assert pickle.dumps(3) in pack(source)[1].read_bytes()
     assert verify_shards(folder) == []
 
 
@@ -212,9 +224,11 @@ def test_columns_stay_with_their_shards_and_are_not_lost_in_silence(source: Path
     pack(source)
     assert [column.name for column in Manifest.load(folder).columns] == ["tokens"]
     (source / f"{NAMES[0]}.my.pt").write_bytes(pickle.dumps("longer than before"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for _ in range(2):
         with pytest.raises(ManifestError, match=r"others than when these columns were made: tokens"):
             pack(source)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_sets_that_share_a_directory_have_indexes_and_no_manifest(source: Path) -> None:
@@ -253,7 +267,9 @@ def test_a_file_that_goes_away_is_named_and_the_rest_is_whole(
         pack(source)
     monkeypatch.undo()
     folder = source.parent / "tars"
-    assert {path.name for path in folder.iterdir()} == {"p-000000.tar", "p-000000.tar.hri"}
+    left = {path.name for path in folder.iterdir()}
+    assert left - {"p-000000.tar", "p-000000.tar.hri"} == {"p.plan.json"}  # the other shard may have been stopped
+    assert ("p-000000.tar" in left) == ("p-000000.tar.hri" in left)
     (source / f"{NAMES[4]}.my.pt").write_bytes(b"again")
     pack(source)
     assert verify_shards(folder) == []
@@ -286,7 +302,7 @@ def test_what_is_up_to_date_need_not_be_writable(source: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "replace", refuse)
     assert pack(source) == paths
     (folder / "manifest.json").unlink()
-    with pytest.warns(UserWarning, match="up to date, but without index or manifest, which cannot be written"):
+    with pytest.warns(UserWarning, match="up to date, but without a manifest, which cannot be written"):
         assert pack(source) == paths
     paths[0].unlink()
     with pytest.raises(OSError, match=r"Read-only file system: the shard was not written.*p-000000.tar"):
@@ -302,16 +318,12 @@ def packer(source: Path, *words: object) -> "subprocess.Popen[str]":
 COUNT = 60
 
 
-# Where reading takes long, shards are written in threads.
-@pytest.mark.parametrize(
-    ("stuck", "delay"),
-    [(35, 0.005), *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((0, 0), (35, 0), (59, 0.005)))],
-)
-def test_kill_nine_and_again(source: Path, stuck: int, delay: float) -> None:
+@pytest.mark.parametrize("stuck", [35, *(pytest.param(one, marks=pytest.mark.nightly) for one in (0, 59))])
+def test_kill_nine_and_again(source: Path, stuck: int) -> None:
     for i in range(COUNT):
         (source / f"sample{i}.pt").write_bytes(pickle.dumps(b"x" * 10 * i))
     folder = source.parent / "tars"
-    with packer(source, f"sample{stuck}", delay) as process:
+    with packer(source, f"sample{stuck}") as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "stuck\n"  # it ends by itself when it does not come so far
@@ -321,7 +333,7 @@ def test_kill_nine_and_again(source: Path, stuck: int, delay: float) -> None:
     assert list(folder.glob(".*.part"))
     assert not (folder / "manifest.json").exists()
     paths = sorted(folder.glob("*.tar"))
-    assert bool(paths) == (stuck >= COUNT / 6)  # the first of six is finished before others are begun
+    assert len(paths) == 5  # all but one
     for path in paths:
         build_index(path.read_bytes())  # whole
     before = dict(zip(paths, states(paths), strict=True))

@@ -1,5 +1,5 @@
 import tarfile
-from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_tar import made_by_tarfile, write_tar
 
-from headrace.webdatamodule import ShardError
+from headrace.webdatamodule import ShardError, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.shard_task import ShardFile, check_key, member_bytes, member_endings
+from headrace.webdatamodule.shards.writing.shard_task import (
+    ShardBuilder,
+    ShardFile,
+    check_key,
+    member_bytes,
+    member_endings,
+)
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -48,9 +54,8 @@ def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path:
     assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile(samples)
 
 
-def test_a_tar_file_without_samples_is_one(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [])
-    assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile([])
+def test_a_tar_file_without_samples_is_one() -> None:
+    assert ShardBuilder("a.tar").finish() == made_by_tarfile([])
 
 
 def test_bytes_depend_on_the_samples_only_and_the_format_is_plain_ustar(tmp_path: Path) -> None:
@@ -68,24 +73,29 @@ def test_an_error_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "a-000000.tar"
     write_tar(path, [("old", {"x": b""})])
 
-    def breaks() -> Iterator[tuple[str, Mapping[str, bytes]]]:
-        yield "new", {"x": b"1"}
-        raise OSError("the source went away")
+    class Breaks(list[tuple[str, dict[str, bytes]]]):
+        def __getitem__(self, position):  # type: ignore[no-untyped-def] # list's overloads
+            if position == 1:
+                raise OSError("the source went away")
+            return super().__getitem__(position)
 
-    with pytest.raises(OSError, match="went away"):
-        write_tar(path, breaks())
+    message = rf"failed to read sample 1: OSError: .*went away .shard '.*/{tmp_path.name}/a-000000.tar'"
+    with pytest.raises(ShardError, match=message):
+        write_tars(Breaks([("new", {"x": b"1"})] * 2), tmp_path, n_shards=1, prefix="a")
     assert [p.name for p in tmp_path.iterdir()] == ["a-000000.tar"]
     assert [name for name, _ in list_members(path)] == ["old.x"]
 
 
 def test_a_staged_shard_is_invisible_to_globs(tmp_path: Path) -> None:
-    with ShardFile(tmp_path / "a-000000.tar") as shard:
+    with closing(ShardFile(tmp_path / "a-000000.tar", "0")) as shard:
         shard.add("k", {"x": b""})
-        shard.finish_tar()
-        [staged] = tmp_path.iterdir()
+        shard.seal()
+        shard.sync()
+        staged = list(tmp_path.iterdir())
+        assert len(staged) == 2
         assert not list(tmp_path.glob("*.tar"))
-        assert staged.name.startswith(".")
-    assert not staged.exists()
+        assert all(path.name.startswith(".") for path in staged)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("key", ["", "a.b", "/a", "__a__", "__a", "a/", "a\0"])

@@ -33,7 +33,7 @@ from headrace.webdatamodule.cli_output import (
     texts_apart,
     write_out,
 )
-from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, fingerprint_of, open_source
+from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, open_source
 from headrace.webdatamodule.shards.dali import dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
@@ -61,6 +61,7 @@ from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
 from headrace.webdatamodule.shards.writing.executor import pool
 from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
+from headrace.webdatamodule.shards.writing.sample_sources import stamps_fingerprint
 from headrace.webdatamodule.shards.writing.write import write_shards
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
@@ -269,7 +270,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
         samples = open_source(options, Path(scratch), lambda message: say("warning", message))
         if not given or "bytes_per_shard" in given:
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": samples.sizes()}
-        fingerprint = fingerprint_of(samples.stamps())
+        fingerprint = stamps_fingerprint(samples.stamps())
         noted = noted_fingerprint(options.out, options.prefix)
         if noted not in (None, fingerprint) and not options.overwrite:
             message = f"{str(options.out)!r} holds shards of other files, or of files that have changed since"

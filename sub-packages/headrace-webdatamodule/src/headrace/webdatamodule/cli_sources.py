@@ -11,9 +11,7 @@ import mmap
 import os
 import re
 import shutil
-import struct
 import zlib
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
+from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, SampleSource, stamp
 from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 KINDS = ("files", "fasta", "lmdb")
@@ -41,37 +39,7 @@ _LMDB = (".lmdb", ".mdb")
 _OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
 _DIGITS = 9
-FilesOfSample = dict[str, str]
 Warn = Callable[[str], object]
-
-
-class SampleSource(ABC):
-    """Samples that are read when they are asked for; can be pickled for worker processes."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: int, /) -> KeyedSample: ...
-
-    def __iter__(self) -> Iterator[KeyedSample]:
-        return map(self.__getitem__, range(len(self)))
-
-    @abstractmethod
-    def keys(self) -> Iterable[str]:
-        """The keys of all samples, without reading these."""
-
-    @abstractmethod
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each sample in a tar file, headers and padding included, shape [n_samples]; at most."""
-
-    @abstractmethod
-    def stamps(self) -> Iterable[tuple[int, int]]:
-        """Bytes of each file that is read, and the time of its last change, in nanoseconds."""
-
-    @abstractmethod
-    def part(self, start: int, stop: int) -> SampleSource:
-        """Samples `start` to `stop - 1`, small enough to be sent to a worker process."""
 
 
 class Chain(SampleSource):
@@ -139,19 +107,6 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
     return Chain(records)
 
 
-def fingerprint_of(stamps: Iterable[tuple[int, int]]) -> str:
-    """16 hexadecimal digits that change with the sizes and times of the files that are packed."""
-    digest = xxhash.xxh3_64()
-    for one in stamps:
-        digest.update(struct.pack("<qq", *one))
-    return digest.hexdigest()
-
-
-def _stamp(path: str | Path) -> tuple[int, int]:
-    state = Path(path).stat()
-    return state.st_size, state.st_mtime_ns
-
-
 def _kind_of(path: Path) -> str:
     if not path.exists():
         raise FileNotFoundError(f"there is no {str(path)!r}")
@@ -167,33 +122,6 @@ def _kind_of(path: Path) -> str:
 
 
 # Directories of files
-
-
-class Files(SampleSource):
-    """The samples of some directories, sorted by key. Bytes are copied as they are: nothing is unpickled."""
-
-    def __init__(self, samples: Sequence[tuple[str, FilesOfSample]]) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int, /) -> KeyedSample:
-        key, members = self._samples[index]
-        return key, {member: Path(path).read_bytes() for member, path in members.items()}
-
-    def keys(self) -> Iterable[str]:
-        return (key for key, _ in self._samples)
-
-    def stamps(self) -> Iterable[tuple[int, int]]:
-        return (_stamp(path) for _, members in self._samples for path in members.values())
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
-        return np.array([sum(sizes) for sizes in files], np.int64)
-
-    def part(self, start: int, stop: int) -> SampleSource:
-        return Files(self._samples[start:stop])
 
 
 def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Warn = print) -> Files:
@@ -297,7 +225,7 @@ class Fasta(SampleSource):
         return map(self._key, range(len(self)))
 
     def stamps(self) -> Iterable[tuple[int, int]]:
-        return [_stamp(self._path)]
+        return [stamp(self._path)]
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.diff(self._starts) + 4 * BLOCK  # with line ends counted, and the most of padding
@@ -409,7 +337,7 @@ class Entries(SampleSource):
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         path = Path(self._path)
-        return [_stamp(path / "data.mdb" if path.is_dir() else path)]
+        return [stamp(path / "data.mdb" if path.is_dir() else path)]
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return self._sizes

@@ -245,9 +245,10 @@ class PickledDataWDS(WebDataModule):
 
     `prepare_data` packs `{dir_pickles}/{name}.{suffix}` of each name of a split into shards in the
     split's directory. The sample's key is `name.replace(".", "-")`, the suffix is its member key. The
-    bytes are copied, never unpickled; what the loaders read, they read as `WebDataModule` does. Shards
-    that are up to date are kept, and shards that hold other samples are never touched. After a run that
-    was killed, the next one writes the rest.
+    bytes are copied, never unpickled; what the loaders read, they read as `WebDataModule` does. The shards
+    of a split are kept while the sizes and times of its files stay the same; when one changes, all of them
+    are written again. Shards that hold other samples are never touched. After a run that was killed, the
+    next one writes the rest.
 
     Each shard gets its index, and each directory a `manifest.json`, so that `IndexedShards` reads them as
     they are. Splits that share a directory with other tar files get indexes, but no manifest: it would make
@@ -300,7 +301,7 @@ class PickledDataWDS(WebDataModule):
             FileExistsError: Shards of the same prefix that hold other samples are in the way.
             ShardError: Two names that differ only in dots and dashes, a name that cannot be stored, or a file
                 that cannot be read any more.
-            ManifestError: A manifest has columns that belonged to shards as they were before.
+            ManifestError: Files have changed, and a manifest has columns that belong to the shards as they are.
             OSError: The disk is full or the like; it names the shard.
         """
         for split, names in self._names.items():

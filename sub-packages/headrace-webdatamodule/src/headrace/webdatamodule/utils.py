@@ -24,8 +24,9 @@ def pickles_to_tars(
 ) -> None:
     """Pack `{dir_input}/{name}.{suffix}` into `{dir_output}/{output_prefix}-000000.tar` and so on, with indexes.
 
-    The bytes are copied; nothing is unpickled. A shard gets its name when it is on the disk, whole; what is up to
-    date is kept when the function is called again.
+    The bytes are copied; nothing is unpickled. A shard gets its name when it is on the disk, whole. When the function
+    is called again, shards are kept while the sizes and times of the files stay the same; when one changes, all are
+    written again. After a run that was killed, the next one writes the rest.
 
     Args:
         dir_input: Directory of the files.
@@ -43,6 +44,7 @@ def pickles_to_tars(
         TypeError: `min_num_shards` is no int.
         ValueError: There are no names, or `min_num_shards` is not allowed.
         ShardError: Two names get the same key, or a sample cannot be stored.
+        ManifestError: Files have changed, and a manifest has columns that belong to the shards as they are.
 
     >>> import pickle, tempfile
     >>> from pathlib import Path

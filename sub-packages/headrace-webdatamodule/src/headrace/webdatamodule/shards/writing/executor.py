@@ -216,7 +216,7 @@ def _sendable(task: ShardTask, executor: Executor) -> bool:
 def _refused(error: Exception) -> bool:
     reason = f"the samples cannot be sent to other processes ({type(error).__name__}: {error})"
     cure = "pass a function that makes them, defined in a module, or workers=1"
-    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=5)
+    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=6)
     return False
 
 

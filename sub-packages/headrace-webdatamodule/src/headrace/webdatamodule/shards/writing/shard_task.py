@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 import stat
 import time
@@ -189,21 +188,13 @@ class Publisher:
 
 
 class ShardFile:
-    """A shard on its way to its final name, with or without an index; a `with` block leaves it whole, or nothing."""
+    """A shard and its index on their way to their final names; what is closed before that leaves nothing."""
 
     def __init__(self, path: Path, run: str = "") -> None:
         self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
         self.add = self.builder.add
         with _named(path):
             self._files = [StagedFile(path, run).begin()]
-        # What was read and is saved again meanwhile is newer than this, even when the clock did not move between.
-        self._begun = os.fstat(self._files[0].stream.fileno()).st_mtime_ns - 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove what was not published."""
@@ -223,12 +214,6 @@ class ShardFile:
         with _named(self.path):
             self._files[0].write(self.builder.take())
 
-    def finish_tar(self) -> None:
-        """Write the end, and bring the tar file to the disk, without an index and not yet under its name."""
-        with _named(self.path):
-            self._files[0].write(self.builder.finish())
-        self.sync()
-
     def seal(self) -> Written:
         """Write the end and the index, both under temporary names."""
         with _named(self.path):
@@ -237,8 +222,6 @@ class ShardFile:
             tar.flush()
             nbytes = tar.tell()
             data = self.builder.index(nbytes, self._read)
-            with contextlib.suppress(PermissionError):  # who may write need not be the owner, on some disks
-                os.utime(tar.fileno(), ns=(self._begun, self._begun))
             # Opened when the tar file is finished: an index that is older than its shard counts as stale.
             self._files.append(StagedFile(index_path(self.path), self._run).begin())
             self._files[1].write(data)

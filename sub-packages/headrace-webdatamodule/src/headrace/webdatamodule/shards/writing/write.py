@@ -1,14 +1,15 @@
-"""`write_shards`: samples to a directory of indexed shards; `write_tars`: to tar files alone."""
+"""`write_shards`: samples to a directory of indexed shards; `write_tars`: to tar files alone. Both by `write_set`."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
-from headrace.webdatamodule.shards.index.build import Indexed, save_manifest
+from headrace.webdatamodule.shards.index.build import save_manifest
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, added, check_column, unfinished_write
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
@@ -49,12 +50,12 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     check_key,
     key_hashes,
     load,
-    read_sample,
     remove_parts,
     unreadable,
 )
 
-_NEW_COLUMNS = "Remove manifest.json, call again, and add them again"
+_TWICE = "make keys unique, remove both shards and write them again; there is no manifest"
+NEW_COLUMNS = "Remove manifest.json, call again, and add them again"
 Columns = dict[str, npt.NDArray[Any]]
 SamplesToWrite = MapStyle | Iterable[KeyedSample] | Callable[[], MapStyle | Iterable[KeyedSample]]
 
@@ -165,19 +166,50 @@ def write_shards(
         stored, keys = measure(everything)
     bounds = bounds_of(count, stored, size)
     hashes = None if keys is None else _check_keys(keys, count)
-    tasks = _tasks(samples, shard_paths(folder, prefix, len(bounds) - 1), bounds)
+    plan = Plan.of(prefix, bounds, fingerprint)
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder):
         if not replaces:
             refuse_finished(folder)  # which another process has finished meanwhile
-        Plan.of(prefix, bounds, fingerprint).prepare(folder, replaces=replaces, anew=overwrite)
-        remove_parts(folder, prefix)
-        parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
-        found = [kept(task, part, same=bool(fingerprint)) for task, part in zip(tasks, parts, strict=True)]
-        todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
-        new = iter(run(todo, executor, processes, prefix))
-        written = [next(new) if one is None else one for one in found]
+        written = write_set(
+            samples,
+            folder,
+            plan,
+            bounds,
+            hashes=hashes,
+            replaces=replaces,
+            anew=overwrite,
+            executor=executor,
+            workers=processes,
+        )
         return _save(folder, written, arrays)
+
+
+def write_set(
+    samples: Any,
+    folder: Path,
+    plan: Plan,
+    bounds: Sequence[int],
+    *,
+    hashes: npt.NDArray[np.uint64] | None = None,
+    replaces: bool,
+    anew: bool,
+    alone: bool = True,
+    executor: Executor | None = None,
+    workers: int | None = None,
+) -> list[Written]:
+    """Write those shards of a plan that are not there yet, or stale; the folder is locked, and gets no manifest yet.
+
+    `Plan.prepare` says what is stale; `kept` what is there already, with the `hashes` of all keys where they are known.
+    """
+    tasks = _tasks(samples, shard_paths(folder, plan.prefix, plan.shards), bounds)
+    plan.prepare(folder, replaces=replaces, anew=anew, alone=alone)
+    remove_parts(folder, plan.prefix)
+    parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
+    found = [kept(task, part, same=bool(plan.fingerprint)) for task, part in zip(tasks, parts, strict=True)]
+    todo = [task for task, one in zip(tasks, found, strict=True) if one is None]
+    new = iter(run(todo, executor, workers, plan.prefix))
+    return [next(new) if one is None else one for one in found]
 
 
 def _write_stream(
@@ -229,21 +261,23 @@ def _with_columns(folder: Path, columns: Mapping[str, npt.ArrayLike]) -> Manifes
     """The manifest of a finished set, with some more columns."""
     manifest = Manifest.load(folder)
     arrays = _check_columns(columns, manifest.n_samples)
-    return save_manifest(folder, [(entry, manifest.members) for entry in manifest.shards], arrays, cure=_NEW_COLUMNS)
+    return save_manifest(folder, [(entry, manifest.members) for entry in manifest.shards], arrays, cure=NEW_COLUMNS)
 
 
 def _save(folder: Path, written: Sequence[Written], arrays: Columns) -> Manifest:
-    again = repeated_key(written, folder)
-    if again:
+    _refuse_repeated_key(written, folder, _TWICE)
+    described = [(one.entry, one.members) for one in written]
+    return save_manifest(folder, described, arrays, cure=NEW_COLUMNS)
+
+
+def _refuse_repeated_key(written: Sequence[Written], folder: Path, cure: str) -> None:
+    if again := repeated_key(written, folder):
         key, first, second = again
-        cure = "make keys unique, remove both shards and write them again; there is no manifest"
         message = f"the sample key {key!r} occurs twice, first in {first}: {cure}"
         raise ShardError(message, shard=str(folder / second), sample=key)
-    described = [(one.entry, one.members) for one in written]
-    return save_manifest(folder, described, arrays, cure=_NEW_COLUMNS)
 
 
-def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | None:
+def save_only_manifest(directory: Path, done: Sequence[Written]) -> Manifest | None:
     """Write the manifest of a set that may have to share its directory.
 
     A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
@@ -252,8 +286,7 @@ def save_only_manifest(directory: Path, done: Sequence[Indexed]) -> Manifest | N
     """
     tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
     if tars == {one.entry.name for one in done}:
-        described = [(one.entry, one.members) for one in done]
-        return save_manifest(directory, described, cure=_NEW_COLUMNS)
+        return _save(directory, done, {})
     try:
         before = Manifest.load(directory)
     except ManifestError:
@@ -293,7 +326,7 @@ def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[S
     token, tasks = secrets.token_hex(4), []
     for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
         own, first, last = samples, start, stop
-        if isinstance(samples, list | tuple):
+        if type(samples) in (list, tuple):  # a subclass may make its samples when they are asked for
             own, first, last = samples[start:stop], 0, stop - start
         elif callable(getattr(samples, "part", None)):
             own, first, last = samples.part(start, stop), 0, stop - start
@@ -351,29 +384,27 @@ def write_tars(
     >>> [path.name for path in paths]
     ['wdshards-000000.tar', 'wdshards-000001.tar']
     """
-    bounds = shard_bounds(len(samples), n_shards)
-    target = expanded(directory)
-    paths = shard_paths(target, prefix, n_shards)
+    bounds, target = shard_bounds(len(samples), n_shards), expanded(directory)
+    paths = shard_paths(target, prefix, len(bounds) - 1)
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
-    seen: dict[str, Path] = {}
-    with ExitStack() as stack, progress(len(samples), target) as bar:
-        shards = []
-        for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
-            shard = stack.enter_context(ShardFile(path))
-            for position in range(start, stop):
-                key, sample = read_sample(samples, position, position, path)
-                shard.add(key, sample)
-                if key in seen:
-                    message = f"the sample key {key!r} occurs twice, first in {seen[key].name}: make keys unique"
-                    raise ShardError(message, shard=str(path), sample=key)
-                seen[key] = path
-                if shard.builder.pending >= CHUNK:
-                    shard.flush()
-                bar.update()
-            shard.finish_tar()
-            shards.append(shard)
-        for shard in shards:
-            shard.publish()
-        sync_directory(target)
+    with TemporaryDirectory(prefix=f".{prefix}-", dir=target) as hidden, _shards_named_in(target):
+        folder = Path(hidden, target.name)
+        folder.mkdir(exist_ok=True)
+        plan = Plan.of(prefix, bounds, "")
+        written = write_set(samples, folder, plan, bounds, replaces=False, anew=False, workers=1)
+        _refuse_repeated_key(written, folder, "make keys unique")
+        for path in paths:
+            (folder / path.name).replace(path)
+    sync_directory(target)
     return paths
+
+
+@contextmanager
+def _shards_named_in(folder: Path) -> Iterator[None]:
+    """Errors name shards where they will lie, not where they are written first."""
+    try:
+        yield
+    except ShardError as error:
+        error.shard = error.shard and str(folder / Path(error.shard).name)
+        raise

@@ -1,0 +1,96 @@
+"""Samples that are read from files when they are written, and the fingerprint that tells when these have changed."""
+
+# What the methods of a source do, `SampleSource` says.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import struct
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from headrace.webdatamodule.shards.writing.plan import stored_bytes
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
+
+FilesOfSample = dict[str, str]  # {member key: path}
+_TICK = 0.02  # seconds that the clock of a file system may be behind
+
+
+class SampleSource(ABC):
+    """Samples that are read when they are asked for; can be pickled for worker processes."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int, /) -> KeyedSample: ...
+
+    def __iter__(self) -> Iterator[KeyedSample]:
+        return map(self.__getitem__, range(len(self)))
+
+    @abstractmethod
+    def keys(self) -> Iterable[str]:
+        """The keys of all samples, without reading these."""
+
+    @abstractmethod
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample in a tar file, headers and padding included, shape [n_samples]; at most."""
+
+    @abstractmethod
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        """Bytes of each file that is read, and the time of its last change, in nanoseconds."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> SampleSource:
+        """Samples `start` to `stop - 1`, small enough to be sent to a worker process."""
+
+
+class Files(SampleSource):
+    """Samples of one or more files each. Bytes are copied as they are: nothing is unpickled."""
+
+    def __init__(self, samples: Sequence[tuple[str, FilesOfSample]]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int, /) -> KeyedSample:
+        key, members = self._samples[index]
+        return key, {member: Path(path).read_bytes() for member, path in members.items()}
+
+    def keys(self) -> Iterable[str]:
+        return (key for key, _ in self._samples)
+
+    def stamps(self) -> Iterable[tuple[int, int]]:
+        return (stamp(path) for _, members in self._samples for path in members.values())
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
+        return np.array([sum(sizes) for sizes in files], np.int64)
+
+    def part(self, start: int, stop: int) -> SampleSource:
+        return Files(self._samples[start:stop])
+
+
+def stamps_fingerprint(stamps: Iterable[tuple[int, int]]) -> str:
+    """16 hexadecimal digits that change with the sizes and times of files: shards with other ones are stale.
+
+    Take it before the files are read: one that is saved while it is packed then makes its shards stale.
+    """
+    digest = xxhash.xxh3_64()
+    for one in stamps:
+        digest.update(struct.pack("<qq", *one))
+    time.sleep(_TICK)  # so that a file that is saved from now on has another time
+    return digest.hexdigest()
+
+
+def stamp(path: str | Path) -> tuple[int, int]:
+    """Bytes of a file, and the time of its last change, in nanoseconds."""
+    state = Path(path).stat()
+    return state.st_size, state.st_mtime_ns
