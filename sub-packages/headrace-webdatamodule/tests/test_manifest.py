@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -478,6 +479,22 @@ def test_a_note_of_endless_shards_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.plan.json").write_text(f'{{"format": "headrace-plan", "shards": {10**30}}}')
     with pytest.raises(ManifestError, match="stopped at 0 of 1000"):
         index_shards(tmp_path)
+
+
+def test_a_plan_of_another_release_is_refused_by_all_who_read_it(begun: Path) -> None:
+    note = begun / "shard.plan.json"
+    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
+    readers: list[Callable[[], object]] = [
+        lambda: write_shards(SAMPLES, begun, n_shards=12, workers=1),
+        lambda: write_shards(SAMPLES, begun, n_shards=12, workers=1, fingerprint="other"),
+        lambda: index_shards(begun),
+        lambda: IndexedShards(begun),
+    ]
+    before = {path.name: path.read_bytes() for path in begun.glob("[!.]*")}
+    for read in readers:
+        with pytest.raises(ManifestError, match=r"shard.plan.json has version 2, this release reads version 1"):
+            read()
+    assert {path.name: path.read_bytes() for path in begun.glob("[!.]*")} == before
 
 
 def test_a_directory_without_tar_files_says_so(tmp_path: Path) -> None:

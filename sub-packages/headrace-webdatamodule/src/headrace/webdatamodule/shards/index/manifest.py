@@ -37,6 +37,7 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 NAME = "manifest.json"
 NOTE = ".plan.json"
 MANIFEST_VERSION = 1
+PLAN_VERSION = 1
 MOST_MANIFEST_BYTES = 1 << 26  # some 400,000 shards
 # Columns of such names hold what a function says of each sample: they are made anew when they are missing.
 DERIVED = "sizes-"
@@ -375,7 +376,9 @@ def unfinished_write(directory: Path) -> str | None:
         prefix = note.removesuffix(NOTE)
         table = dict[str, Any]()
         with suppress(OSError, ShardError):  # other programs may call what they have so
-            table = read_note(directory / note)
+            table = _parsed_note(directory / note)
+        if other := _other_release(directory / note, table):
+            return other
         planned = table.get("shards", 0)
         if type(planned) is not int or planned < 1:
             continue
@@ -391,6 +394,22 @@ def unfinished_write(directory: Path) -> str | None:
 
 def read_note(path: Path) -> dict[str, Any]:
     """The plan of a write, as its note says; empty for other files, and where there is none."""
+    table = _parsed_note(path)
+    if other := _other_release(path, table):
+        raise ManifestError(other)
+    return table
+
+
+def _other_release(path: Path, table: Mapping[str, Any]) -> str | None:
+    """What to say of a plan that another release has noted."""
+    version = table.get("version", PLAN_VERSION)
+    if type(version) is int and version == PLAN_VERSION:
+        return None
+    reads = f"{path} has version {version!r:.40}, this release reads version {PLAN_VERSION}"
+    return f"{reads}: complete the write with the release that began it, or remove {path.name} to keep what is there"
+
+
+def _parsed_note(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(read_plain(path, ManifestError, most=_MAX_NOTE_BYTES))
     except (FileNotFoundError, RecursionError, ValueError):

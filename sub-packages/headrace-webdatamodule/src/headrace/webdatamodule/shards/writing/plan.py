@@ -20,7 +20,7 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
-from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
+from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, PLAN_VERSION, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
@@ -29,7 +29,6 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     no_sample,
 )
 
-PLAN_VERSION = 1
 EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
 ShardSize = tuple[str, int]  # such as ("n_shards", 2)
 CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
