@@ -26,9 +26,7 @@ import webdataset as wds
 from peers import peers
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.writing.write import write_tars
+from headrace.webdatamodule import IndexedShards, index_shards, write_tars
 
 BATCH = 64
 SHARDS = 4

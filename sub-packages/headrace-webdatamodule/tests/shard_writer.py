@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace.webdatamodule.shards.writing.write import write_shards
+from headrace.webdatamodule import write_shards
 
 
 class Made:

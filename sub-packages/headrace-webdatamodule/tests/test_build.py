@@ -14,30 +14,25 @@ import pytest
 from indexed_sets import UNLIKE, made
 
 from headrace.webdatamodule import (
+    DamagedShardError,
     IndexedShards,
+    IndexVersionError,
     Manifest,
+    ManifestError,
     RefusedMemberError,
     ShardError,
+    ShardIndex,
+    SkippedMembersWarning,
     add_column,
     index_shards,
     verify_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.errors import (
-    DamagedShardError,
-    IndexVersionError,
-    ManifestError,
-)
-from headrace.webdatamodule.shards.index.build import (
-    SkippedMembersWarning,
-    build_index,
-    fitting_index,
-    open_shard_bytes,
-)
+from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_shard_bytes
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.container import INDEX_VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from headrace.webdatamodule.shards import ShardError
+from headrace.webdatamodule import ShardError
 from headrace.webdatamodule.shards.remote.cache import Cache
 
 # A process that makes files in a cache and reads them back; each one's content follows from its number.

@@ -18,11 +18,9 @@ import numpy as np
 import pytest
 from command_line import run
 
-from headrace.webdatamodule import write_tars
+from headrace.webdatamodule import add_column, index_shards, write_tars
 from headrace.webdatamodule.cli import byte_count
 from headrace.webdatamodule.cli_output import escaped, table
-from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.index.manifest import add_column
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
 Sample = tuple[str, dict[str, bytes]]

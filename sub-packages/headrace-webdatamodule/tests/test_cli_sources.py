@@ -17,10 +17,9 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.webdatamodule import IndexedShards, verify_shards
 from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files, safe_key, split_file_name
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.index.verify import verify_shards
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
 

@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.webdatamodule import (
+    DamagedIndexError,
     IndexedShards,
+    IndexVersionError,
     Manifest,
     ShardError,
+    ShardIndex,
+    StaleIndexError,
     add_column,
     index_shards,
     verify_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.consolidated import (
     SET_INDEX_NAME,
@@ -29,7 +32,7 @@ from headrace.webdatamodule.shards.index.consolidated import (
     head_bytes,
     write_set_index,
 )
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.index.shard_index import index_path
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from safetensors.numpy import save
 from safetensors.numpy import save as save_safetensors
 from safetensors.torch import save as save_torch
 
-from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, decode_member
+from headrace.webdatamodule import DecodeError, UnsafePickleError, decode_member
 from headrace.webdatamodule.shards.decoding.decode import Arrays, load_npy
 from headrace.webdatamodule.shards.decoding.limits import MemoryBudget, gunzip
 
@@ -351,7 +351,7 @@ def test_libraries_stay_optional(key: str, blocked: str, extra: str) -> None:
     script = f"""
 import gzip, sys
 sys.modules[{blocked!r}] = None
-from headrace.webdatamodule.shards import DecodeError, decode_member
+from headrace.webdatamodule import DecodeError, decode_member
 assert decode_member("json", b"[1]") == [1]
 try:
     decode_member({key!r}, gzip.compress(b"x"))
@@ -368,7 +368,7 @@ else:
 def test_libraries_are_not_loaded_before_they_are_used() -> None:
     script = """
 import sys
-from headrace.webdatamodule.shards import decode_member
+from headrace.webdatamodule import decode_member
 sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"PIL", "safetensors", "fsspec", "torch"} else 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -379,7 +379,7 @@ def test_safetensors_does_not_load_torch() -> None:
     script = """
 import sys, numpy
 from safetensors.numpy import save
-from headrace.webdatamodule.shards import decode_member
+from headrace.webdatamodule import decode_member
 decode_member("safetensors", save({"a": numpy.arange(3)}))
 sys.exit(3 if "torch" in sys.modules else 0)
 """

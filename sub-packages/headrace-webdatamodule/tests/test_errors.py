@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from headrace.webdatamodule.shards import DecodeError, ShardError, UnsafePickleError
+from headrace.webdatamodule import DecodeError, ShardError, UnsafePickleError
 
 
 def every_kind(kind: type[ShardError]) -> set[type[ShardError]]:

@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.errors import (
-    DamagedShardError,
-    ManifestError,
-)
+from headrace.webdatamodule import DamagedShardError, ManifestError
 from headrace.webdatamodule.shards.format.files import (
     LOCK_NAME,
     FileBytes,

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy
-from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes
+from headrace.webdatamodule import IndexedShards, Remote, RetryPolicy, ShardError, index_shards, write_tars
+from headrace.webdatamodule.shards.remote.shards import most_index_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -234,8 +233,8 @@ SCRIPT = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote.shards import Remote
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy
+from headrace.webdatamodule import Remote
+from headrace.webdatamodule import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 dataset = IndexedShards(Remote(sys.argv[1], retry=RetryPolicy(2, 0.001), timeout=20.0))
@@ -268,8 +267,8 @@ INDEXES = """
 import re, sys
 from pathlib import Path
 from headrace.webdatamodule import IndexedShards, ShardError
-from headrace.webdatamodule.shards.remote.shards import Remote
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy
+from headrace.webdatamodule import Remote
+from headrace.webdatamodule import RetryPolicy
 def rss(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 places, cache, action = sys.argv[1].split(), sys.argv[2] or None, sys.argv[3]

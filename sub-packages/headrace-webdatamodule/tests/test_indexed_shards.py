@@ -18,13 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.index.build import index_shard, index_shards
-from headrace.webdatamodule.shards.index.manifest import add_column
-from headrace.webdatamodule.shards.index.verify import verify_shards
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards, Verify
+from headrace.webdatamodule import (
+    IndexedShards,
+    ManifestError,
+    ShardError,
+    StaleIndexError,
+    add_column,
+    index_shards,
+    verify_shards,
+    write_tars,
+)
+from headrace.webdatamodule.shards.index.build import index_shard
+from headrace.webdatamodule.shards.indexed_shards import Verify
 from headrace.webdatamodule.shards.reading.local_shards import expand_braces, is_url
-from headrace.webdatamodule.shards.writing.write import write_tars
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=2000), min_size=1)

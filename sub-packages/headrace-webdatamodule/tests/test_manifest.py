@@ -22,14 +22,15 @@ from headrace.webdatamodule import (
     IndexedShards,
     Manifest,
     ManifestError,
+    ShardIndex,
     add_column,
     index_shards,
+    open_column,
     verify_shards,
     write_shards,
     write_tars,
 )
 from headrace.webdatamodule.shards.format.tar import RESERVED
-from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.manifest import (
     DERIVED,
@@ -39,10 +40,9 @@ from headrace.webdatamodule.shards.index.manifest import (
     ShardEntry,
     is_plain_name,
     kept_columns,
-    open_column,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.writing.shard_task import result
 from headrace.webdatamodule.shards.writing.write import save_only_manifest
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
@@ -142,7 +142,7 @@ KILLED = """
 import sys
 import time
 from dataclasses import replace
-from headrace.webdatamodule.shards.index.manifest import Manifest
+from headrace.webdatamodule import Manifest
 manifest = Manifest.load(sys.argv[1])
 print("ready", flush=True)
 while True:
@@ -278,7 +278,7 @@ def test_columns_that_are_added_at_once_are_all_there(folder: Path) -> None:
 
 ADDING = """
 import sys
-from headrace.webdatamodule.shards import add_column
+from headrace.webdatamodule import add_column
 print("ready", flush=True)
 sys.stdin.readline()
 add_column(sys.argv[1], sys.argv[2], range(10))
@@ -323,7 +323,7 @@ def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
 
 
 def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
-    done = [index_shard(path) for path in sorted(folder.glob("*.tar"))]
+    done = [result(ShardIndex.open(path)) for path in sorted(folder.glob("*.tar"))]
     write_tars([("t", {"txt": b""})], folder, n_shards=1, prefix="other")
     add_column(folder, f"{DERIVED}x", np.zeros(10))
     manifest = add_column(folder, "n", np.zeros(10))

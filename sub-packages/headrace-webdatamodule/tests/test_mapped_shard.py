@@ -6,10 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.webdatamodule import DamagedSampleWarning, IndexedShards, index_shards, write_tars
-from headrace.webdatamodule.loader import ResumableLoader
-from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule import (
+    DamagedSampleWarning,
+    IndexedShards,
+    ResumableLoader,
+    ShardIndex,
+    StaleIndexError,
+    index_shards,
+    write_tars,
+)
 
 COUNT = 40
 

@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards import (
+from headrace.webdatamodule import (
     DamagedIndexError,
     DamagedShardError,
     IndexedShards,
     ManifestError,
+    Remote,
+    RetryPolicy,
     ShardError,
     StaleIndexError,
     add_column,
@@ -35,8 +37,7 @@ from headrace.webdatamodule.shards import (
     write_tars,
 )
 from headrace.webdatamodule.shards.remote.cache import beside
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy
-from headrace.webdatamodule.shards.remote.shards import Remote, most_index_bytes, windows
+from headrace.webdatamodule.shards.remote.shards import most_index_bytes, windows
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
@@ -656,8 +657,8 @@ def test_a_cache_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> 
 def test_a_download_that_was_killed_leaves_nothing_that_looks_whole(site: Site, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
     script = f"""
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.remote.shards import Remote
+from headrace.webdatamodule import IndexedShards
+from headrace.webdatamodule import Remote
 dataset = IndexedShards(Remote({site.url!r}, cache_dir={str(cache)!r}))
 print(len(dataset), flush=True)
 list(dataset)
@@ -816,7 +817,7 @@ def test_libraries_stay_optional(blocked: str, url: str, tmp_path: Path) -> None
     script = f"""
 import sys
 sys.modules[{blocked!r}] = None
-from headrace.webdatamodule.shards import IndexedShards, ShardError
+from headrace.webdatamodule import IndexedShards, ShardError
 try:
     IndexedShards({url!r})
 except ShardError as error:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards import ShardError
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
+from headrace.webdatamodule import RetryPolicy, ShardError
+from headrace.webdatamodule.shards.remote.retries import is_transient, retry
 
 
 class StatusError(Exception):

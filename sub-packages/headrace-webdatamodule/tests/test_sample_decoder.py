@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule.shards.decoding.decode import decode_member
-from headrace.webdatamodule.shards.errors import DecodeError, ShardError, UnsafePickleError
-from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.writing.write import write_tars
+from headrace.webdatamodule import (
+    DecodeError,
+    IndexedShards,
+    ShardError,
+    UnsafePickleError,
+    decode_member,
+    index_shards,
+    write_tars,
+)
 
 
 class WrongError(Exception):

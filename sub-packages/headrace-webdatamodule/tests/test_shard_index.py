@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from indexed_sets import ALIKE, made
 from plain_tar import write_tar
 
-from headrace.webdatamodule import ShardError
-from headrace.webdatamodule.shards.errors import (
-    DamagedIndexError,
-    IndexVersionError,
-    StaleIndexError,
-)
+from headrace.webdatamodule import DamagedIndexError, IndexVersionError, ShardError, ShardIndex, StaleIndexError
 from headrace.webdatamodule.shards.format.tar import group, walk
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.checksums import checksum64, fingerprint_ranges
@@ -32,7 +27,7 @@ from headrace.webdatamodule.shards.index.container import (
     pack,
     unpack,
 )
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
+from headrace.webdatamodule.shards.index.shard_index import index_path
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0") | st.just("\udc80"), min_size=1, max_size=20)

@@ -12,21 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.errors import (
+from headrace.webdatamodule import (
     DamagedIndexError,
     DamagedShardError,
+    IndexedShards,
     IndexVersionError,
+    Manifest,
     ManifestError,
     ShardError,
+    ShardIndex,
     StaleIndexError,
+    index_shards,
+    write_tars,
 )
-from headrace.webdatamodule.shards.index.build import index_shard, index_shards
+from headrace.webdatamodule.shards.index.build import index_shard
 from headrace.webdatamodule.shards.index.consolidated import write_set_index
-from headrace.webdatamodule.shards.index.manifest import Manifest
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
+from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.reading.open_shards import LruCache
-from headrace.webdatamodule.shards.writing.write import write_tars
 
 COUNT = 60
 REFUSED = (DamagedIndexError, IndexVersionError, StaleIndexError)
@@ -129,8 +131,8 @@ def test_a_cut_shard_is_an_error(tmp_path: Path, left: int, check: Any) -> None:
 def test_a_shard_that_is_cut_while_it_is_open_does_not_kill_the_process(tmp_path: Path) -> None:
     script = """
 import os, sys
-from headrace.webdatamodule.shards.errors import StaleIndexError
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
+from headrace.webdatamodule import StaleIndexError
+from headrace.webdatamodule import IndexedShards
 dataset = IndexedShards(sys.argv[1], decode=None, verify="none")
 iterator = dataset.iterate()
 next(iterator), dataset[59]
@@ -255,8 +257,8 @@ def test_shards_that_the_manifest_does_not_list_are_not_read(tmp_path: Path) -> 
 
 LIMITED = """
 import os, resource, sys
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
-from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule import IndexedShards
+from headrace.webdatamodule import ShardError
 dataset = IndexedShards(sys.argv[1], decode=None, max_open=int(sys.argv[2]) or None)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 count = len(dataset)
@@ -307,7 +309,7 @@ def test_a_list_of_more_shards_than_descriptors_can_be_made(many: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
+from headrace.webdatamodule import IndexedShards
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sys.exit(len(IndexedShards(sorted(Path(sys.argv[1]).glob("*.tar")))) % 256)
 """

@@ -1,3 +1,5 @@
+"""The bytes of one shard, and of its members."""
+
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -5,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_tar import made_by_tarfile, write_tar
+from written_sets import by_webdataset
 
 from headrace.webdatamodule import ShardError, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
@@ -29,20 +31,13 @@ SAMPLES = st.dictionaries(
 )
 
 
-def read_with_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
-    with path.open("rb") as stream:  # its WebDataset leaves the file open
-        files = wds.tariterators.tar_file_expander([{"url": str(path), "stream": stream}])
-        samples = list(wds.tariterators.group_by_keys(files))
-    return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
-
-
 @given(SAMPLES)
 def test_webdataset_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]
 ) -> None:
     path = tmp_path_factory.mktemp("tar") / "a-000000.tar"
     write_tar(path, samples.items())
-    assert read_with_webdataset(path) == list(samples.items())
+    assert by_webdataset(path) == list(samples.items())
     sizes = [(f"{k}.{m}", len(data)) for k, sample in samples.items() for m, data in sample.items()]
     assert list_members(path) == sizes
     assert path.read_bytes() == made_by_tarfile(samples.items())
@@ -139,7 +134,7 @@ def test_bytes_like_members_are_stored_whole(tmp_path: Path) -> None:
     sample: dict[str, Any] = {"a": numbers.data, "b": bytearray(b"22"), "c": memoryview(b"abcdef")[::2]}
     write_tar(tmp_path / "a.tar", [("k", sample)])
     plain = {"a": numbers.tobytes(), "b": b"22", "c": b"ace"}
-    assert read_with_webdataset(tmp_path / "a.tar") == [("k", plain)]
+    assert by_webdataset(tmp_path / "a.tar") == [("k", plain)]
 
 
 @pytest.mark.parametrize("sample", [(3, {"x": b""}), (["k"], {"x": b""}), ("k", [b""]), ("k", None)])

@@ -20,11 +20,12 @@ from headrace.webdatamodule import (
     DamagedSampleWarning,
     DamagedShardError,
     IndexedShards,
+    SizesInMemoryWarning,
     add_column,
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning, column_name, sizes_of_shards
+from headrace.webdatamodule.loading.sizes import column_name, sizes_of_shards
 
 COUNT = 700  # of three chunks
 

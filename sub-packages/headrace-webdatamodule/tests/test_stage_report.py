@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import IndexedShards, index_shards, write_tars
+from headrace.webdatamodule import IndexedShards, LoaderReport, index_shards, write_tars
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.loading.stage_report import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.stage_report import DeliveryStats
 
 
 @pytest.fixture(scope="module")

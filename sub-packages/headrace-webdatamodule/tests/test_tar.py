@@ -12,7 +12,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.shards.errors import DamagedShardError, GroupingError, RefusedMemberError, ShardError
+from headrace.webdatamodule import DamagedShardError, GroupingError, RefusedMemberError, ShardError
 from headrace.webdatamodule.shards.format.tar import (
     Member,
     Samples,

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from headrace.webdatamodule.shards import DecodeError, UnsafePickleError, restricted_loads
+from headrace.webdatamodule import DecodeError, UnsafePickleError, restricted_loads
 from headrace.webdatamodule.shards.decoding.allowed import check_keys, is_ints
 from headrace.webdatamodule.shards.decoding.numpy_pickle import finish_array, finish_dtype
 

@@ -14,14 +14,10 @@ import numpy as np
 import pytest
 from indexed_sets import UNLIKE, made
 
-from headrace.webdatamodule.shards.errors import (
-    ShardError,
-)
+from headrace.webdatamodule import Fault, Manifest, ShardError, add_column, index_shards, verify_shards
 from headrace.webdatamodule.shards.format.tar import walk
-from headrace.webdatamodule.shards.index.build import index_shards
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, add_column
+from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import index_path
-from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

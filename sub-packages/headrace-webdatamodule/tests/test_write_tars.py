@@ -1,35 +1,17 @@
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import (
-    bounds_by_bytes,
-    bounds_of,
-    shard_bounds,
-    shard_paths,
     shards_of_prefix,
 )
 
 
 def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:
     return [(f"s{i}", {"txt": b"%d" % i}) for i in range(n)]
-
-
-@given(st.integers(1, 300), st.data())
-def test_bounds_cover_all_samples_in_even_shares(n_samples: int, data: st.DataObject) -> None:
-    n_shards = data.draw(st.integers(1, n_samples))
-    bounds = shard_bounds(n_samples, n_shards)
-    shares = [b - a for a, b in pairwise(bounds)]
-    assert (bounds[0], bounds[-1], len(shares)) == (0, n_samples, n_shards)
-    assert min(shares) >= 1
-    assert max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize(
@@ -87,19 +69,6 @@ def test_shards_of_an_earlier_larger_set_are_not_taken_for_data(tmp_path: Path) 
     assert len(write_tars(samples(7), tmp_path, n_shards=5)) == 5
 
 
-@pytest.mark.parametrize("prefix", ["", ".a", "a/b", "..", "a\\b", "a\0"])
-def test_a_prefix_is_a_plain_name(tmp_path: Path, prefix: str) -> None:
-    with pytest.raises(ValueError, match="prefix must be"):
-        shard_paths(tmp_path, prefix, 1)
-
-
-def test_a_prefix_is_taken_literally(tmp_path: Path) -> None:
-    (tmp_path / "ab-000000.tar").touch()
-    assert shards_of_prefix(tmp_path, "a[b]") == []
-    assert shards_of_prefix(tmp_path, "a*") == []
-    assert len(shards_of_prefix(tmp_path, "ab")) == 1
-
-
 def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -125,9 +94,3 @@ def test_what_gives_no_pairs_is_told_with_its_number(tmp_path: Path, samples: An
     with pytest.raises(ShardError, match=r"failed to read sample [01]: \w+Error: .*shard .*000000.tar"):
         write_tars(samples, tmp_path, n_shards=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_bounds_of_known_sets() -> None:
-    assert bounds_of(5, None, ("samples_per_shard", 2)) == [0, 1, 3, 5]
-    assert bounds_by_bytes(np.array([4096, 4096, 4096, 20480, 512]), 10240) == [0, 2, 3, 4, 5]
-    assert shard_bounds(10, 4) == [0, 2, 5, 7, 10]
