@@ -3,7 +3,6 @@ import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -280,7 +279,6 @@ def instead(path: Path, what: str) -> None:
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files there")
 @pytest.mark.parametrize("what", ["fifo", "directory", "endless"])
 @pytest.mark.parametrize("suffix", ["", ".hri", NAME])
 def test_what_is_no_plain_file_is_refused(tmp_path: Path, what: str, suffix: str) -> None:

@@ -104,6 +104,5 @@ def test_a_damaged_index_is_not_exported(tmp_path: Path) -> None:
 
 def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path.parent))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path.parent))
     path, there = made(tmp_path, UNLIKE), f"~/{tmp_path.name}"
     assert export_dali(f"{there}/{path.name}", f"{there}/x.idx") == tmp_path / "x.idx"

@@ -113,7 +113,6 @@ def test_small_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
         read_plain(tmp_path, ManifestError, most=4)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files there")
 @pytest.mark.timeout(60)
 def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")

@@ -367,7 +367,6 @@ def test_its_text_tells_what_it_holds(folder: Path) -> None:
 
 def test_a_tilde_is_the_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    monkeypatch.setenv("USERPROFILE", str(folder.parent))
     here = f"~/{folder.name}"
     assert len(IndexedShards(here)) == len(IndexedShards([f"{here}/wdshards-000000.tar"])) + len(
         IndexedShards([*map(str, sorted(folder.glob("*.tar"))[1:])])

@@ -14,7 +14,7 @@ import pytest
 from headrace.webdatamodule import index_shards, write_tars
 
 SCRIPT = str(Path(__file__).with_name("loader_worker.py"))
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")]
+pytestmark = pytest.mark.slow
 
 
 def nightly(*values: Any) -> Any:

@@ -304,7 +304,6 @@ def test_columns_of_several_processes_are_all_there(folder: Path) -> None:
 
 def test_the_home_of_a_column_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    monkeypatch.setenv("USERPROFILE", str(folder.parent))
     manifest = add_column(f"~/{folder.name}", "n", np.zeros(10))
     assert manifest == Manifest.load(folder) == Manifest.load(f"~/{folder.name}")
     assert open_column(f"~/{folder.name}", manifest, "n").shape == (10,)
@@ -470,8 +469,7 @@ def test_a_part_that_a_manifest_made_look_whole_is_a_fault(begun: Path) -> None:
 )
 def test_notes_of_others_say_nothing(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "x.plan.json").write_bytes(note)
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "y.plan.json")
+    os.mkfifo(tmp_path / "y.plan.json")
     assert unfinished_write(tmp_path) is None
 
 

@@ -296,7 +296,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there a mapped file cannot be cut")
 @pytest.mark.parametrize("way", ["item", "batch", "rows", "keys", "sizes", "find"])
 @pytest.mark.parametrize("suffix", ["", ".hri"])
 def test_a_file_that_is_cut_while_it_is_mapped_kills_nobody(large: Path, tmp_path: Path, way: str, suffix: str) -> None:

@@ -36,7 +36,6 @@ def test_the_bytes_of_files_become_samples(source: Path, tmp_path: Path) -> None
 
 def test_a_tilde_is_the_home(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
     pickles_to_tars(f"~/{source.name}", NAMES, "my.pt", "~/out", "myshards")
     assert len(IndexedShards(tmp_path / "out", decode=None)) == len(NAMES)
 

@@ -1,7 +1,6 @@
 import io
 import json
 import multiprocessing
-import os
 import random
 import tarfile
 from collections.abc import Iterator
@@ -325,7 +324,6 @@ def test_many_faults_take_no_time(tmp_path: Path) -> None:
     assert len(verify_shards(tmp_path)) == 5_000
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 def test_a_shard_of_a_name_that_no_manifest_may_have_is_read(tmp_path: Path) -> None:
     path = made(tmp_path, UNLIKE)
     odd = tmp_path / "a:b.tar"

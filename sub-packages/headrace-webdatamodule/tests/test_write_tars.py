@@ -72,7 +72,6 @@ def test_shards_of_an_earlier_larger_set_are_not_taken_for_data(tmp_path: Path) 
 def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
     paths = write_tars(samples(3), "~/tars", n_shards=1)
     assert paths == [tmp_path / "home" / "tars" / "wdshards-000000.tar"]
     assert not (tmp_path / "~").exists()

@@ -20,7 +20,7 @@ from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, Shar
 LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
 _NEAR, _AHEAD = 1 << 12, 1 << 20  # bytes: a read this near the last one reads ahead
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -88,7 +88,7 @@ def open_plain(path: str | Path, error: type[ShardError] = DamagedShardError) ->
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as problem:
-        _refuse_kind(path, os.stat(path).st_mode, error)  # noqa: PTH116 - a socket, or a directory on Windows
+        _refuse_kind(path, os.stat(path).st_mode, error)  # noqa: PTH116 - a socket cannot be opened
         raise problem from None
     try:
         _refuse_kind(path, os.fstat(descriptor).st_mode, error)
@@ -209,12 +209,11 @@ def atomic_write(path: Path, data: bytes, *, name_later: bool = False) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Bring the names of a directory's files to the disk."""
-    if os.name == "posix":  # elsewhere a directory cannot be opened
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
