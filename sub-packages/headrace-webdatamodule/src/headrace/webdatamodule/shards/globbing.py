@@ -27,11 +27,11 @@ from headrace.webdatamodule.shards.reading.local_shards import (
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.shards import Remote
 
-ShardSource: TypeAlias = Union[str, os.PathLike[str], "Remote", Sequence[str | os.PathLike[str]]]
+ShardPlaces: TypeAlias = Union[str, os.PathLike[str], "Remote", Sequence[str | os.PathLike[str]]]
 _PLACES = "a directory of shards, its manifest.json, tar files, or a pattern of these"
 
 
-def find_shards(source: ShardSource) -> ShardSet:
+def find_shards(source: ShardPlaces) -> ShardSet:
     """Find out what there is to read."""
     if isinstance(source, Mapping):
         raise ValueError("one source is read here: for several give IndexedWebDataModule {'train': {name: directory}}")

@@ -18,7 +18,7 @@ from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, Allowed
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
-from headrace.webdatamodule.shards.globbing import ShardSource, find_shards
+from headrace.webdatamodule.shards.globbing import ShardPlaces, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
@@ -72,7 +72,7 @@ class IndexedShards:
 
     def __init__(
         self,
-        source: ShardSource,
+        source: ShardPlaces,
         keys: Sequence[str] | None = None,
         decode: Decode = decode_member,
         transform: Transform | None = None,

@@ -16,6 +16,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
+from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
@@ -45,6 +46,38 @@ class _Run:
     persists: bool  # whether the workers persist when it is over
     samples: Any = None  # the iterator of `loader` in the present pass
     n_samples: int = 0  # that left the workers in it
+    finished: bool = False  # whether its last batch was delivered
+
+    @property
+    def again(self) -> int:
+        """Where its epoch begins once more: a look at one batch leaves a loaded position."""
+        return self.start if self.steps <= self.start + 1 else 0
+
+
+class StreamProgress(EpochCursor):
+    """Where a loader stands, in batches.
+
+    Attributes:
+        resumed: Whether a state was loaded, and nothing delivered since.
+    """
+
+    iteration: _Run | None
+    resumed = False
+
+    @property
+    def chosen(self) -> bool:
+        """Whether `set_epoch` chose the epoch, and nothing was iterated since."""
+        return self._chosen
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """As the cursor does; no state put the loader there."""
+        super().go_to(epoch, position)
+        self.resumed = False
+
+    def start_run(self, run: _Run) -> None:
+        """Make a run the latest one, at the place that it has come to."""
+        self.go_to(run.epoch, run.steps)
+        self.begin(run)
 
 
 class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
@@ -66,11 +99,8 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self.n_batches = options.n_batches
         self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
-        self._epoch = 0  # of the next iteration
-        self._resumed: tuple[int, int] | None = None  # epoch and steps of a loaded state,
-        self._replicas = 0  # and its number of ranks; then that of the latest iteration
-        self._chosen = False  # whether set_epoch was called since the last iteration began
-        self._latest: _Run | None = None
+        self._progress = StreamProgress()
+        self._replicas = 0  # of the loaded state; then that of the latest iteration
         self._runs: set[_Run] = set()  # those that are not over
         self._warned: set[str] = set()
 
@@ -82,29 +112,28 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_loop", "_latest", "_runs")}
-        if self._latest is not None:
-            kept["_epoch"], kept["_resumed"] = self._at[0], self._at
+        kept = {name: value for name, value in vars(self).items() if name not in ("_loop", "_runs")}
+        progress = kept["_progress"] = copy.copy(self._progress)
+        if self._progress.iteration is not None:
+            progress.go_to(self.epoch, self.steps)
+            progress.resumed = True
         return {**kept, "pipeline": self.pipeline[1:], "_warned": set(self._warned)}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         stages, others = kept["pipeline"], {name: value for name, value in kept.items() if name != "pipeline"}
         self.__dict__.update(others)
         self._begin(stages)
-        self.__dict__.update(others, _latest=None, _runs=set())  # which the user's methods may have set
+        self.__dict__.update(others, _runs=set())  # which the user's methods may have set
 
     def _choose_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self._latest = self._resumed = None
-        self._epoch, self._chosen = epoch, True
+        self._progress.choose(epoch)
 
     def _rewind(self) -> None:
-        self._epoch = self.epoch
-        self._latest = self._resumed = None
+        self._progress.go_to(self.epoch, 0)
 
     def _end_iteration(self) -> None:
-        if self._latest is not None:
-            self._runs.discard(self._latest)
+        if self._progress.iteration is not None:
+            self._runs.discard(self._progress.iteration)
 
     @property
     def fingerprint(self) -> str:
@@ -114,27 +143,18 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     @property
     def epoch(self) -> int:
         """The present epoch."""
-        return self._at[0]
+        return self._progress.epoch
 
     @property
     def steps(self) -> int:
-        """Batches of the present epoch that were delivered."""
-        return self._at[1]
-
-    @property
-    def _at(self) -> tuple[int, int]:
-        """The present epoch, and its batches that were delivered; in a trainer, those that counted."""
-        if (run := self._latest) is not None:
-            done = self._loop.steps_done()
-            return run.epoch, run.steps if done is None else max(run.start, min(done, run.steps))
-        if self._resumed is not None and self._resumed[0] == self._epoch:
-            return self._resumed
-        return self._epoch, 0
+        """Batches of the present epoch that were delivered; in a trainer, those that counted."""
+        steps, run, done = self._progress.position, self._progress.iteration, self._loop.steps_done()
+        return steps if run is None or done is None else max(run.start, min(done, steps))
 
     @property
     def resumed(self) -> bool:
         """Whether a state was loaded, and nothing delivered since."""
-        return self._resumed is not None
+        return self._progress.resumed
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
@@ -146,12 +166,11 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
-        epoch, steps = self._at
         return {
             "version": STATE_VERSION,
             "seed": self.options.seed,
-            "epoch": epoch,
-            "position": steps,
+            "epoch": self.epoch,
+            "position": self.steps,
             "num_replicas": self._replicas or self.ranks()[0],
             "num_workers": self.options.num_workers,
             "fingerprint": self.fingerprint,
@@ -174,10 +193,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._check_state(state)
-        epoch, steps = state["epoch"], state["position"]
-        if self._chosen and self._epoch > epoch and self._loop.is_own:
-            return  # an epoch that was chosen after the state was saved
-        self._epoch, self._resumed, self._latest, self._chosen = epoch, (epoch, steps), None, False
+        if self._loop.is_own and self._progress.overrules(state["epoch"]):
+            return
+        self._progress = StreamProgress()
+        self._progress.resumed = self._progress.resume(state["epoch"], state["position"])
         self._replicas = state["num_replicas"]
 
     def _check_state(self, state: Any) -> None:
@@ -218,18 +237,21 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         )
 
     def _deliver(self) -> Iterator[Any]:
-        epoch, start = self._at if self._latest is None else (self._epoch, self._first(self._latest))
+        epoch, latest, chosen = self.epoch, self._progress.iteration, self._progress.chosen
+        start = self._progress.start if latest is None else latest.again
         beside = self._is_beside_a_fit()
         # Beside a loop that is under way it is a look, which counts for nothing, until a second batch is taken.
-        under_way = self._latest if self._latest in self._runs and self._trainer is None and not self._chosen else None
+        under_way = latest if latest in self._runs and self._trainer is None and not chosen else None
         if beside:
-            epoch, start = self.epoch, 0
-        elif start == self._length() and not self._chosen:
+            start = 0
+        elif latest is not None and latest.finished:
+            epoch, start = self._following(latest)
+        elif start == self._length() and not chosen:
             epoch, start = epoch + 1, 0  # the state of the end of an epoch
         persists = bool(self._torch_options.get("persistent_workers")) and not any(run.persists for run in self._runs)
         run = _Run(epoch, start, start, self._torch_loader(persists=persists), persists)
         if not (beside or under_way):
-            self._latest, self._epoch, self._resumed, self._chosen = run, epoch, None, False
+            self._progress.start_run(run)
         self._runs.add(run)
         num_replicas, rank = self.ranks()
         try:
@@ -249,22 +271,25 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
                 _logger.info(message, self._name, start, epoch)
             for number, batch in enumerate(islice(self._repeated(run, now, first), start, self._length()), 1):
                 run.steps += 1
+                self._progress.move(run, run.steps)
                 if run.steps == self._length():
-                    self._advance(run)
+                    self._finish(run)
                 yield batch
                 if number == compares_after:
                     self._compare(run, num_replicas)
-                if number == 1 and under_way is not None and self._latest is under_way and not self._chosen:
-                    self._latest = run
-            self._advance(run)
-            if self._latest is run:
-                self._latest = None
+                if number == 1 and under_way is self._progress.iteration is not None and not self._progress.chosen:
+                    self._progress.start_run(run)
+            self._finish(run)
+            if self._progress.iteration is run:
+                self._progress.go_to(*self._following(run))
         finally:
             self._end(run)
 
-    def _first(self, run: _Run) -> int:
-        """Where an epoch begins once more, after or beside a run: a look at one batch leaves a loaded position."""
-        return run.start if run.epoch == self._epoch and run.steps <= run.start + 1 else 0
+    def _following(self, run: _Run) -> tuple[int, int]:
+        """Where the iteration after a finished run begins."""
+        if self._progress.chosen or not self.options.training:
+            return run.epoch, 0
+        return run.epoch + 1, 0
 
     def _compare(self, run: _Run, num_replicas: int) -> None:
         ours = {
@@ -282,11 +307,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             return loader
         return DataLoader(copy.copy(self.samples), **{**self._torch_options, "persistent_workers": False})
 
-    def _advance(self, run: _Run) -> None:
-        """The epoch was delivered: the next iteration is the next epoch."""
+    def _finish(self, run: _Run) -> None:
+        """The epoch was delivered."""
         self._runs.discard(run)
-        if self._latest is run and not self._chosen and self.options.training:
-            self._epoch = run.epoch + 1
+        run.finished = True
 
     def _end(self, run: _Run) -> None:
         """End the workers of an iteration, unless they persist."""
