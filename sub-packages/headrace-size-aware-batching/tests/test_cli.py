@@ -169,6 +169,17 @@ def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.Cap
     )
 
 
+def test_few_shapes_and_what_they_cost(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(lengths), "--budget", "8192", "--cost", "padded"]
+    free, few = printed(capsys, *words), printed(capsys, *words, "--shapes", "8")
+    assert (row(few, "shapes"), row(free, "shapes cost")) == (["8"], ["1.0000"])
+    assert int(row(free, "shapes")[0]) > 100
+    assert 1.1 < float(row(few, "shapes cost")[0]) < 1.3
+    assert "--shapes=8 goes with --cost='padded' or a function, got 'sum'" in refused(
+        capsys, lengths, "--budget", "8192", "--shapes", "8"
+    )
+
+
 def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = int((np.load(lengths) > 1000).sum())
     assert over > 0

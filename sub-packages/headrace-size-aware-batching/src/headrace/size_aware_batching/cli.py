@@ -27,12 +27,13 @@ PASSED_ON = (
     "max_length",
     "batch_size_multiple",
     "length_multiple",
+    "shapes",
     "num_replicas",
     "oversize",
     "seed",
 )
 # Arguments of the sampler as its errors name them: long names anywhere, the others before "=" and " must".
-ARGUMENT = re.compile(r"\b(\w+_\w+)\b|\b(strategy|cost|oversize|seed|epoch)(?=[=:]| must)")
+ARGUMENT = re.compile(r"\b(\w+_\w+)\b|\b(strategy|cost|shapes|oversize|seed|epoch)(?=[=:]| must)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +62,7 @@ def parser() -> Parser:
     add("--max-length", type=real, metavar="N", help="sizes count as at most this (one column)")
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="samples in a batch are a multiple of this")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
+    add("--shapes", type=int, metavar="N", help="distinct (count, length) shapes of padded batches, at most")
     add(
         "--oversize",
         choices=OVERSIZE,

@@ -85,6 +85,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         batch_size_multiple: Batches that hold more samples than this hold a multiple of it (``"bucketed"`` and
             ``"sequential"``; the last batch of a window may not).
         length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
+        shapes: Largest number of distinct (count, length) shapes that batches are padded to, the same in all epochs and
+            on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen to waste least and are in `shapes`:
+            give that to `PaddedCollate`, which pads to them. For ``"bucketed"`` batches that are padded, whole sizes
+            of shape ``[n]``, and not with ``oversize="own_batch"``. None: as many as come.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it). These samples are in ``oversize_indices`` and in the report.
@@ -128,6 +132,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         max_items: int | None = None,
         batch_size_multiple: int = 1,
         length_multiple: int = 1,
+        shapes: int | None = None,
         oversize: Oversize = "raise",
         tail: Tail = "split",
         num_replicas: int | None = None,
@@ -138,7 +143,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         work: Any = None,
     ) -> None:
         self.options = Options(
-            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window
+            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window, shapes
         )
         one_of("tail", tail, TAILS)
         self.tail: Tail = tail
@@ -196,6 +201,16 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def skipped_indices(self) -> NDArray[np.int64]:
         """The samples that no epoch delivers: all of ``oversize_indices`` with ``oversize="skip"``, else none."""
         return self.oversize_indices[: None if self.options.oversize == "skip" else 0]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...] | None:
+        """The shapes that batches are padded to, (count, length) by length: at most so many as ``shapes`` allows.
+
+        A batch has the shortest length that holds its samples. Nearly all batches have its count of samples, none has
+        more. Some of the last batches of an epoch, and one in each window, have fewer: `PaddedCollate` fills them up
+        with rows of padding. None where ``shapes`` was not given.
+        """
+        return None if self._prepared.shapes is None else self._prepared.shapes.pairs()
 
     @property
     def fingerprint(self) -> str:
@@ -273,7 +288,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
-            indices, offsets = _joined(self._plan_epoch(), self._key(epoch), len(self.sizes))
+            return self._planned(epoch, self._plan_epoch(), self.shapes)
+
+    def _planned(self, epoch: int, planner: Planner, shapes: tuple[tuple[int, int], ...] | None) -> BatchPlan:
+        indices, offsets = _joined(planner, self._key(epoch), len(self.sizes))
         budget = self.max_total_size
         return BatchPlan(
             indices,
@@ -287,21 +305,33 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             tail=self.tail,
             length_multiple=self.options.length_multiple,
             work=self.work,
+            shapes=shapes,
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
         Epoch 0 is compared with epoch 1; both are planned for it. There is nothing to compare without ``shuffle``, or
-        where the order of another epoch is not known.
+        where the order of another epoch is not known. With ``shapes`` the epoch is planned without them, too.
 
         Args:
             epoch: The current one by default.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        if not self.options.shuffle or (self._order is not None and not self._order.knows_epochs):
-            return self.plan(epoch).report()
-        return self.plan(epoch).report(other=self.plan(epoch - 1 if epoch else 1))
+        other = None
+        if self.options.shuffle and (self._order is None or self._order.knows_epochs):
+            other = self.plan(epoch - 1 if epoch else 1)
+        return self.plan(epoch).report(other=other, without_shapes=self._plan_without_shapes(epoch))
+
+    def _plan_without_shapes(self, epoch: int) -> BatchPlan | None:
+        """Return the batches that there would be without ``shapes``; None where they are not limited."""
+        if self.options.shapes is None:
+            return None
+        options = replace(self.options, shapes=None)
+        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, options)
+        with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
+            order = None if self._order is None else self._order.order()
+            return self._planned(epoch, make_planner(prepared, options, order), None)
 
     def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[int]]:
         """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.
@@ -401,6 +431,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "max_total_size": self.max_total_size,
             **vars(self.options),
             "cost": self._prepared.cost.digest(self.sizes, self._prepared.limits.capacity),
+            "shapes": self.shapes,
             "sampler": order,
             "seed": self.seed,
             "tail": self.tail,

@@ -32,6 +32,8 @@ class BatchPlan:
         tail: Policy for batches beyond a multiple of the world size.
         length_multiple: Multiple to which the length of a padded batch is rounded up.
         work: Work of every sample of the dataset, shape ``[n]``; None where it follows from sizes and cost.
+        shapes: The (count, length) shapes that batches are padded to, by length; None where they are padded to their
+            longest sample.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -51,6 +53,7 @@ class BatchPlan:
     tail: str = "split"
     length_multiple: int = 1
     work: NDArray[np.float64] | None = None
+    shapes: tuple[tuple[int, int], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,11 +73,19 @@ class BatchPlan:
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return (self[number] for number in range(len(self)))
 
-    def report(self, num_replicas: int | None = None, *, other: BatchPlan | None = None) -> PlanReport:
+    def report(
+        self,
+        num_replicas: int | None = None,
+        *,
+        other: BatchPlan | None = None,
+        without_shapes: BatchPlan | None = None,
+    ) -> PlanReport:
         """Return figures about the plan: fill, padding, largest batch, balance of the steps, samples left out.
 
         Args:
             num_replicas: World size; that of the sampler by default.
             other: Plan of another epoch of the same samples, for ``repeated_mates``.
+            without_shapes: Plan of the same samples with as many shapes as come, for ``shapes_cost``.
         """
-        return PlanReport.of(self, whole_number("num_replicas", num_replicas) or self.num_replicas, other)
+        replicas = whole_number("num_replicas", num_replicas) or self.num_replicas
+        return PlanReport.of(self, replicas, other, without_shapes)

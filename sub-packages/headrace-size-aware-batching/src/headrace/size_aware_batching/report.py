@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import SumCost, as_cost, reduced
+from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
+from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ class PlanReport:
         items_min: Samples in the smallest batch.
         items_max: Samples in the largest batch.
         size: Sum of all sizes.
-        padded: Sum over the batches of count times largest size.
+        padded: Sum over the batches of count times largest size, or of count times length of their ``shapes``, rows
+            that are filled up included.
         padding: Share of ``padded`` that is padding. Both are printed as ``-`` where the cost is a sum: samples that
-            are concatenated have no padding.
+            are concatenated have no padding. So are ``shapes`` and ``shapes_cost``.
         cost: ``"sum"``, ``"padded"`` or ``"function"``.
         budget: Budget of a batch, in the unit of the cost.
         largest: Largest cost of a batch.
@@ -52,6 +54,9 @@ class PlanReport:
         skipped: Number of these that are left out.
         repeated_mates: How many times as often as by chance two samples that share a batch share one in another
             epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
+        shapes: Number of distinct (count, length) shapes of the padded batches.
+        shapes_cost: ``padded`` over what it is without the limit ``shapes=``; 1 where there is no limit, NaN where the
+            plan was not compared with one without it.
     """
 
     batches: int
@@ -73,18 +78,30 @@ class PlanReport:
     oversize: int
     skipped: int
     repeated_mates: float = math.nan
+    shapes: int = 0
+    shapes_cost: float = 1.0
 
     @classmethod
-    def of(cls, plan: BatchPlan, num_replicas: int, other: BatchPlan | None = None) -> PlanReport:
+    def of(
+        cls,
+        plan: BatchPlan,
+        num_replicas: int,
+        other: BatchPlan | None = None,
+        without_shapes: BatchPlan | None = None,
+    ) -> PlanReport:
         """Return the report of a plan for a world size."""
         counts = np.diff(plan.offsets)
         costs = batch_costs(plan)
         shares = costs / np.array(plan.budget)
         fills = shares.mean(axis=0) if len(plan) else np.zeros(len(plan.budget))
         column = int(fills.argmax())
-        sizes = samples_of_plan(plan)[:, min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0]
-        longest = round_up(reduced(np.maximum, sizes, plan.offsets), plan.length_multiple)
-        size, padded = float(sizes.sum()), float((counts * longest).sum())
+        column_of_sizes = min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0
+        size = float(samples_of_plan(plan)[:, column_of_sizes].sum())
+        shapes = padded_shapes(plan)
+        padded = elements(shapes, column_of_sizes)
+        unlimited = padded if plan.shapes is None else math.nan
+        if without_shapes is not None:
+            unlimited = elements(padded_shapes(without_shapes), column_of_sizes)
         steps = relative_work(plan, num_replicas)
         oversize = 0 if plan.oversize is None else len(plan.oversize)
         return cls(
@@ -107,6 +124,8 @@ class PlanReport:
             oversize=oversize,
             skipped=oversize if plan.skipped else 0,
             repeated_mates=math.nan if other is None else repeated_mates(plan, other),
+            shapes=len(np.unique(shapes, axis=0)),
+            shapes_cost=padded / unlimited if unlimited else 1.0,
         )
 
     def __str__(self) -> str:
@@ -115,7 +134,8 @@ class PlanReport:
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
         cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
-        return cells | (dict.fromkeys(("padded", "padding"), "-") if self.cost == SumCost.name else {})
+        of_padding = ("padded", "padding", "shapes", "shapes_cost") if self.cost == SumCost.name else ()
+        return cells | dict.fromkeys(of_padding, "-")
 
 
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
@@ -124,10 +144,29 @@ def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
     return sizes if sizes.ndim == 2 else sizes[:, None]
 
 
+def padded_shapes(plan: BatchPlan) -> NDArray[np.float64]:
+    """Return what each batch is padded to: count and length, or lengths, shape ``[batches, 1 + k]``."""
+    counts = np.diff(plan.offsets)
+    longest = round_up(reduced(np.maximum, samples_of_plan(plan), plan.offsets), plan.length_multiple)
+    if plan.shapes:
+        shapes = Shapes.of(plan.shapes)
+        places = shapes.places(longest[:, 0])
+        counts, longest = shapes.counts[places], shapes.lengths[places][:, None]
+    return np.concatenate([counts[:, None], longest], axis=1).astype(np.float64)
+
+
+def elements(shapes: NDArray[np.float64], column: int = 0) -> float:
+    """Return the sum of count times length."""
+    return float((shapes[:, 0] * shapes[:, 1 + column]).sum())
+
+
 def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
     """Return the cost of each batch against each budget, shape ``[batches, budgets]``."""
-    sizes = plan.sizes[plan.indices].astype(np.float64)
-    return as_cost(plan.cost, plan.length_multiple).of(sizes, plan.offsets)
+    cost = as_cost(plan.cost, plan.length_multiple)
+    if plan.shapes and isinstance(cost, CountedCost):
+        counts, longest = padded_shapes(plan).astype(np.int64).T
+        return cost.counted(counts, longest)[:, None]
+    return cost.of(plan.sizes[plan.indices].astype(np.float64), plan.offsets)
 
 
 def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
@@ -138,6 +177,7 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
         return reduced(np.add, plan.work[plan.indices], plan.offsets)
     cost = as_cost(plan.cost, plan.length_multiple)
     sizes, limits, _ = cost.prepare(plan.sizes, [*plan.budget])
+    sizes = Shapes.of(plan.shapes).lengthened(sizes) if plan.shapes else sizes
     work, places = cost.work(sizes[plan.indices], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
     return each
@@ -201,6 +241,6 @@ def _shown(name: str, value: Any) -> str:
         return value
     if name in ("fill", "padding"):
         return f"{value:.2%}"
-    if name in ("imbalance", "repeated_mates"):
+    if name in ("imbalance", "repeated_mates", "shapes_cost"):
         return "-" if math.isnan(value) else f"{value:.4f}"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Name: TypeAlias = str | int
 Path: TypeAlias = tuple[Name, ...]  # keys and positions that lead to a field of a sample
-Join: TypeAlias = Callable[[list[torch.Tensor], Path], torch.Tensor]
+Join: TypeAlias = Callable[[list[torch.Tensor], Path], Any]
 
 _NUMBERS = bool | int | float | complex
 
@@ -39,7 +39,7 @@ class Fields:
             return {key: self.gather([v[key] for v in values], join, (*path, key)) for key in _same_keys(values, path)}
         if kind == "a tuple":
             places = range(_same_count(values, path))
-            return _like(values[0], [self.gather([v[i] for v in values], join, (*path, i)) for i in places])
+            return like(values[0], [self.gather([v[i] for v in values], join, (*path, i)) for i in places])
         if kind == "a tensor":
             return join(_one_dtype([value for _, value in read], path), path)
         self.others.update(path[-1:])
@@ -63,9 +63,8 @@ class Fields:
             self.lengths[path] = [tensor.shape[0] for tensor in tensors]
         return fixed
 
-    def refuse_unknown(self, names: Iterable[Name], argument: str) -> None:
-        """Raise a ValueError where a name is not that of a field; only ``fixed`` may name numbers and texts."""
-        of_any = argument == "fixed"
+    def refuse_unknown(self, names: Iterable[Name], argument: str, of_any: bool = False) -> None:
+        """Raise a ValueError where a name is not that of a field; ``of_any``: it may name numbers and texts."""
         known = self.names | self.others if of_any else self.names
         if unknown := [name for name in names if name not in known]:
             there = ", ".join(sorted(map(repr, known))) or "no such field with a name"
@@ -186,7 +185,7 @@ def _same_count(values: Sequence[Sequence[Any]], path: Path) -> int:
     return first
 
 
-def _like(sample: Any, fields: list[Any]) -> Any:
+def like(sample: Any, fields: list[Any]) -> Any:
     """Return fields as the type of the sample: a named tuple, a tuple or a list."""
     if hasattr(sample, "_fields"):
         return type(sample)(*fields)

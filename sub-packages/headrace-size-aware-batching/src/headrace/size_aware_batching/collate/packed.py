@@ -149,7 +149,7 @@ class PackedCollate:
             return self._packed(tensors, path, separator)
 
         batch = fields.gather(samples, join)
-        fields.refuse_unknown(self.fixed, "fixed")
+        fields.refuse_unknown(self.fixed, "fixed", of_any=True)
         fields.refuse_unknown(self.separator or {}, "separator")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from headrace.size_aware_batching._validation import checked_flag
-from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
-from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, with_keys
+from headrace.size_aware_batching._validation import checked_flag, shown
+from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers, checked_shapes
+from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, like, not_empty, with_keys
 from headrace.size_aware_batching.collate.padding import padding_for, refuse_value
 from headrace.size_aware_batching.planning.units import round_up
 
@@ -48,6 +49,12 @@ class PaddedCollate:
             ``"attention_mask"`` for dicts; other samples give a `PaddedBatch`.
         max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
             to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
+        shapes: Shapes (count, length), such as ``sampler.shapes`` of a `DistributedSizeAwareBatchSampler`. Each batch
+            is padded to the shortest that holds it, all of its fields to one length, and filled up with rows of
+            padding, which are no samples: their mask is False everywhere, their lengths and ``attention_mask`` are 0,
+            their labels -100. Numbers and ``fixed`` fields get such rows, too; strings do not. A loss without labels
+            has to leave them out: ``attention_mask.any(1)`` says which rows are samples. None: the longest sample
+            decides.
         max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
             those of the samples. Count times longest, of the longest field. None: not checked.
 
@@ -73,6 +80,7 @@ class PaddedCollate:
     return_mask: bool = False
     max_length: int | None = None
     max_total_size: int | None = None
+    shapes: Sequence[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         check_numbers("pad_value", self.pad_value)
@@ -81,45 +89,96 @@ class PaddedCollate:
         checked_flag("return_mask", self.return_mask)
         check_limits(self.max_length, self.max_total_size)
         object.__setattr__(self, "fixed", checked_names(self.fixed))
+        if self.shapes is not None:
+            object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples."""
         fields = Fields(self.fixed, self.max_length)
-
-        def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
-            if fields.is_fixed(tensors, path):
-                return torch.stack(tensors)
-            longest = round_up(max(tensor.shape[0] for tensor in tensors), self.length_multiple)
-            if path[-1:] == ("labels",) and {tensor.shape[0] for tensor in tensors} == {longest}:
-                return torch.stack(tensors)  # they may be flags, which cannot hold -100
-            value = padding_for(path, self.pad_value)
-            refuse_value("pad_value", value, tensors[0].dtype, path)
-            return _padded(tensors, value, longest)
-
-        batch = fields.gather(not_empty(samples), join)
-        fields.refuse_unknown(self.fixed, "fixed")
+        batch = fields.gather(not_empty(samples), partial(_Field.of, fields))
+        fields.refuse_unknown(self.fixed, "fixed", of_any=True)
         if isinstance(self.pad_value, Mapping):
-            fields.refuse_unknown(self.pad_value, "pad_value")
-        if self.max_total_size is not None:
-            longest = max(map(max, fields.lengths.values()), default=0)
-            fields.refuse_over(self.max_total_size, len(samples) * round_up(longest, self.length_multiple))
+            fields.refuse_unknown(self.pad_value, "pad_value", of_any=self.shapes is not None)
+        longest = max(map(max, fields.lengths.values()), default=0)
+        rows, length = self._shape_of(len(samples), longest)
+        if fields.lengths:
+            fields.refuse_over(self.max_total_size, rows * length)
+        batch = self._joined(batch, rows, None if self.shapes is None else length)
         if not (self.return_lengths or self.return_mask):
             return batch
         lengths = fields.one_length("return_lengths and return_mask need one length for all fields of a sample")
+        of_rows = torch.tensor(lengths + [0] * (rows - len(lengths)))
         extra: dict[str, torch.Tensor] = {}
         if self.return_lengths:
-            extra["lengths"] = torch.tensor(lengths)
+            extra["lengths"] = of_rows
         if self.return_mask:
-            longest = round_up(max(lengths), self.length_multiple)
-            extra["attention_mask"] = torch.arange(longest) < torch.tensor(lengths)[:, None]
+            extra["attention_mask"] = torch.arange(length) < of_rows[:, None]
         if isinstance(batch, dict):
             return with_keys(batch, extra)
         return PaddedBatch(batch, extra.get("lengths"), extra.get("attention_mask"))
 
+    def _shape_of(self, count: int, longest: int) -> tuple[int, int]:
+        """Return how many rows a batch has and how long they are."""
+        if self.shapes is None:
+            return count, round_up(longest, self.length_multiple)
+        for rows, length in self.shapes:
+            if count <= rows and longest <= length:
+                return rows, length
+        raise ValueError(
+            f"shapes must hold every batch, got {count} samples, the longest with {longest}, and shapes (count, "
+            f"length) {shown(list(self.shapes))}: give those of the batch sampler, which needs the lengths that "
+            "samples have here, and the collate function max_length= where the sampler has it"
+        )
 
-def _padded(tensors: Sequence[torch.Tensor], pad_value: float, longest: int) -> torch.Tensor:
-    """Stack tensors of shapes ``[length, ...]`` into ``[n, longest, ...]``."""
-    filled = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), pad_value)
-    for row, tensor in zip(filled, tensors, strict=True):
-        row[: tensor.shape[0]] = tensor
-    return filled
+    def _joined(self, batch: Any, rows: int, length: int | None, path: Path = ()) -> Any:
+        """Join the fields in a batch; ``length`` is that of all, None for the longest of each."""
+        if isinstance(batch, _Field):
+            if batch.fixed:
+                return self._filled(torch.stack(batch.tensors), rows, path)
+            return self._padded(batch.tensors, rows, length, path)
+        if isinstance(batch, torch.Tensor):
+            return self._filled(batch, rows, path)
+        if isinstance(batch, dict):
+            return {key: self._joined(field, rows, length, (*path, key)) for key, field in batch.items()}
+        if isinstance(batch, tuple | list):
+            return like(batch, [self._joined(field, rows, length, (*path, i)) for i, field in enumerate(batch)])
+        return batch
+
+    def _padded(self, tensors: list[torch.Tensor], rows: int, length: int | None, path: Path) -> torch.Tensor:
+        """Stack tensors of shapes ``[length, ...]`` into ``[rows, longest, ...]``."""
+        lengths = {tensor.shape[0] for tensor in tensors}
+        longest = round_up(max(lengths), self.length_multiple) if length is None else length
+        if path[-1:] == ("labels",) and lengths == {longest} and rows == len(tensors):
+            return torch.stack(tensors)  # they may be flags, which cannot hold -100
+        value = self._checked_value(tensors[0].dtype, path)
+        padded = tensors[0].new_full((rows, longest, *tensors[0].shape[1:]), value)
+        for row, tensor in zip(padded, tensors, strict=False):
+            row[: tensor.shape[0]] = tensor
+        return padded
+
+    def _filled(self, stacked: torch.Tensor, rows: int, path: Path) -> torch.Tensor:
+        """Add the rows that are missing."""
+        if rows == len(stacked):
+            return stacked
+        value = self._checked_value(stacked.dtype, path)
+        return torch.cat([stacked, stacked.new_full((rows - len(stacked), *stacked.shape[1:]), value)])
+
+    def _checked_value(self, dtype: torch.dtype, path: Path) -> float:
+        """Return the padding of a field."""
+        value = padding_for(path, self.pad_value)
+        refuse_value("pad_value", value, dtype, path)
+        return value
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of all samples, read and not joined yet."""
+
+    tensors: list[torch.Tensor]
+    fixed: bool
+
+    @classmethod
+    def of(cls, fields: Fields, tensors: list[torch.Tensor], path: Path) -> "_Field":
+        """Return a field, and record it."""
+        fixed = fields.is_fixed(tensors, path)  # which cuts them
+        return cls(tensors, fixed)

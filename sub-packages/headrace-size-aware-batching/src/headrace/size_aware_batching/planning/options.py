@@ -25,15 +25,18 @@ class Options:
     length_multiple: int = 1
     oversize: Oversize = "raise"
     window: int | None = None
+    shapes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window"):
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "shapes"):
             end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
         object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("oversize", self.oversize, OVERSIZE)
         self._refuse_mismatches()
+        if self.shapes is not None:
+            self._refuse_shapes()
 
     @property
     def batch_cost(self) -> Cost:
@@ -61,4 +64,21 @@ class Options:
             raise ValueError(
                 f"max_items={self.max_items} is less than batch_size_multiple={self.batch_size_multiple}: "
                 "no batch could hold such a multiple"
+            )
+
+    def _refuse_shapes(self) -> None:
+        if not self.batch_cost.pads:
+            raise ValueError(
+                f"shapes={self.shapes} goes with cost='padded' or a function, got {self.cost!r}: batches that are not "
+                "padded have no shape of count and length"
+            )
+        if self.strategy != "bucketed":
+            raise ValueError(
+                f"shapes={self.shapes} goes with strategy='bucketed', got {self.strategy!r}: in another order any "
+                "batch may need the longest shape"
+            )
+        if self.oversize == "own_batch":
+            raise ValueError(
+                f"shapes={self.shapes} goes with oversize='raise' and 'skip', got 'own_batch': each of those batches "
+                "has a shape of its own"
             )

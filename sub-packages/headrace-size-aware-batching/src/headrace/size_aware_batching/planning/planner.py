@@ -11,7 +11,7 @@ from headrace.size_aware_batching.planning.costs import Work, given_work
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import largest_counts, next_fit
+from headrace.size_aware_batching.planning.next_fit import cut_by_counts, largest_counts, next_fit
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
@@ -304,6 +304,8 @@ def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: 
             columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
             budgets = np.append(budgets, limits.most_items)
         return RandomPacking(columns, budgets, PACKED if options.strategy == "packed" else STRATIFIED, key)
+    if options.shapes is not None and limits.capacity is not None:  # a group for each
+        return SortedPacking(cut_by_counts(limits.capacity(largest[:, 0]), limits), equal_groups(largest))
     if limits.capacity is None or largest.shape[1] > 1:
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))

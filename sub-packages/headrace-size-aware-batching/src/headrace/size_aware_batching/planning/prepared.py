@@ -13,6 +13,7 @@ from headrace.size_aware_batching._validation import UNLIMITED, shortlist, shown
 from headrace.size_aware_batching.planning.costs import Cost, at_least_one
 from headrace.size_aware_batching.planning.limits import Budget, Limits
 from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.shapes import Shapes, choose_shapes, refuse_other_sizes
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class PreparedSizes:
     """Sizes ready for planning: integers wherever sums are taken, and limits in their unit.
 
     ``kept`` are the samples that are planned, ascending (None for all), ``oversize`` those that exceed a budget by
-    themselves, ``work`` what steps are balanced by (None for the sizes).
+    themselves, ``work`` what steps are balanced by (None for the sizes). With ``shapes`` the sizes are the lengths that
+    samples are padded to.
     """
 
     sizes: NDArray[Any]
@@ -29,6 +31,7 @@ class PreparedSizes:
     kept: NDArray[np.int64] | None
     oversize: NDArray[np.int64]
     work: NDArray[np.float64] | None = None
+    shapes: Shapes | None = None
 
     @property
     def n_samples(self) -> int:
@@ -54,7 +57,13 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
         capacity = partial(at_least_one, capacity)
     most, multiple = options.max_items or UNLIMITED, options.batch_size_multiple
     limits = replace(limits, capacity=capacity, most_items=most, multiple=multiple)
-    return PreparedSizes(table, limits, cost, kept, over)
+    shapes = None
+    if options.shapes is not None:
+        refuse_other_sizes(sizes, options.shapes)
+        planned = sizes if kept is None else sizes[kept]
+        shapes = choose_shapes(planned, limits, options.shapes, options.length_multiple)
+        table, limits = shapes.lengthened(sizes), replace(limits, capacity=shapes.capacity)
+    return PreparedSizes(table, limits, cost, kept, over, shapes=shapes)
 
 
 def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
