@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "packed": {"strategy": "packed"},
     "padded": PADDED,
     "few shapes": PADDED | {"shapes": 4, "num_replicas": 3, "rank": 2},
+    "a curriculum": PADDED | {"curriculum": 40, "num_replicas": 2, "rank": 1},
     "in order": {"strategy": "sequential", "shuffle": False},
     "a rank of four": {"num_replicas": 4, "rank": 1},
     "dropped tail": {"num_replicas": 8, "rank": 7, "tail": "drop"},
@@ -116,6 +117,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "oversize": [({}, "skip"), ({}, "own_batch")],
     "tail": [({}, "drop"), ({}, "pad")],
     "max_length": [({}, 50)],
+    "curriculum": [(PADDED, 100), (PADDED | {"curriculum": 50}, 100)],
     "window": [({}, 50)],
     "work": [({}, SIZES**2)],
 }

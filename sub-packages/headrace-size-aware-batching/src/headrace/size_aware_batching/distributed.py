@@ -32,7 +32,7 @@ from headrace.size_aware_batching.planning.last_step import TAILS, Tail, balance
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
 from headrace.size_aware_batching.planning.order import SliceOrder
-from headrace.size_aware_batching.planning.planner import Planner, make_planner
+from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, make_planner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
@@ -103,6 +103,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
+        curriculum: Number of batches, those of all ranks together since epoch 0 (steps times ranks), in which the
+            short ones come first: after a share t of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then
+            all. The batches of an epoch are the same as without it, in another order; the long ones that wait come
+            later in the same epoch. For ``"bucketed"``, with ``shuffle`` and without ``sampler``. The batches are
+            counted, and not the steps, so that another world size resumes exactly.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
@@ -139,12 +144,26 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         rank: int | Literal["all"] | None = None,
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
+        curriculum: int | None = None,
         window: int | None = None,
         work: Any = None,
     ) -> None:
         self.options = Options(
-            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window, shapes
+            strategy,
+            cost,
+            shuffle,
+            max_items,
+            batch_size_multiple,
+            length_multiple,
+            oversize,
+            window,
+            shapes=shapes,
+            curriculum=curriculum,
         )
+        if curriculum is not None and sampler is not None:
+            raise ValueError(
+                f"curriculum={self.options.curriculum} was given beside sampler, which decides the order: leave out one"
+            )
         one_of("tail", tail, TAILS)
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
@@ -288,7 +307,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
-            return self._planned(epoch, self._plan_epoch(), self.shapes)
+            return self._planned(epoch, self._plan_epoch(epoch), self.shapes)
 
     def _planned(self, epoch: int, planner: Planner, shapes: tuple[tuple[int, int], ...] | None) -> BatchPlan:
         indices, offsets = _joined(planner, self._key(epoch), len(self.sizes))
@@ -327,7 +346,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """Return the batches that there would be without ``shapes``; None where they are not limited."""
         if self.options.shapes is None:
             return None
-        options = replace(self.options, shapes=None)
+        options = replace(self.options, shapes=None, curriculum=None)
         prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, options)
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             order = None if self._order is None else self._order.order()
@@ -396,12 +415,16 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def _key(self, epoch: int) -> int:
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
-    def _plan_epoch(self) -> Planner:
+    def _plan_epoch(self, epoch: int | None = None) -> Planner:
         """Return the planner, which reads the order of the current epoch where a sampler gives it."""
         order = None if self._order is None else self._order.order()
         if self._planner is None or self._planner[0] is not order:
             self._planner = order, make_planner(self._prepared, self.options, order)
-        return self._planner[1]
+        planner = self._planner[1]
+        if isinstance(planner, StrataPlanner):  # where a curriculum stands depends on the epochs before
+            planner = planner.after((self.epoch if epoch is None else epoch) * planner.count(0, 0))
+            self._planner = order, planner
+        return planner
 
     def _n_batches(self, n_batches: int) -> int:
         """Return how many of a list of batches are this rank's, or those of all ranks."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.curriculum import Competence, turns
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, Tail, last_steps
 from headrace.size_aware_batching.planning.random import random_words
 
@@ -23,12 +24,15 @@ def chunk_length(n_batches: int) -> int:
     return min(LONGEST_CHUNK, 1 << max(0, (n_batches // FEWEST_CHUNKS).bit_length() - 1))
 
 
-def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, length: int) -> NDArray[np.int64]:
+def shuffle_sorted_chunks(
+    work: NDArray[np.float64], key: int, before: int, length: int, competence: Competence | None = None
+) -> NDArray[np.int64]:
     """Return where each batch goes: sorted by work, cut into chunks, the chunks shuffled.
 
     The ranks of a step then get batches of like work. Chunks begin at multiples of ``length`` in the list of the whole
     epoch (``before`` batches come before these), so that the steps of a world size that divides ``length`` lie inside
-    one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere.
+    one. Incomplete chunks, at both ends, take the batches of least work, which are alike everywhere. Where there is a
+    ``competence``, each next chunk is drawn from the share of least work that it allows.
 
     >>> shuffle_sorted_chunks(np.array([5.0, 1.0, 4.0, 2.0]), key=0, before=3, length=2)[1].item()
     0
@@ -39,7 +43,11 @@ def shuffle_sorted_chunks(work: NDArray[np.float64], key: int, before: int, leng
     rest = count - head - chunks * length
     ranked = np.argsort(work, kind="stable")
     words = random_words(key, chunks)
-    begins = head + np.argsort(np.argsort(words, kind="stable")) * length
+    if competence is None:
+        turn = np.argsort(np.argsort(words, kind="stable"))
+    else:
+        turn = turns(words, competence(before + head + np.arange(chunks) * length))
+    begins = head + turn * length
     inside = np.arange(length)
     # Half of the chunks descend instead of ascending: no rank gets the lighter batches of every step.
     rows = np.where((words & np.uint64(1)).astype(bool)[:, None], inside, inside[::-1])

@@ -26,9 +26,10 @@ class Options:
     oversize: Oversize = "raise"
     window: int | None = None
     shapes: int | None = None
+    curriculum: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "shapes"):
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "shapes", "curriculum"):
             end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
         object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
@@ -37,6 +38,8 @@ class Options:
         self._refuse_mismatches()
         if self.shapes is not None:
             self._refuse_shapes()
+        if self.curriculum is not None:
+            self._refuse_curriculum()
 
     @property
     def batch_cost(self) -> Cost:
@@ -81,4 +84,15 @@ class Options:
             raise ValueError(
                 f"shapes={self.shapes} goes with oversize='raise' and 'skip', got 'own_batch': each of those batches "
                 "has a shape of its own"
+            )
+
+    def _refuse_curriculum(self) -> None:
+        if self.strategy != "bucketed":
+            raise ValueError(
+                f"curriculum={self.curriculum} goes with strategy='bucketed', got {self.strategy!r}, whose batches "
+                "hold samples of all sizes"
+            )
+        if not self.shuffle:
+            raise ValueError(
+                f"curriculum={self.curriculum} goes with shuffle=True, got False: without it every epoch is the same"
             )

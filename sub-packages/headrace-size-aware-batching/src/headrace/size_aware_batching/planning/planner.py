@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.costs import Work, given_work
+from headrace.size_aware_batching.planning.curriculum import TOGETHER, competence
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
@@ -183,13 +185,26 @@ class StrataPlanner(GroupPlanner):
         short: Plans of one without a sample of the last; None where those are ``full`` without that sample.
         work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
+        ramp: Number of batches of a curriculum, 0 for none.
     """
 
-    def __init__(self, order: NDArray[Any], strata: Strata, full: Packer, short: Packer | None, work: Work) -> None:
+    def __init__(
+        self,
+        order: NDArray[Any],
+        strata: Strata,
+        full: Packer,
+        short: Packer | None,
+        work: Work,
+        ramp: int = 0,
+    ) -> None:
         self.by_size, self.strata, self.full, self.short, self.work = order, strata, full, short, work
+        self.ramp, self.passed = ramp, 0  # batches of the epochs before
         together = max(1, LISTED // strata.depth)
-        parts = [np.arange(0, strata.n_full, together), np.arange(strata.n_full, strata.n_windows, together)]
-        self.windows = np.concatenate([*parts, [strata.n_windows]])  # first of each group: all full, or all short
+        first = min(strata.n_windows, -(-TOGETHER * ramp // max(1, full.n_batches)))  # that the ramp needs together
+        parts = [np.arange(first, strata.n_full, together)]
+        parts += [np.arange(max(first, strata.n_full), strata.n_windows, together)]
+        # The first window of each group: all full, or all short, but for those of a ramp.
+        self.windows = np.concatenate([[0] * (first > 0), *parts, [strata.n_windows]]).astype(np.int64)
         super().__init__(np.array([strata.start(window) for window in self.windows.tolist()]))
         n_short = np.maximum(self.windows - strata.n_full, 0)
         self._before: NDArray[np.int64] = (self.windows - n_short) * full.n_batches + n_short * (
@@ -213,21 +228,41 @@ class StrataPlanner(GroupPlanner):
                 known[full] = self.short.plan(epoch_key) if self.short else self.plan(epoch_key, True).without_last()
         return known[full]
 
+    def after(self, passed: int) -> "StrataPlanner":
+        """Return the planner of an epoch that comes after so many batches."""
+        if min(passed, self.ramp) == min(self.passed, self.ramp):
+            return self
+        other = copy(self)
+        other.passed, other._latest = passed, None
+        return other
+
+    def _share(self, before: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the share of the batches that may come after so many of the epoch."""
+        return competence(self.passed + before, self.ramp)
+
     def plan_group(self, epoch_key: int, group: int) -> Batches:
         """Plan some windows together and shuffle their batches."""
         first, stop = self.windows[group : group + 2].tolist()
-        plan = self.plan(epoch_key, first < self.strata.n_full)
-        places = self.strata.places(first, stop, self.strata.shifts(epoch_key), plan.sequence)
-        work = self.work(places, plan.offsets).ravel()
-        key = int(fold_in(epoch_key, first, 1)[0])
-        goes_to = shuffle_sorted_chunks(work, key, int(self._before[group]), chunk_length(work.size))
+        middle = min(max(first, self.strata.n_full), stop)
+        taken, works, counts = [], [], []
+        for begin, end in ((first, middle), (middle, stop)):
+            if begin < end:
+                plan = self.plan(epoch_key, begin < self.strata.n_full)
+                places = self.strata.places(begin, end, self.strata.shifts(epoch_key), plan.sequence)
+                taken.append(places.ravel())
+                works.append(self.work(places, plan.offsets).ravel())
+                counts.append(np.tile(np.diff(plan.offsets), end - begin))
+        listed, work, lengths = np.concatenate(taken), np.concatenate(works), np.concatenate(counts)
+        begins = np.cumsum(lengths) - lengths
+        key, before = int(fold_in(epoch_key, first, 1)[0]), int(self._before[group])
+        share = self._share if self.passed + before < self.ramp else None
+        goes_to = shuffle_sorted_chunks(work, key, before, chunk_length(work.size), share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))
-        begins = (np.arange(stop - first)[:, None] * len(plan.sequence) + plan.offsets[:-1]).ravel()[comes_from]
-        lengths = np.tile(np.diff(plan.offsets), stop - first)[comes_from]
+        begins, lengths = begins[comes_from], lengths[comes_from]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        taken = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
-        return self.by_size[places.ravel()[taken]], offsets
+        inside = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        return self.by_size[listed[inside]], offsets
 
 
 Planner: TypeAlias = NextFitPlanner | GroupPlanner  # the batches of every epoch, none of them planned beforehand
@@ -293,7 +328,8 @@ def in_strata(
         work = sized.cost.work(descending, sized.limits)
     else:
         work = given_work((sized.work if samples is None else sized.work[samples])[order])
-    return StrataPlanner(order if samples is None else samples[order].astype(order.dtype), strata, full, short, work)
+    order = order if samples is None else samples[order].astype(order.dtype)
+    return StrataPlanner(order, strata, full, short, work, options.curriculum or 0)
 
 
 def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> Packer:
