@@ -149,6 +149,19 @@ def test_a_cost_function_bounds_the_shapes_too() -> None:
     assert report.largest == max(needed(*shape) for shape in found)
 
 
+@pytest.mark.parametrize("tail", TAILS)
+def test_an_order_that_repeats_samples_and_splits_by_work_keeps_to_the_shapes(tail: Tail) -> None:
+    order = np.random.default_rng(1).integers(0, 500, 3000).tolist()
+    options: dict[str, Any] = {"sampler": order, "window": 700, "work": LENGTHS, "tail": tail, "num_replicas": 7}
+    samplers = [made(LENGTHS, 8192, 6, rank=rank, **options) for rank in range(7)]
+    shapes = samplers[0].shapes
+    assert shapes is not None
+    delivered = [batch for sampler in samplers for batch in sampler]
+    assert {shape_of(batch, LENGTHS, shapes) for batch in delivered} <= set(shapes)
+    if tail == "split":
+        assert sorted(index for batch in delivered for index in batch) == sorted(order)
+
+
 def test_samples_that_are_left_out_or_cut_have_no_shape() -> None:
     sizes = np.append(LENGTHS, [50_000])
     skipping = made(sizes, 16384, 8, oversize="skip")
