@@ -198,6 +198,7 @@ def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
     All pairs are counted: those that share a batch in both plans, over what two plans with these batch sizes have in
     common on average when samples are drawn at random. NaN where a plan has no batch of two samples.
 
+    >>> from headrace.size_aware_batching import BatchPlan
     >>> sizes, offsets = np.ones(4, int), np.array([0, 2, 4])
     >>> one = BatchPlan(np.array([0, 1, 2, 3]), offsets, sizes, (2,))
     >>> repeated_mates(one, one), repeated_mates(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
