@@ -83,7 +83,7 @@ def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
         "": [row["name"] for row in rows],
         "real tokens of the budget": marked([percent(row["fill"]) for row in rows], lawful, False, ours),
         "padding": marked([percent(r["padding"]) for r in rows], [r["padding"] for r in rows], True, ours),
-        "batches over it": [percent(row["violations"]) for row in rows],
+        "batches over budget": [percent(row["violations"]) for row in rows],
         "largest": [number(row["largest"]) for row in rows],
         "imbalance, 8 ranks": marked(*pair(rows, "imbalance_8", 4), True, ours),
         "64 ranks": marked(*pair(rows, "imbalance_64", 4), True, ours),
@@ -103,7 +103,7 @@ def planning_table(found: dict[str, Any], cost: str) -> str:
     resumed = {True: "yes", False: "no", None: "no state"}
     columns = {
         "": [row["name"] for row in rows],
-        "knows ranks": ["yes" if row["knows_ranks"] else "no" for row in rows],
+        "supports ranks": ["yes" if row["knows_ranks"] else "no" for row in rows],
         "resumes exactly": [resumed[row["exact_resume"]] for row in rows],
     }
     for key, head in (("planning", "an epoch"), ("first_batch", "first batch")):
@@ -122,12 +122,12 @@ def reading_table(found: dict[str, Any], corpus: str) -> str:
     ours = [row["name"].startswith("headrace") for row in rows]
     columns = {
         "": [row["name"] for row in rows],
-        "in a row": marked(*pair(rows, "sequential", 2), True, ours),
-        "at random": [text or "no" for text in marked(*pair(rows, "random", 2), True, ours)],
+        "sequential": marked(*pair(rows, "sequential", 2), True, ours),
+        "random": [text or "no" for text in marked(*pair(rows, "random", 2), True, ours)],
         "two workers": marked(*pair(rows, "two_workers", 2), True, ours),
         "open and first sample": marked(*pair(rows, "open", 2), True, ours),
         "memory, MiB": marked(*pair(rows, "pss_mib", 2), True, ours),
-        "of it no file, MiB": marked(*pair(rows, "anonymous_mib", 2), True, ours),
+        "anonymous memory, MiB": marked(*pair(rows, "anonymous_mib", 2), True, ours),
         "bytes on disk": marked(*pair(rows, "disk", 3), True, ours),
     }
     return table(list(columns), list(columns.values()))
