@@ -14,7 +14,7 @@ accelerator, data, model = Accelerator(), Texts(), Model()
 batches = DistributedSizeAwareBatchSampler(data.sizes, 1000)
 loader = ResumableLoader(data, batches, collate_fn=collate, num_workers=WORKERS)
 parallel, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-accelerator.register_for_checkpointing(loader)  # and not prepared
+accelerator.register_for_checkpointing(loader)  # instead of prepare
 if path := latest():
     accelerator.load_state(str(path))
 for epoch in range(loader.epoch, EPOCHS):
