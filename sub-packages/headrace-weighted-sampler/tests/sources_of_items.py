@@ -13,7 +13,7 @@ Item = tuple[str, int]
 Kind = Literal["plain", "iterator", "dataset", "both"]
 
 KINDS: list[Kind] = ["plain", "iterator", "dataset", "both"]
-IGNORE_SKIPS = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
+IGNORE_SKIPS = pytest.mark.filterwarnings("ignore:.*are reread and discarded:UserWarning")
 
 
 class Plain(IterableDataset[Item]):

@@ -278,9 +278,9 @@ ONE_TWO = {"a": [1], "b": [2]}
             ONE_TWO,
             {"a": 1, "b": 1, "c": 1},
             ValueError,
-            r"weights names 'c', which sources does not hold; it holds 'a', 'b'",
+            r"weights names 'c', which sources does not have; it has 'a', 'b'",
         ),
-        ({}, {"c": 1}, ValueError, "weights names 'c', which sources does not hold; it holds none"),
+        ({}, {"c": 1}, ValueError, "weights names 'c', which sources does not have; it has none"),
         (ONE_TWO, {"a": 0, "b": 0}, ValueError, "weights must hold at least one weight above 0"),
         (ONE_TWO, {"a": 1, "b": -1}, ValueError, r"weights\['b'\] must not be negative"),
         (ONE_TWO, {"a": 1, "b": float("nan")}, ValueError, r"weights\['b'\] must be finite"),
@@ -329,7 +329,7 @@ def test_wrong_options_are_refused_by_name(options: Any, error: type[Exception],
 
 @pytest.mark.parametrize("stopping", ["all_exhausted", "endless"])
 def test_iterators_are_refused_where_sources_begin_again(stopping: Stopping) -> None:
-    with pytest.raises(ValueError, match=r"sources\['b'\] is an iterator \(generator\) and cannot begin again"):
+    with pytest.raises(ValueError, match=r"sources\['b'\] is an iterator \(generator\) and cannot restart"):
         InterleavedDataset({"a": [1], "b": (n for n in [1])}, {"a": 1, "b": 1}, stopping=stopping)
 
 
@@ -361,7 +361,9 @@ def test_after_an_error_nothing_is_left_out_in_silence(stopping: Any) -> None:
     with pytest.raises(OSError, match="connection lost"):
         next(stream)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="ended with an error of a source; begin a new one, or load a state"):
+        with pytest.raises(
+            RuntimeError, match="ended with an error of a source; begin a new iteration, or load a state"
+        ):
             next(stream)
 
 

@@ -144,7 +144,7 @@ def test_tar_streams_that_are_all_exhausted_deliver_every_sample(tmp_path: Path)
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
-@pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*are reread and discarded:UserWarning")
 @UNCLOSED
 @COLLECTED
 def test_tar_streams_resume_in_the_stateful_loader(tmp_path: Path, workers: int) -> None:

@@ -120,7 +120,7 @@ def test_what_is_drawn_and_dropped_is_named_with_its_number() -> None:
     list(islice(first, 12))
     second = InterleavedDataset({"a": Again(range(100))}, {"a": 1})
     second.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match=r"sources\['a'\] has no state .* first 12 items are read and dropped"):
+    with pytest.warns(UserWarning, match=r"sources\['a'\] has no state .* first 12 items are reread and discarded"):
         assert list(second) == list(range(12, 100))
 
 
@@ -212,7 +212,7 @@ STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()
     ("change", "message"),
     [
         ({"version": 1}, "state has version 1, this release reads version 2"),
-        ({"seed": 4}, "build it with seed=4"),
+        ({"seed": 4}, "construct it with seed=4"),
         ({"fingerprint": STATE["fingerprint"][:16] + 16 * "0"}, "other weights or another stopping rule"),
         (
             {"fingerprint": STATE["fingerprint"][:16]},
@@ -259,7 +259,7 @@ def test_a_state_loaded_in_the_main_process_is_refused_in_workers() -> None:
     dataset.load_state_dict(dataset.state_dict())
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=1)
     stream = iter(loader)
-    with pytest.raises(RuntimeError, match="every worker needs a state of its own"):
+    with pytest.raises(RuntimeError, match="every worker needs its own state"):
         list(stream)
     stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
@@ -458,7 +458,9 @@ def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
         InterleavedDataset(sources, [1, 1], semantics="ratio")
     with pytest.raises(ValueError, match=r"semantics must be one of 'proportion', 'ratio', 'temperature', got 'count'"):
         InterleavedDataset([[1]], [1], semantics="count")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="give temperature with semantics='temperature', and only then"):
+    with pytest.raises(
+        ValueError, match="semantics='temperature' needs temperature, and other semantics do not allow it"
+    ):
         InterleavedDataset([[1]], [1], temperature=2)
 
 
@@ -468,10 +470,12 @@ def test_semantics_that_need_lengths_name_the_source_without_one() -> None:
 def test_a_state_of_another_class_is_named_as_such() -> None:
     sampler = WeightedDistributedSampler(range(9), {(0, 9): 1})
     stream = InterleavedDataset({"a": [1]}, {"a": 1})
-    with pytest.raises(ValueError, match=r"44 hex digits, .*: this is no state of WeightedDistributedSampler; load it"):
+    with pytest.raises(
+        ValueError, match=r"44 hex digits, .*: this is not a state of WeightedDistributedSampler; load it"
+    ):
         sampler.load_state_dict(stream.state_dict())
     other = {**sampler.state_dict(), "version": 7, "fingerprint": "ab"}
-    with pytest.raises(ValueError, match="this is no state of WeightedDistributedSampler"):
+    with pytest.raises(ValueError, match="this is not a state of WeightedDistributedSampler"):
         sampler.load_state_dict(other)
     with pytest.raises(ValueError, match=r"lacks .* pass what InterleavedDataset.state_dict\(\) returned"):
         stream.load_state_dict(sampler.state_dict())

@@ -51,7 +51,9 @@ def test_the_picture_shows_the_most_drawn_source_behind_many_equal_ones() -> Non
 
 def test_something_else_is_refused_by_name() -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(TypeError, match=r"report must be what sampler.report\(\) returns, got WeightedDistributedS"):
+    with pytest.raises(
+        TypeError, match=r"report must be a MixtureReport from sampler.report\(\), got WeightedDistributedS"
+    ):
         plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
 
 

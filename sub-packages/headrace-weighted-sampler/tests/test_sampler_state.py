@@ -42,7 +42,7 @@ def test_a_missing_key_is_named(key: str) -> None:
     ("change", "error", "says"),
     [
         ({"version": 1}, ValueError, "state has version 1, this release reads version 2"),
-        ({"seed": 8}, ValueError, "state was saved with seed=8, this one has seed=7"),
+        ({"seed": 8}, ValueError, "state was saved with seed=8, this WeightedDistributedSampler has seed=7"),
         ({"epoch": -1}, ValueError, r"state\['epoch'\] must be an int from 0"),
         ({"epoch": "3"}, TypeError, r"state\['epoch'\] must be an int from 0"),
         ({"position": 21}, ValueError, r"state\['position'\] must be an int from 0 to 20, got 21"),
@@ -359,7 +359,7 @@ def test_the_fingerprint_is_hex_and_knows_data_options_and_seed() -> None:
     assert all(int(sampler.fingerprint, 16) for sampler in made)
     with pytest.raises(ValueError, match="state was saved with other data"):
         made[0].load_state_dict(made[1].state_dict())
-    with pytest.raises(ValueError, match=r"state was saved with seed=1, .* build it with seed=1"):
+    with pytest.raises(ValueError, match=r"state was saved with seed=1, .* construct it with seed=1"):
         made[3].load_state_dict(made[4].state_dict())
     with pytest.raises(ValueError, match=r"state was saved with other options: .* drop_last"):
         made[3].load_state_dict(made[5].state_dict())

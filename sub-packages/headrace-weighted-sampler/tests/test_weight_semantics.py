@@ -169,7 +169,7 @@ def test_more_than_two_to_the_24_samples() -> None:
         ({"per": "word"}, "per must be one of 'sample', 'token', got 'word'"),
         ({"per": "token", "semantics": "count"}, "per='token' needs sizes="),
         ({"sizes": SIZES}, "sizes are for shares by tokens"),
-        ({"sizes": SIZES, "per": "token", "semantics": "ratio"}, "changes nothing with semantics='ratio'"),
+        ({"sizes": SIZES, "per": "token", "semantics": "ratio"}, "has no effect with semantics='ratio'"),
         (
             {"sizes": SIZES[1:], "per": "token", "semantics": "count"},
             r"one number for each of the 407 samples, .*\(406,\)",
@@ -186,7 +186,7 @@ def test_more_than_two_to_the_24_samples() -> None:
         ({"schedule": [(5, [1, 1, 1]), (5, [1, 1, 1])]}, r"schedule\[1\] position must be an int from 6"),
         ({"schedule": [(5, [1, 1])]}, r"schedule\[0\] weights must hold one for each of the 3 datasets"),
         ({"schedule": [(5, [0, 0, 0])]}, r"schedule\[0\] weights must hold at least one weight above 0"),
-        ({"schedule": [(5, {(0, 50): 1})]}, r"schedule\[0\] must weigh the same ranges"),
+        ({"schedule": [(5, {(0, 50): 1})]}, r"schedule\[0\] must have weights for the same ranges"),
         ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: schedule is not supported with one weight per sample"),
         (
             {"schedule": [(5, {"all": (1, {"long": 1, "short": 1}), "off": 0})], "semantics": "count"},

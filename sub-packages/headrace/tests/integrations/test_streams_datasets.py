@@ -15,8 +15,8 @@ datasets = pytest.importorskip("datasets")
 Mixture = InterleavedDataset[dict[str, int]]
 
 SIZE, BUFFER = 200, 32
-READ_AGAIN = r"sources\['[ab]'\] has a shuffle buffer, which its own state leaves out: .* read and dropped"
-IGNORE_READ_AGAIN = pytest.mark.filterwarnings("ignore:.*are read and dropped:UserWarning")
+READ_AGAIN = r"sources\['[ab]'\] has a shuffle buffer, which its own state omits: .* reread and discarded"
+IGNORE_READ_AGAIN = pytest.mark.filterwarnings("ignore:.*are reread and discarded:UserWarning")
 
 
 def stream(begin: int, seed: int | None = None, shuffled: bool = True, buffer: int = BUFFER) -> Any:

@@ -1,10 +1,10 @@
-"""Which source is drawn at each position of the endless global sequence, in closed form.
+"""The source of each position of the endless global sequence, in closed form.
 
 The sources are the leaves of a binary tree (Huffman, "A method for the construction of minimum-redundancy codes",
 1952, so that frequent sources lie near the root). Of the first ``t`` draws of a node, its heavier child gets
 ``t * heavy / weight``, rounded to the nearest integer. So every source's count at any position is known without
-counting, and is never more than about one and a half draws away from its share. Epochs and the stages of a schedule
-are segments of the one sequence; nothing is carried from position to position.
+counting, and is at most about one and a half draws off its share. Epochs and the stages of a schedule are segments of
+the one sequence; no state is carried from position to position.
 """
 
 import heapq
@@ -27,30 +27,30 @@ from headrace.weighted_sampler._permutation import (
 )
 from headrace.weighted_sampler.schedule import Stage, stage_at, stages_before
 
-DRAWS, WINDOWS, STREAMS = 1, 2, 3  # what a derived key is for
+DRAWS, WINDOWS, STREAMS = 1, 2, 3  # purposes of derived keys
 MAX_SOURCES = 2**16  # sources are numbered in 16 bits
 MAX_PERIOD = 2**31  # the largest sum of integer weights that is kept exactly; above it products exceed 64 bits
-_DENSE = 64  # positions count as dense when there is one in so many
+_DENSE = 64  # positions count as dense if at least one in 64 is present
 _WINDOWS_AT_ONCE = 16  # windows that are renumbered in one call
 
-# A source, where in the given positions it is drawn, and the numbers of its draws there, from the sequence's start.
+# A source, the places among the given positions where it is drawn, and its draw numbers there, from the sequence's start.
 Assignment = tuple[int, Indices, Indices]
 
 
-def rounded_share(counts: Indices, part: int, whole: int) -> Indices:
-    """Return ``floor(counts * part / whole + 1/2)`` exactly, for counts and part from 0 to whole, up to 2**62."""
-    if whole <= MAX_PERIOD:
-        return (counts * part + whole // 2) // whole
+def rounded_share(counts: Indices, part: int, total: int) -> Indices:
+    """Return ``floor(counts * part / total + 1/2)`` exactly, for counts and part from 0 to total, up to 2**62."""
+    if total <= MAX_PERIOD:
+        return (counts * part + total // 2) // total
     # The product may need 124 bits, so the counts are taken a few bits at a time, as in long division by hand.
-    bits = 63 - whole.bit_length() or 1  # of the counts in one step: rest * 2**bits + limb * part < 2**64
+    bits = 63 - total.bit_length() or 1  # of the counts in one step: rest * 2**bits + limb * part < 2**64
     words, quotient, rest = counts.view(np.uint64), np.zeros(len(counts), np.uint64), np.zeros(len(counts), np.uint64)
-    for shift in reversed(range(0, whole.bit_length(), bits)):
+    for shift in reversed(range(0, total.bit_length(), bits)):
         limb = (words >> np.uint64(shift)) & np.uint64(2**bits - 1)
         rest = (rest << np.uint64(bits)) + limb * np.uint64(part)
         if shift == 0:
-            rest += np.uint64(whole // 2)
-        step = rest // np.uint64(whole)
-        rest -= step * np.uint64(whole)
+            rest += np.uint64(total // 2)
+        step = rest // np.uint64(total)
+        rest -= step * np.uint64(total)
         quotient = (quotient << np.uint64(bits)) + step
     return quotient.view(np.int64)
 
@@ -124,7 +124,7 @@ class Segment:
         window_counts = after - before
         # Before it is shuffled, a window holds its draws of source 0, then those of source 1, and so on.
         owners = _owners(moved, window_counts)
-        offsets_of = before - np.cumsum(window_counts, axis=1) + window_counts  # of a place, what makes it a draw
+        offsets_of = before - np.cumsum(window_counts, axis=1) + window_counts  # draw number minus place
         draws = offsets_of.ravel()[moved.rows * sources + owners] + moved.places
         if self.sizes is not None:
             self._renumber(self.sizes, offsets, moved, before, window_counts, owners, draws)
@@ -140,7 +140,7 @@ class Segment:
         owners: Indices,
         draws: Indices,
     ) -> None:
-        """Number draws by position, in place, where an epoch of a source ends, so that its next one begins after it."""
+        """Renumber draws by position, in place, where a pass of a source ends, so that its next pass begins after it."""
         last = before + np.maximum(window_counts, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
@@ -154,7 +154,7 @@ class Segment:
             draws[own] = before[moved.rows[own], owners[own]] + earlier[place]
 
     def _earlier_draws(self, windows: Indices, window_counts: Indices) -> Indices:
-        """For each position of whole windows, how many earlier positions of its window have its source."""
+        """For each position of complete windows, the number of earlier positions of its window with its source."""
         offsets = (windows[:, None] * WINDOW + np.arange(WINDOW)).ravel()
         offsets = offsets[offsets < self.length]
         rows = np.searchsorted(windows, offsets // WINDOW)
@@ -168,7 +168,7 @@ class Segment:
 
 
 def _owners(moved: WindowPositions, window_counts: Indices) -> Indices:
-    """The source of each position: the one in whose share of the window its place falls."""
+    """The source of each position: the source whose share of the window contains its place."""
     windows, sources = window_counts.shape
     at = moved.rows * WINDOW + moved.places
     if windows * WINDOW <= len(at) * _DENSE:
@@ -192,7 +192,7 @@ def _by_source(owners: Indices, draws: Indices, sources: int) -> Iterator[Assign
 
 
 class Mixture:
-    """Sources by position, for the stages of a schedule; windows begin anew with every epoch and every stage.
+    """Sources by position, for the stages of a schedule; windows restart with every epoch and every stage.
 
     With ``sizes``, the samples of each source, an epoch of a source ends before its next one begins. With
     ``every_epoch`` the stages' positions count from the beginning of each epoch.
@@ -224,7 +224,7 @@ class Mixture:
             self._bases.append(self._counts(number, end))
 
     def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
-        """Assign ascending positions of an epoch, shape ``[m]``, to sources, each source once a stage."""
+        """Assign ascending positions of an epoch, shape ``[m]``, to sources; yields each source once per stage."""
         begin, origin = epoch * self.epoch_length, self.origin(epoch)
         cuts = [begin, *(origin + start for start in self.changes(epoch)), begin + self.epoch_length]
         for start, stop in pairwise(cuts):
@@ -250,16 +250,16 @@ class Mixture:
         return counts
 
     def origin(self, epoch: int) -> int:
-        """Where the positions of an epoch's stages count from."""
+        """The position from which the stages of an epoch count."""
         return epoch * self.epoch_length * self._every_epoch
 
     def changes(self, epoch: int) -> list[int]:
-        """Where stages begin inside an epoch, counted as stages count."""
+        """The starts of stages inside an epoch, relative to ``origin``."""
         begin = epoch * self.epoch_length - self.origin(epoch)
         return [stage.start for stage in self.stages if begin < stage.start < begin + self.epoch_length]
 
     def stage_at(self, position: int) -> int:
-        """Return the number of the stage that a position is in, counted as stages count."""
+        """Return the number of the stage that contains a position, relative to ``origin``."""
         return stage_at(self.stages, position)
 
     def stages_before(self, epoch: int, position: int) -> int:
@@ -270,7 +270,7 @@ class Mixture:
         return stages_before(self.stages, begin + position, begin, begin + self.epoch_length)
 
     def _earlier(self, epoch: int) -> Indices:
-        """Each source's draws before the epoch that the stages count from."""
+        """Each source's draws before the origin of an epoch."""
         return self._bases[-1] * (epoch * self._every_epoch)
 
     def _counts(self, stage: int, position: int) -> Indices:
@@ -288,9 +288,9 @@ _MAX_SPAN = 2**22  # positions that a block spans at most, those of other ranks 
 
 
 class SampleOrder:
-    """Dataset indices at any position of a mixture; ``ranges`` are of indices, or of places in ``members``.
+    """Dataset indices at any position of a mixture; ``ranges`` refer to indices, or to places in ``members``.
 
-    A pure function of its arguments; the tables that are kept between calls only make it faster.
+    A pure function of its arguments; the tables cached between calls only make it faster.
     """
 
     def __init__(self, mixture: Mixture, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
@@ -317,7 +317,7 @@ class SampleOrder:
         return found
 
     def block(self, num_replicas: int) -> int:
-        """Positions of one rank that are best computed at a time."""
+        """The best number of positions of one rank to compute at a time."""
         windows = max(1, _MAX_COUNTS // self.mixture.num_sources)
         return max(1, min(self._block, _MAX_SPAN // num_replicas, windows * max(1, WINDOW // num_replicas)))
 

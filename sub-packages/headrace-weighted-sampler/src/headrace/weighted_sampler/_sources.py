@@ -1,4 +1,4 @@
-"""Reading one source of a stream item by item: begin it, resume it, begin it again."""
+"""Reading one source of a stream item by item: start, resume, repeat."""
 
 import threading
 import warnings
@@ -12,11 +12,11 @@ from headrace.weighted_sampler._states import digest
 T = TypeVar("T")
 Sources: TypeAlias = Mapping[str, Iterable[T]] | Sequence[Iterable[T]]
 
-END: Final = object()  # in place of an item: the source has no more
+END: Final = object()  # in place of an item: the source is exhausted
 
 
 def is_one_shot(source: object) -> bool:
-    """Whether a source is its own iterator and so cannot begin again."""
+    """Whether a source is its own iterator and so cannot restart."""
     return isinstance(source, Iterator) and iter(source) is source
 
 
@@ -39,18 +39,18 @@ class Stateful(Protocol):
 
 
 _HUGGING_FACE = "datasets.iterable_dataset"
-_SHUFFLE = "shuffle"  # key in the state of a source that is read again
+_SHUFFLE = "shuffle"  # key in the state of a source that is reread
 
 
 def is_hugging_face(source: object) -> bool:
-    """Whether a source is a stream of Hugging Face's datasets."""
+    """Whether a source is a Hugging Face ``IterableDataset``."""
     return any((kind.__module__, kind.__name__) == (_HUGGING_FACE, "IterableDataset") for kind in type(source).__mro__)
 
 
 def buffered_shuffle(source: object) -> str | None:
-    """Return what stands for the order of a stream with a shuffle buffer; None for sources without one.
+    """Return a digest of the order of a stream with a shuffle buffer; None for sources without one.
 
-    The states of such a stream do not hold the buffer: loading one loses what was in it, and datasets only logs that.
+    The states of such a stream omit the buffer: loading one loses the buffered items, and datasets only logs that.
     """
     if not is_hugging_face(source):
         return None
@@ -69,10 +69,10 @@ def buffered_shuffle(source: object) -> str | None:
 class SourceState(TypedDict):
     """The position in one source."""
 
-    drawn: int  # items of its present pass that were yielded
-    exhausted: int  # how often it has run out; the number of its present pass
-    source: dict[str, Any] | None  # the source's own state, or what stands for its shuffle where it has a buffer
-    iterator: dict[str, Any] | None  # the same of its iterator
+    drawn: int  # items yielded in the current pass
+    exhausted: int  # how often the source was exhausted; the number of the current pass
+    source: dict[str, Any] | None  # the source's own state, or a digest of its shuffle if it has a buffer
+    iterator: dict[str, Any] | None  # the own state of its iterator
 
 
 def fresh_state() -> SourceState:
@@ -90,11 +90,11 @@ nested = Nested()
 
 
 class SourceIterator(Generic[T]):
-    """Draws items from a source and begins it again. Nothing is begun or restored before the first draw.
+    """Draws items from a source and repeats it. It does not open or restore the source before the first draw.
 
-    In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, where the source has that
-    method. ``begun`` holds the names of sources that do not begin anew by themselves, and this one's is added: one-shot
-    iterators that were begun before, and streams of Hugging Face that hold a state that was loaded.
+    In epoch ``e`` of the stream the source's ``k``-th pass begins with ``set_epoch(e + k)``, if the source has that
+    method. ``begun`` collects the names of sources that do not restart by themselves: one-shot iterators that were
+    begun before, and Hugging Face streams with a loaded state.
     """
 
     def __init__(self, name: str, source: Iterable[T], epoch: int, state: SourceState, begun: set[str]) -> None:
@@ -108,7 +108,7 @@ class SourceIterator(Generic[T]):
         self._iterator: Iterator[T] | None = None
 
     def draw(self) -> object:
-        """Return the next item, or ``END``; RuntimeError if the source cannot be begun or resumed."""
+        """Return the next item, or ``END``; RuntimeError if the source cannot start or resume."""
         nested.depth += 1
         try:
             if self._iterator is None:
@@ -122,14 +122,14 @@ class SourceIterator(Generic[T]):
         return item
 
     def end_pass(self) -> None:
-        """Count that the source has run out; the next draw begins it again."""
+        """Count an exhausted pass; the next draw begins the next pass."""
         self.exhausted += 1
         self.drawn = 0
         self._iterator = None
         self._saved = fresh_state()
 
     def release(self) -> None:
-        """Drop the iterator, and the files it may hold open; the next draw restores it."""
+        """Drop the iterator, and files that it may keep open; the next draw restores it."""
         self._saved = self.state()
         self._iterator = None
 
@@ -153,7 +153,7 @@ class SourceIterator(Generic[T]):
             if self.name in self._begun:
                 raise RuntimeError(
                     f"sources[{self.name!r}] is an iterator ({type(self._source).__name__}) and was begun before: it "
-                    "can be read once only; give an object whose __iter__ makes a new iterator"
+                    "can be read only once; give an object whose __iter__ returns a new iterator"
                 )
             self._begun.add(self.name)
         set_source_epoch(self._source, self._epoch + self.exhausted)
@@ -161,23 +161,23 @@ class SourceIterator(Generic[T]):
         shuffle = buffered_shuffle(self._source)
         if shuffle is not None:
             self._refuse_another_shuffle(source, shuffle)
-            source = None  # read again
+            source = None  # reread instead
         if source is not None:
             self._stateful(self._source).load_state_dict(source)
             if is_hugging_face(self._source):
                 self._begun.add(self.name)
         elif is_hugging_face(self._source) and self.name in self._begun:
-            self._stateful(self._source).load_state_dict({})  # else it begins where the loaded state stands, again
+            self._stateful(self._source).load_state_dict({})  # else it would resume from the loaded state again
         begun = iter(self._source)
         if iterator is not None:
             self._stateful(begun).load_state_dict(iterator)
         if source is None and iterator is None:
             reason = "no state of its own (state_dict and load_state_dict)"
-            self._skip(begun, reason if shuffle is None else "a shuffle buffer, which its own state leaves out")
+            self._skip(begun, reason if shuffle is None else "a shuffle buffer, which its own state omits")
         return begun
 
     def _refuse_another_shuffle(self, saved: Mapping[str, Any] | None, shuffle: str) -> None:
-        if saved is not None and saved.get(_SHUFFLE, shuffle) != shuffle:  # states of earlier releases do not hold it
+        if saved is not None and saved.get(_SHUFFLE, shuffle) != shuffle:  # absent from states of earlier releases
             raise RuntimeError(
                 f"sources[{self.name!r}] is shuffled in another order than when the state was saved; shuffle it with "
                 "the same seed in every run: shuffle(seed=..., buffer_size=...)"
@@ -187,20 +187,20 @@ class SourceIterator(Generic[T]):
         if isinstance(part, Stateful):
             return part
         raise RuntimeError(
-            f"the state holds a state for the {type(part).__name__} of sources[{self.name!r}], which has no "
-            "load_state_dict; resume with the source it was saved with"
+            f"the state has an entry for the {type(part).__name__} of sources[{self.name!r}], which has no "
+            "load_state_dict; resume with the source of the saved run"
         )
 
     def _skip(self, iterator: Iterator[T], reason: str) -> None:
         if not self.drawn:
             return
         warnings.warn(
-            f"sources[{self.name!r}] has {reason}: to resume, its first {self.drawn} items are read and dropped",
+            f"sources[{self.name!r}] has {reason}: to resume, its first {self.drawn} items are reread and discarded",
             stacklevel=2,
         )
         for number in range(self.drawn):
             if next(iterator, END) is END:
                 raise RuntimeError(
                     f"sources[{self.name!r}] ended after {number} items, but {self.drawn} had been drawn when the "
-                    "state was saved; resume with the data it was saved with"
+                    "state was saved; resume with the data of the saved run"
                 )

@@ -1,4 +1,4 @@
-"""What a mixture is made of, checked: the arguments of both classes as sources and integer weights by position."""
+"""Parsing of mixtures: the arguments of both classes, validated, as sources and integer weights by position."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ class MixtureSpec:
     stages: tuple[Stage, ...]  # of the endless sequence
     requested: tuple[tuple[Fraction, ...], ...]  # for each stage and source, the share of the draws
     weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
-    means: tuple[Fraction, ...] | None  # tokens in a sample of each source; None when shares are meant by samples
+    means: tuple[Fraction, ...] | None  # mean tokens per sample of each source; None if shares refer to samples
     epoch_length: int
     drops: bool = False  # whether each source is drawn once an epoch and then dropped
 
@@ -119,9 +119,9 @@ def parse_mixture(
         "no weights of single samples: give weights of datasets or ranges": per_sample,
         f"up to {MAX_DROPPED} sources, got {len(sources.parts)}: concatenate some": len(sources.parts) > MAX_DROPPED,
     }
-    for what, given in refused.items():
-        if given:
-            raise ValueError(f"stopping='drop_exhausted' draws each sample once an epoch: it takes {what}")
+    for allowed, violated in refused.items():
+        if violated:
+            raise ValueError(f"stopping='drop_exhausted' draws each sample once per epoch: it takes {allowed}")
     return _dropping(spec)
 
 
@@ -142,8 +142,8 @@ def _dropping(spec: MixtureSpec) -> MixtureSpec:
 
 
 def _normalized(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    whole = sum(parts)
-    return tuple(part / whole for part in parts)
+    total = sum(parts)
+    return tuple(part / total for part in parts)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -172,7 +172,7 @@ def _check_stage(argument: str, sources: WeightedSources, amounts: Amounts, sema
     for part, tokens in zip(sources.parts, amounts.tokens or (), strict=amounts.tokens is not None):
         if part.weight and not tokens:
             raise ValueError(
-                f"sizes of {part.name!r} are all 0, so that no share of tokens can come from it; "
+                f"sizes of {part.name!r} are all 0, so it cannot contribute a share of the tokens; "
                 f"give it weight 0 in {argument}"
             )
 
@@ -182,7 +182,7 @@ def _check_stage(argument: str, sources: WeightedSources, amounts: Amounts, sema
 
 @dataclass(frozen=True)
 class StreamMixture(Generic[T]):
-    """The sources that are drawn from."""
+    """The sources with a positive weight in some stage."""
 
     names: tuple[str, ...]
     sources: tuple[Iterable[T], ...]
@@ -196,7 +196,7 @@ class StreamMixture(Generic[T]):
         return [name for name, own in zip(self.names, weights, strict=True) if any(own)]
 
     def fingerprint(self, stages: int | None = None) -> str:
-        """Stand for the data that the first stages draw from (16 hex digits), and their options and seed (16)."""
+        """Identify the data that the first stages draw from (16 hex digits), and their options and seed (16)."""
         names = self.reached(len(self.stages) if stages is None else stages)
         place_of = {name: place for place, name in enumerate(self.names)}
         places = [place_of[name] for name in names]
@@ -211,7 +211,7 @@ class StreamMixture(Generic[T]):
         return STOP_RULES[self.stopping]
 
     def over(self, exhausted: Sequence[int], position: int) -> bool:
-        """Whether the stream ends at a position, after each source has run out so many times."""
+        """Whether the stream ends at a position, given how often each source was exhausted."""
         return self.rule.over(exhausted, still_drawn(self.stages, position))
 
 
@@ -224,7 +224,7 @@ def parse_streams(
     temperature: Weight | None = None,
     schedule: StreamSchedule = (),
 ) -> StreamMixture[T]:
-    """Check the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
+    """Validate the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
 
     >>> mixture = parse_streams({"b": [1], "a": [2], "c": [3]}, {"a": 0.25, "b": 0.75, "c": 0}, 0, "endless")
     >>> mixture.names, mixture.stages
@@ -272,8 +272,8 @@ def _check_source(name: str, source: object, stopping: Stopping) -> None:
         raise TypeError(f"sources[{name!r}] must have __iter__ and yield samples, got {type(source).__name__}")
     if STOP_RULES[stopping].at_end == "again" and is_one_shot(source):
         raise ValueError(
-            f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot begin again, which "
-            f"stopping={stopping!r} needs; give an object whose __iter__ makes a new iterator, or use "
+            f"sources[{name!r}] is an iterator ({type(source).__name__}) and cannot restart, which "
+            f"stopping={stopping!r} needs; give an object whose __iter__ returns a new iterator, or use "
             "stopping='first_exhausted'"
         )
 

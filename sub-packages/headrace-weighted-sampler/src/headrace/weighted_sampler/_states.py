@@ -1,4 +1,4 @@
-"""States and fingerprints: what stands for data and options, and which states are refused."""
+"""Fingerprints of data and options, and checks of loaded states."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ def digest(*parts: object) -> str:
 
 
 def data_identity(dataset: object) -> object:
-    """Return what a dataset says about its content: its ``fingerprint``, those of its parts, or None."""
+    """Return a dataset's ``fingerprint``, or those of its parts, or None."""
     own = getattr(dataset, "fingerprint", None)
     if isinstance(own, (str, int)):
         return str(own)
@@ -27,12 +27,12 @@ def data_identity(dataset: object) -> object:
 def check_state(
     owner: str, state: Mapping[str, Any], keys: Collection[str], version: int, seed: int, widths: Mapping[str, int]
 ) -> None:
-    """Refuse what is not a state of this class, version and seed; ``widths`` are those of its fingerprint's parts."""
+    """Refuse any state of another class, version or seed; ``widths`` are the lengths of the fingerprint's parts."""
     check_keys("state", state, keys, owner)
     fingerprint, digits = state["fingerprint"], sum(widths.values())
     if not isinstance(fingerprint, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", fingerprint):
         raise ValueError(
-            f"state['fingerprint'] must be {digits} hex digits, got {short.repr(fingerprint)}: this is no state "
+            f"state['fingerprint'] must be {digits} hex digits, got {short.repr(fingerprint)}: this is not a state "
             f"of {owner}; load it into an object of the class whose state_dict() returned it"
         )
     if type(state["version"]) is not int or state["version"] != version:
@@ -42,20 +42,20 @@ def check_state(
         )
     if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
         raise ValueError(
-            f"state was saved with seed={state['seed']}, this one has seed={seed}: their orders differ; "
-            f"build it with seed={state['seed']}"
+            f"state was saved with seed={state['seed']}, this {owner} has seed={seed}: their orders differ; "
+            f"construct it with seed={state['seed']}"
         )
 
 
 def check_fingerprint(saved: str, own: str, widths: Mapping[str, int], faults: Mapping[str, str]) -> None:
-    """Refuse a state of another fingerprint; ``faults`` say what it was saved with, by the part that differs."""
+    """Refuse a state of another fingerprint; ``faults`` describes the difference, by the part that differs."""
     end = 0
     for part, width in widths.items():
         begin, end = end, end + width
         if saved[begin:end] != own[begin:end]:
             raise ValueError(
-                f"state was saved with {faults[part]} (fingerprint {saved}, this one's is {own}); "
-                "resume with what it was saved with"
+                f"state was saved with {faults[part]} (fingerprint {saved}, here {own}); "
+                "resume with the data and options of the saved run"
             )
 
 

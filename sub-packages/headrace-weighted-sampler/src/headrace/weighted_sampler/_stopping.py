@@ -1,4 +1,4 @@
-"""Stop criteria: what happens when a source has no more samples, and when that is the end."""
+"""Stop criteria: the treatment of exhausted sources, and the end of a mixture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from headrace.weighted_sampler.schedule import Stage
 
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
 
-MAX_DROPPED = 256  # sources that are dropped one by one: each needs weights of its own
+MAX_DROPPED = 256  # sources that are dropped one by one: each drop needs new weights
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """What happens when a source is exhausted."""
+    """The treatment of exhausted sources."""
 
-    at_end: Literal["stop", "again", "drop"]  # of the source: it stops, begins again, or is dropped
-    # Whether the mixture ends: (how often each source was exhausted, whether it is still drawn from).
+    at_end: Literal["stop", "again", "drop"]  # an exhausted source stops, repeats, or is dropped
+    # (how often each source was exhausted, whether it is still drawn from) -> whether the mixture ends.
     over: Callable[[Sequence[int], Sequence[bool]], bool]
 
 
@@ -28,7 +28,7 @@ def _any_exhausted(exhausted: Sequence[int], _drawn: Sequence[bool]) -> bool:
 
 
 def _all_exhausted(exhausted: Sequence[int], drawn: Sequence[bool]) -> bool:
-    # A source that no stage draws from any more cannot run out.
+    # A source that no later stage draws from cannot be exhausted.
     return all(times or not needed for times, needed in zip(exhausted, drawn, strict=True))
 
 
@@ -45,7 +45,7 @@ STOP_RULES: dict[Stopping, StopRule] = {
 
 
 def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
-    """Draw each source once through, then drop it; those that are left keep their proportions.
+    """Draw each source once completely, then drop it; the remaining sources keep their proportions.
 
     >>> drop_stages([1, 1], [2, 4])
     [Stage(start=0, weights=(1, 1)), Stage(start=4, weights=(0, 1))]
@@ -55,7 +55,7 @@ def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
     while left.any():
         stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
         tree = build_tree(stages[-1].weights)
-        # A count is less than 2 away from its share, so the first source runs out above low, not above high.
+        # A count is less than 2 off its share, so the first source is exhausted after low and not after high.
         parts = [(weight, rest) for weight, rest in zip(stages[-1].weights, left.tolist(), strict=True) if rest]
         low = max(0, min((rest - 2) * tree.weight // weight for weight, rest in parts))
         high = min(int(left.sum()), *((rest + 2) * tree.weight // weight + 1 for weight, rest in parts))

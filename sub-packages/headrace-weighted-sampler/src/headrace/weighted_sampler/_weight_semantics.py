@@ -1,4 +1,4 @@
-"""What weights mean: ratios, proportions, counts or a temperature, turned into integer weights exactly."""
+"""Weight semantics: ratios, proportions, counts or a temperature, converted exactly to integer weights."""
 
 import math
 from collections.abc import Sequence
@@ -22,24 +22,24 @@ _MIN_TEMPERATURE = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much each source holds."""
+    """Samples and tokens of each source."""
 
     samples: tuple[int, ...]
-    tokens: tuple[Fraction, ...] | None = None  # when weights are meant by tokens
+    tokens: tuple[Fraction, ...] | None = None  # if weights refer to tokens
 
     def means(self) -> list[Fraction]:
-        """Tokens of one sample of each source; 1 by samples and for sources that are never drawn from."""
+        """Mean tokens per sample of each source; 1 if weights refer to samples, and for sources without tokens."""
         tokens: Sequence[Fraction | int] = self.tokens or self.samples
         return [Fraction(part, size) if part else Fraction(1) for part, size in zip(tokens, self.samples, strict=True)]
 
 
 @dataclass(frozen=True)
 class NormalizedWeights:
-    """What the weights ask for."""
+    """Weights in a common form."""
 
-    requested: tuple[Fraction, ...]  # the proportions asked for, exactly
-    weights: tuple[int, ...]  # draws of each source in one period of the interleave
-    epoch_length: int  # unless the user gives another one
+    requested: tuple[Fraction, ...]  # the exact requested proportions
+    weights: tuple[int, ...]  # draws of each source in one period of the interleaving
+    epoch_length: int  # the default
 
 
 def normalize(
@@ -50,7 +50,7 @@ def normalize(
     *,
     per_sample: bool = False,
 ) -> NormalizedWeights:
-    """Turn the weights of sources into draws; ``per_sample`` where a source is a group of samples of equal weight.
+    """Convert the weights of sources to draws; ``per_sample`` if a source is a group of samples of equal weight.
 
     >>> normalize([Fraction("1.1"), Fraction(0)], Amounts((100, 50)), "ratio").weights
     (110, 0)
@@ -71,12 +71,12 @@ def normalize(
     requested = by_size if per_sample else by_mean
     length = sum(size for size, weight in zip(sizes, weights, strict=True) if weight)
     if semantics == "ratio":
-        length = math.ceil(sum(by_size))  # of samples there may be thousands of groups: not each one's rounded up
+        length = math.ceil(sum(by_size))  # rounded once: there may be thousands of groups of samples
     return NormalizedWeights(tuple(requested), integer_weights(requested), length)
 
 
 def _root(mass: Fraction, temperature: Fraction) -> Fraction:
-    """The power ``1 / temperature``: 1 keeps the proportions of sizes, more evens them out (arXiv 1907.05019)."""
+    """The power ``1 / temperature``: 1 keeps the shares by size, larger values flatten them (arXiv 1907.05019)."""
     if not mass or temperature == 1:
         return mass
     with localcontext() as context:
@@ -88,11 +88,11 @@ def _root(mass: Fraction, temperature: Fraction) -> Fraction:
 
 
 def parse_temperature(semantics: str | None, temperature: Weight | None) -> Fraction | None:
-    """Check the temperature, which belongs to ``semantics="temperature"``."""
+    """Validate the temperature, which belongs to ``semantics="temperature"``."""
     if (semantics == "temperature") != (temperature is not None):
         raise ValueError(
-            f"temperature={temperature} with semantics={semantics!r}: give temperature with "
-            "semantics='temperature', and only then"
+            f"temperature={temperature} with semantics={semantics!r}: semantics='temperature' needs temperature, "
+            "and other semantics do not allow it"
         )
     if temperature is None:
         return None
@@ -136,14 +136,16 @@ def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, sema
     if (as_choice("per", per, PER) == "token") != (sizes is not None):
         if sizes is not None:
             raise ValueError("sizes are for shares by tokens: give per='token'")
-        raise ValueError("per='token' needs sizes=, the tokens of each sample; those of a data module are its own")
+        raise ValueError(
+            "per='token' needs sizes=, the tokens of each sample; a data module does not pass its sizes to the sampler"
+        )
     samples = tuple(part.size for part in sources.parts)
     if sizes is None:
         return Amounts(samples)
     if semantics == "ratio":
         raise ValueError(
-            "per='token' changes nothing with semantics='ratio', which multiplies a source's tokens and "
-            "samples alike; use 'proportion', 'count' or 'temperature'"
+            "per='token' has no effect with semantics='ratio', which multiplies a source's tokens and "
+            "samples equally; use 'proportion', 'count' or 'temperature'"
         )
     if sources.members is not None:
         raise ValueError("per='token' needs weights of datasets or ranges, got one weight per sample")
@@ -164,5 +166,5 @@ def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
 
 def _total(sizes: NDArray[Any]) -> Fraction:
     if sizes.dtype.kind == "f":
-        return Fraction(math.fsum(sizes))  # rounded once, so that it is the same everywhere
+        return Fraction(math.fsum(sizes))  # rounded once, so the result is the same on every platform
     return Fraction(int(sizes.sum(dtype=np.int64)))

@@ -37,7 +37,7 @@ _OWNER = "InterleavedDataset"  # of states, in messages
 
 @dataclass(frozen=True)
 class Reader:
-    """One of the processes that read at the same time, each a stream of its own: a worker of a rank."""
+    """A process that reads its own stream: a worker of a rank."""
 
     rank: int = 0
     num_replicas: int = 1
@@ -50,16 +50,16 @@ class Reader:
 
 
 class StreamState(TypedDict):
-    """What ``InterleavedDataset.state_dict`` returns.
+    """The state that ``InterleavedDataset.state_dict`` returns.
 
     Attributes:
-        version: Of this layout.
-        seed: Of the dataset.
-        epoch: The epoch that ``position`` is in.
+        version: Version of this layout.
+        seed: Seed of the dataset.
+        epoch: The epoch of ``position``.
         position: Items of that epoch that this stream has yielded.
-        dropped_at: The position where the latest source was dropped; 0 when none was.
-        stream: Which stream, as a dict of four integers.
-        fingerprint: Of the sources, the options and the seed.
+        dropped_at: The position where the latest source was dropped; 0 if none was.
+        stream: The rank and worker of the stream, as a dict of four integers.
+        fingerprint: Fingerprint of the sources, the options and the seed.
         sources: The position in each source, by name.
     """
 
@@ -77,60 +77,63 @@ class StreamState(TypedDict):
 class _Resume:
     """Where the next iteration begins."""
 
-    process: int  # that loaded the state, or made the copy
+    process: int  # the process that loaded the state, or created the copy
     state: StreamState
-    loaded: bool  # else it is the position of the dataset that this one is a copy of
+    loaded: bool  # False for a copy: then the state is the original's position
 
 
 class InterleavedDataset(IterableDataset[T]):
     """Interleave iterable datasets by weight; the source at any position is a pure function of seed and weights.
 
-    Every source is read in its own order, nothing is read ahead, and no source is begun before its first item is
+    Every source is read in its own order and without prefetching, and no source is opened before its first item is
     needed. Sources shard their data among ranks and workers themselves (``split_by_node`` and ``split_by_worker`` of
-    WebDataset; every worker reads the whole of a plain list). Every (rank, worker) is a stream of its own, with exact
-    shares: within about one and a half items at the end of every 1,024 items. A source whose share of a stream stays
-    below half an item may not occur in it. Streams end at different lengths unless they are ``endless``; use that with
-    a fixed number of steps for ranks that step together.
+    WebDataset; every worker reads a plain list completely). Every (rank, worker) has its own stream, with exact shares:
+    within about one and a half items at the end of every 1,024 items. A source whose share of a stream stays below half
+    an item may not occur in it. Streams have different lengths unless they are ``endless``; for synchronised ranks, use
+    ``endless`` with a fixed number of steps.
 
-    Stopping:
+    The stream ends:
 
-    - ``first_exhausted``: when a source is due that has no more items.
-    - ``all_exhausted``: when each source has run out once, or the rest of the schedule gives it weight 0; until then a
-      source that has run out begins again.
-    - ``drop_exhausted``: when all sources have run out; one that has is dropped, and the others keep their proportions.
-    - ``endless``: never; every source begins again.
+    - ``first_exhausted``: when the next source has no more items.
+    - ``all_exhausted``: when each source has been exhausted once, or the rest of the schedule gives it weight 0; until
+      then exhausted sources repeat.
+    - ``drop_exhausted``: when all sources are exhausted; an exhausted source is dropped, and the others keep their
+      proportions.
+    - ``endless``: never; every source repeats.
 
-    The end of a source shows when it is due again. Hugging Face's ``interleave_datasets`` ends right after its last
+    The end of a source is detected at its next draw. Hugging Face's ``interleave_datasets`` ends right after the last
     item.
 
-    In epoch ``e`` the ``k``-th time a source begins, its ``set_epoch(e + k)`` is called, where it has that method.
-    Resuming is exact for sources that yield the same items again in the same epoch, or whose own state holds all that
-    decides the next ones. A ``datasets.IterableDataset`` with a shuffle buffer leaves it out of its states, so it is
-    read again up to where it was, which costs reading; shuffled without a ``seed``, it cannot resume, and that raises.
-    Iterating again without ``set_epoch`` gives the same epoch from its beginning, also after a ``break``. A copy
-    (``copy.copy``, ``copy.deepcopy``, ``pickle``) continues where ``state_dict()`` stands; loader workers begin anew.
+    In epoch ``e``, pass ``k`` of a source (counted from 0) begins with its ``set_epoch(e + k)``, if it has that method.
+    A resume is exact for sources that yield the same items again in the same epoch, or whose own state determines the
+    next items completely. The state of a ``datasets.IterableDataset`` with a shuffle buffer omits the buffer, so the
+    source is reread up to its position. Shuffled without a ``seed``, it cannot resume, and raises. A new iteration
+    without ``set_epoch`` repeats the epoch from its beginning, also after a ``break``. A copy (``copy.copy``,
+    ``copy.deepcopy``, ``pickle``) continues from ``state_dict()``; loader workers start over.
 
     Args:
         sources: ``{name: iterable}``, or a list of iterables.
-        weights: ``{name: weight}``, or a list, array or tensor of weights: proportions that need not add up to 1,
-            which stand for the decimals that were written. 0 leaves a source out.
+        weights: ``{name: weight}``, or a list, array or tensor of weights: proportions that need not add up to 1. A
+            float counts as its shortest decimal form. Weight 0 leaves a source out.
         seed: From 0 to 2**64 - 1.
         stopping: ``"first_exhausted"``, ``"all_exhausted"``, ``"drop_exhausted"`` or ``"endless"``.
         semantics: The meaning of a weight. ``"proportion"``: the source's share of the items. ``"ratio"``: multiplies
-            ``len(source)``. ``"temperature"``: the share is ``(weight * len(source)) ** (1 / temperature)``.
-        temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
-        schedule: ``[(position, weights), ...]``, positions rising: from that item of each stream and epoch on, other
-            weights hold. A resumed run may change it behind the end of the window of 1,024 that holds its position.
-        num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
-            is not initialised, looked up when an iteration begins.
-        rank: This rank, from 0. Looked up in the same way.
-        mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or anything with ``size()`` and ``get_local_rank()``,
+            ``len(source)``. ``"temperature"``: the share is proportional to ``(weight * len(source)) **
+            (1 / temperature)``.
+        temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
+        schedule: ``[(position, weights), ...]`` with increasing positions: from that item of each stream and epoch on,
+            these weights apply. A resumed run may change it after the end of the window of 1,024 that contains its
+            position.
+        num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
+            is not initialised, read at the start of an iteration.
+        rank: This rank, from 0. Read in the same way.
+        mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or an object with ``size()`` and ``get_local_rank()``,
             in place of ``num_replicas`` and ``rank``. Ranks that share data then read the same stream.
 
     Raises:
-        TypeError: If an argument is of another type, or a source cannot be iterated.
-        ValueError: If names or lengths do not fit, no weight is above 0, one is negative, NaN or infinite, a source
-            that has to begin again is an iterator, or ``mesh`` is given beside ``num_replicas`` or ``rank``.
+        TypeError: If an argument has the wrong type, or a source cannot be iterated.
+        ValueError: If names or lengths do not match, no weight is above 0, a weight is negative, NaN or infinite, a
+            source that must repeat is an iterator, or ``mesh`` is combined with ``num_replicas`` or ``rank``.
 
     >>> sources = {"web": list("abc"), "books": ["D"]}
     >>> dataset = InterleavedDataset(sources, {"web": 0.75, "books": 0.25}, stopping="endless")
@@ -188,16 +191,16 @@ class InterleavedDataset(IterableDataset[T]):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digits that stand for the sources, the weights, the stopping rule and the seed.
+        """Hex digits that identify the sources, the weights, the stopping rule and the seed.
 
-        Of the data it knows the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
+        Of the data it covers the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
         """
         return self._mixture.fingerprint()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration and pass it on to the sources that have ``set_epoch``.
+        """Choose the epoch of the next iteration and call ``set_epoch`` of the sources that have it.
 
-        A loaded state holds for its own epoch only: another epoch drops it.
+        A loaded state applies only to its own epoch: choosing another epoch discards it.
 
         Args:
             epoch: From 0 to 2**63 - 1.
@@ -213,26 +216,26 @@ class InterleavedDataset(IterableDataset[T]):
                 raise
 
     def __iter__(self) -> InterleavedIterator[T]:
-        """Begin this process's stream, or resume a loaded state, the first time after loading it."""
+        """Begin this process's stream; the first iteration after ``load_state_dict`` resumes from the state."""
         self._latest = self._iterator()
         self._resume = None
         return self._latest
 
     def state_dict(self) -> StreamState:
-        """Return the position of the latest iteration, or where the next one begins when there was none."""
+        """Return the position of the latest iteration, or the start of the next one if there was none."""
         return (self._latest or self._iterator()).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration resume from ``state``. Costs nothing until then.
+        """Resume the next iteration from ``state``. The call itself reads nothing.
 
-        A state of an older epoch than one chosen by ``set_epoch`` and not yet iterated is ignored, because loaders may
-        load a state as late as in ``iter()``.
+        If ``set_epoch`` has chosen an epoch that was not iterated yet, a state of an older epoch is ignored, because
+        loaders may load a state as late as in ``iter()``.
 
         Args:
-            state: As returned by ``state_dict`` of the dataset or of an iterator.
+            state: The result of ``state_dict`` of the dataset or of an iterator.
 
         Raises:
-            TypeError: If it is not a mapping, or a value has another type.
+            TypeError: If it is not a mapping, or a value has the wrong type.
             ValueError: If it was saved with other sources or options, or another seed.
         """
         checked = check_stream_state(state, self._mixture)
@@ -246,10 +249,10 @@ class InterleavedDataset(IterableDataset[T]):
         if get_worker_info() is not None and resume.process != os.getpid():
             if resume.loaded:
                 raise RuntimeError(
-                    "load_state_dict was called in another process than this loader worker; every worker needs a "
-                    "state of its own: use torchdata's StatefulDataLoader, or num_workers=0"
+                    "load_state_dict was called in another process than this loader worker; every worker needs its "
+                    "own state: use torchdata's StatefulDataLoader, or num_workers=0"
                 )
-        elif resume.loaded or not nested.depth:  # else the dataset that this one is a source of knows the position
+        elif resume.loaded or not nested.depth:  # else the dataset that has this one as a source tracks the position
             iterator.load_state_dict(resume.state)
         return iterator
 
@@ -263,20 +266,20 @@ class InterleavedDataset(IterableDataset[T]):
         return Reader(rank, num_replicas, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins where this one's ``state_dict()`` stands.
+        """A copy continues from this object's ``state_dict()``.
 
-        A spawned worker begins anew. It has no process group and no mesh: it receives the ranks.
+        A spawned worker starts over. It has no process group and no mesh, so it receives the ranks.
         """
         try:
             ranks: tuple[int, int] | None = self._ranks.current()
-        except ValueError:  # not known yet; the copy will look them up
+        except ValueError:  # not known yet; the copy will read them itself
             ranks = None
         asked = self._ranks if self._ranks.mesh is None or ranks is None else Ranks(*ranks)
         resume = self._resume
         if self._latest is not None:
             resume = _Resume(os.getpid(), self._latest.state_dict(), loaded=False)
-        own = {"_latest": None, "_resume": resume, "_ranks": asked, "_ranks_when_sent": ranks}
-        return {**self.__dict__, **own}
+        changed = {"_latest": None, "_resume": resume, "_ranks": asked, "_ranks_when_sent": ranks}
+        return {**self.__dict__, **changed}
 
     def __copy__(self) -> InterleavedDataset[T]:
         made = object.__new__(type(self))
@@ -285,7 +288,7 @@ class InterleavedDataset(IterableDataset[T]):
 
 
 class InterleavedIterator(Iterator[T], Generic[T]):
-    """One iteration of an ``InterleavedDataset``, with a state of its own.
+    """One iteration of an ``InterleavedDataset``, with its own state.
 
     Attributes:
         position: Items yielded.
@@ -302,15 +305,15 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._go_to(cursor.epoch, 0)
 
     def __next__(self) -> T:
-        """Draw from the source that is due.
+        """Draw from the source of the next position.
 
         Raises:
-            RuntimeError: If a source has failed before: a generator that has raised is at its end, and going on would
+            RuntimeError: If a source has failed before: a generator that has raised is finished, and continuing would
                 silently lose the rest of it.
         """
         if self._failed is not None:
             raise RuntimeError(
-                "this iteration has ended with an error of a source; begin a new one, or load a state "
+                "this iteration has ended with an error of a source; begin a new iteration, or load a state "
                 f"({type(self._failed).__name__}: {self._failed})"
             ) from self._failed
         if not self._started:
@@ -356,10 +359,10 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``. Costs nothing until the next item is needed.
+        """Resume from ``state``. The call itself reads nothing.
 
         Raises:
-            TypeError: If it is not a mapping, or a value has another type.
+            TypeError: If it is not a mapping, or a value has the wrong type.
             ValueError: If it was saved with other sources or options, another seed, or by another stream.
         """
         checked = check_stream_state(state, self._mixture)
@@ -370,7 +373,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             raise ValueError(
                 f"state was saved by {saved}, this stream is {self._reader}: every stream reads its own part of the "
                 "data, so save a state on every rank, load each where it was saved, and keep the numbers of ranks and "
-                "workers (torchdata's StatefulDataLoader does it for the workers)"
+                "workers (torchdata's StatefulDataLoader does this for the workers)"
             )
         self._go_to(checked["epoch"], checked["position"], checked["dropped_at"], checked["sources"])
 
@@ -404,7 +407,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         return self._mixture.over([source.exhausted for source in self._sources], self.position)
 
     def _exhausted(self, source: SourceIterator[T]) -> None:
-        """Act on a source that has no more items: it begins again, is dropped, or ends the stream."""
+        """Handle an exhausted source: it repeats, is dropped, or ends the stream."""
         at_end = self._mixture.rule.at_end
         if at_end == "again" and not source.drawn:
             raise self._empty(source)
@@ -417,8 +420,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
     def _empty(self, source: SourceIterator[T]) -> RuntimeError:
         return RuntimeError(
             f"sources[{source.name!r}] is empty on this stream ({self._reader}), so "
-            f"stopping={self._mixture.stopping!r} would restart it forever; give every worker of every rank some of "
-            "it (at least one shard each), or give it weight 0"
+            f"stopping={self._mixture.stopping!r} would restart it forever; give every worker of every rank a part of "
+            "it (at least one shard), or set its weight to 0"
         )
 
 
@@ -432,7 +435,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     if names != own:
         raise ValueError(
             f"state was saved with the sources {listed(names)}, this dataset draws from {listed(own)} there; "
-            "resume with the sources it was saved with"
+            "resume with the sources of the saved run"
         )
     faults = {
         "data": "other data in the sources",

@@ -1,4 +1,4 @@
-"""The report of a mixture as a picture; it needs matplotlib, the ``plot`` extra."""
+"""The report of a mixture as a plot; it needs matplotlib, the ``plot`` extra."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,17 +13,17 @@ GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
 
 
 def plot_mixture(report: MixtureReport) -> "Figure":
-    """Draw asked-for and realised shares, and how much of each source has been seen.
+    """Plot requested and delivered shares, and the coverage of each source.
 
     Args:
-        report: Of ``WeightedDistributedSampler.report()``; the 40 most drawn of its sources are shown.
+        report: Result of ``WeightedDistributedSampler.report()``; the 40 most drawn sources are shown.
 
     Returns:
         A matplotlib figure, for ``figure.savefig(path)``.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If ``report`` is something else, such as the sampler itself.
+        TypeError: If ``report`` is not a report, such as the sampler itself.
     """
     try:
         from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def plot_mixture(report: MixtureReport) -> "Figure":
             "plot_mixture needs matplotlib, which is not installed: pip install 'headrace-weighted-sampler[plot]'"
         ) from error
     if not isinstance(report, MixtureReport):
-        raise TypeError(f"report must be what sampler.report() returns, got {type(report).__name__}")
+        raise TypeError(f"report must be a MixtureReport from sampler.report(), got {type(report).__name__}")
     shown = _most_drawn(report.sources)
     figure = Figure(figsize=(11, 2 + 0.35 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

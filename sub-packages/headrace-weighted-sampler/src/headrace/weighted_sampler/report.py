@@ -1,4 +1,4 @@
-"""What an epoch was asked for and what it delivers, source by source: as numbers and a table."""
+"""Requested and delivered samples of an epoch, by source: as numbers and as a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage
 _SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")
 _SUMMED_TOKENS = ("asked_token_share", "expected_token_share")
 TOKEN_HEADINGS = ("asked token share", "expected token share")
-MAX_SHOWN = 40  # lines of a table, sources in a picture
+MAX_SHOWN = 40  # lines of a table, sources in a plot
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class SourceReport:
     """One line of the report.
 
     Attributes:
-        name: The source's.
-        size: Its number of samples.
-        weight: As given for the stage in which the epoch begins, exactly.
-        asked: The share of the epoch's draws that was asked for, 0 to 1.
-        draws: Draws from it in this epoch.
-        delivered: What the ranks together receive: draws, less dropped ones, plus padded ones.
+        name: Name of the source.
+        size: Number of samples of the source.
+        weight: Exact weight in the stage in which the epoch begins.
+        asked: Requested share of the epoch's draws, 0 to 1.
+        draws: Draws from the source in this epoch.
+        delivered: Samples that all ranks together receive: draws, minus dropped ones, plus padded ones.
         share: ``delivered`` as a share of all deliveries, 0 to 1.
-        seen: Distinct samples drawn from epoch 0 to the end of this one.
-        repeats: Draws in that time beyond each sample's first.
-        asked_token_share: The share of the epoch's tokens that was asked for; None when shares are meant by samples.
-        expected_token_share: The share of tokens that so many deliveries hold on average: each counts as the mean size
-            of its source, so an epoch's own share differs a little. None likewise.
-        groups: Names of the groups of nested weights that it is in, from the outermost on.
+        seen: Distinct samples drawn from epoch 0 to the end of this epoch.
+        repeats: Draws in that time beyond the first draw of each sample.
+        asked_token_share: Requested share of the epoch's tokens; None if shares refer to samples.
+        expected_token_share: Expected share of tokens: each delivery counts as the mean size of its source, so the
+            true share of an epoch differs slightly. None if shares refer to samples.
+        groups: Names of the enclosing groups of nested weights, outermost first.
     """
 
     name: str
@@ -52,22 +52,22 @@ class SourceReport:
 
     @property
     def coverage(self) -> float:
-        """The part of the source that has been seen, 0 to 1."""
+        """The fraction of the source that has been drawn, 0 to 1."""
         return self.seen / self.size if self.size else 1.0
 
 
 @dataclass(frozen=True)
 class MixtureReport:
-    """One epoch of a mixture; ``str()`` of it is a table.
+    """Report on one epoch of a mixture; ``str()`` returns a table.
 
     Attributes:
-        epoch: Its number.
+        epoch: Number of the epoch.
         num_replicas: Number of ranks.
-        sources: One entry per source, those of weight 0 included.
-        padded: Dataset indices that are delivered once more so that the ranks get equal numbers.
-        dropped: Dataset indices that are left out for the same reason.
-        not_drawn: Number of samples that no epoch draws: in no source, or in one of weight 0.
-        rounding: Largest relative change of a weight; above 0 only with thousands of weights of samples.
+        sources: One entry per source, including sources of weight 0.
+        padded: Dataset indices that are repeated so that the ranks get equal numbers.
+        dropped: Dataset indices that are left out so that the ranks get equal numbers.
+        not_drawn: Number of samples that no epoch draws: they are in no source, or in a source of weight 0.
+        rounding: Largest relative change of a weight by rounding; above 0 only with thousands of weights of samples.
         changes: Positions within this epoch where a schedule changes the weights, or a source is dropped.
     """
 
@@ -82,7 +82,7 @@ class MixtureReport:
 
     @property
     def tree(self) -> tuple[SourceReport, ...]:
-        """The sources and, before its members, the sum of each group of nested weights."""
+        """The sources, and the sum of each group of nested weights before its members."""
         return tuple(_tree(self.sources))
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ def _cells(line: SourceReport) -> tuple[str, ...]:
 def mixture_report(
     spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, *, epoch: int, num_replicas: int
 ) -> MixtureReport:
-    """Count what one epoch delivers, from the ascending positions that are padded and dropped."""
+    """Count the deliveries of one epoch, from the ascending positions that are padded and dropped."""
     mixture, origin = order.mixture, order.mixture.origin(epoch)
     begin, end = epoch * spec.epoch_length - origin, (epoch + 1) * spec.epoch_length - origin
     before, after = mixture.draws_before(epoch), mixture.draws_before(epoch + 1)
@@ -201,7 +201,7 @@ def mixture_report(
 
 
 def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int]:
-    """How many of some ascending positions belong to each source."""
+    """Count the given ascending positions by source."""
     counts = [0] * order.mixture.num_sources
     for source, where, _ in order.mixture.assign(epoch, positions):
         counts[source] += len(where)
@@ -209,7 +209,7 @@ def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int
 
 
 def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
-    """Shares of tokens, from samples and their mean sizes; nothing when shares are meant by samples."""
+    """Shares of tokens, from samples and their mean sizes; Nones if shares refer to samples."""
     if spec.means is None:
         return [None] * len(samples)
     tokens = [count * mean for count, mean in zip(samples, spec.means, strict=True)]
@@ -218,7 +218,7 @@ def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[flo
 
 
 def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:
-    """Average what the stages ask for over positions ``begin .. end - 1``."""
+    """Average the requested shares of the stages over positions ``begin .. end - 1``."""
     bounds = [max(begin, min(end, stage.start)) for stage in stages] + [end]
     lengths = [stop - start for start, stop in pairwise(bounds)]
     return [

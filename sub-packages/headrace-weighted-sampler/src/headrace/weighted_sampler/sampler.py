@@ -1,4 +1,4 @@
-"""The sampler: options and state around pure functions of the seed, the weights and the position."""
+"""``WeightedDistributedSampler``: options and state around pure functions of seed, weights and position."""
 
 from __future__ import annotations  # help() shows the names of types, not the unions behind them
 
@@ -28,14 +28,14 @@ _FIRST_BLOCK = 256  # positions in the first block, so that the first sample doe
 
 
 class State(TypedDict):
-    """What ``WeightedDistributedSampler.state_dict`` returns.
+    """The state that ``WeightedDistributedSampler.state_dict`` returns.
 
     Attributes:
-        version: Of this layout.
-        seed: Of the sampler.
-        epoch: The epoch that ``position`` is in.
-        position: Samples of the epoch's global sequence already consumed, on all ranks.
-        fingerprint: Of the data, the options and the seed.
+        version: Version of this layout.
+        seed: Seed of the sampler.
+        epoch: The epoch of ``position``.
+        position: Samples of the epoch's global sequence already consumed, on all ranks together.
+        fingerprint: Fingerprint of the data, the options and the seed.
     """
 
     version: int
@@ -46,12 +46,12 @@ class State(TypedDict):
 
 
 class _Iteration:
-    """Where one iteration over the sampler stands."""
+    """The progress of one iteration over the sampler."""
 
     def __init__(self, start: int, num_replicas: int) -> None:
         self.start = self.block_end = start
         self.num_replicas = num_replicas
-        self.block: Iterator[int] = iter(())  # of a list: it knows how many of its items are left, at no cost for each
+        self.block: Iterator[int] = iter(())  # a list iterator: its length_hint counts the rest without a cost per item
 
     def position(self) -> int:
         """Positions of the epoch consumed so far, on all ranks, padding included."""
@@ -59,65 +59,67 @@ class _Iteration:
 
 
 class WeightedDistributedSampler(DistributedSampler[int]):
-    """Mix the sources of one dataset by weight and share the samples among data-parallel ranks.
+    """Mix the sources of one dataset by weight and distribute the samples over data-parallel ranks.
 
     All ranks read one global sequence; rank ``r`` of ``W`` takes its positions ``r, r + W, ...``. The sequence is
-    endless and a pure function of the seed and the weights; an epoch is a part of it. Every source's count follows its
-    share to within about one and a half draws at every 1,024th position. Each source is drawn without replacement,
-    shuffled anew each time, and its order runs on from epoch to epoch: ratio 0.25 covers a source in four epochs, and
-    2.0 draws each sample exactly twice an epoch. Any position is computed alone, so memory and the time to the first
-    sample do not grow with the epoch.
+    endless and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its
+    share to within about one and a half draws at every 1,024th position. Each source is drawn without replacement, with
+    a new shuffle for each pass. Passes continue across epochs: ratio 0.25 covers a source in four epochs, and 2.0 draws
+    each sample exactly twice per epoch. Any position is computed alone, so memory and the time to the first sample do
+    not grow with the epoch.
 
     Every rank gets the same number of samples. The last step is padded from the beginning of the epoch's sequence, or
-    dropped: ``padded()`` and ``dropped()`` name those samples.
+    dropped: ``padded()`` and ``dropped()`` return those samples.
 
-    Iterating again without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
+    A new iteration without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
     also after a ``break``. ``state_dict()`` is exact at any moment of an iteration, and a copy (``copy.copy``,
-    ``copy.deepcopy``, ``pickle``) continues there. ``len()`` is the length of the
-    whole epoch on this rank, also when the epoch is resumed; ``remaining`` counts the rest.
+    ``copy.deepcopy``, ``pickle``) continues from it. ``len()`` is the length of the full epoch on this rank, also after
+    a resume; ``remaining`` counts the rest.
 
-    It subclasses torch's ``DistributedSampler`` so that trainers know that the ranks are taken care of. Only
-    accelerate's ``prepare`` distributes every loader once more, so it takes ``num_replicas=1, rank=0``; else it raises.
+    The class subclasses torch's ``DistributedSampler``, so trainers do not replace it. accelerate's ``prepare``
+    distributes every loader again: construct the sampler with ``num_replicas=1, rank=0`` for it, otherwise the sampler
+    raises.
 
     Args:
-        dataset: Anything with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
+        dataset: Any object with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
             ``fingerprint``, if it has one, becomes part of the sampler's.
         weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
             ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
             of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in
-            no range are never drawn; or an array of one weight per sample. A weight may be an int, float,
-            ``Fraction`` or ``Decimal`` and stands for the decimal number that was written; 0 leaves a source out. The
-            order of a mapping does not matter. None, with a temperature, weighs all parts alike.
-        num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 when that
-            is not initialised. It is looked up when an epoch begins or ``len()`` is asked, so the sampler may be made
+            no range are never drawn; or an array of one weight per sample. A weight may be an int, float, ``Fraction``
+            or ``Decimal``; a float counts as its shortest decimal form. Weight 0 leaves a source out. The order of a
+            mapping does not matter. None, with a temperature, gives all parts equal weight.
+        num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
+            is not initialised. It is read at the start of an epoch or by ``len()``, so the sampler may be constructed
             before the process group.
-        rank: This rank, from 0. Looked up in the same way.
+        rank: This rank, from 0. Read in the same way.
         seed: From 0 to 2**64 - 1; the same on every rank.
-        drop_last: Drop the end of the epoch that does not fill all ranks, rather than pad it.
-        mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or anything with ``size()`` and ``get_local_rank()``,
+        drop_last: Drop the end of the epoch that does not fill all ranks, instead of padding it.
+        mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or an object with ``size()`` and ``get_local_rank()``,
             in place of ``num_replicas`` and ``rank``.
         weight_dict: Index ranges ``{(begin, end): ratio}``, in place of ``weights``.
-        semantics: The meaning of a weight. ``"ratio"`` multiplies the source's size: ``ceil(size * weight)`` draws an
-            epoch. ``"proportion"``: the source's share of the epoch; need not add up to 1. ``"count"``: samples that
-            an epoch draws. ``"temperature"``: the share is ``(weight * size) ** (1 / temperature)``. By default
-            ``"ratio"`` for index ranges and ``"proportion"`` for everything else.
-        epoch_length: Samples in an epoch, all ranks together. By default what the weights ask for (ratio and count),
-            or as many as there are in the sources that are drawn from.
-        temperature: For ``semantics="temperature"``: 1 keeps the proportions of the sizes, more evens them out.
-        schedule: ``[(position, weights), ...]``, positions rising: from that position of the endless sequence on,
-            samples of all ranks and epochs counted together, other weights hold. Epochs keep the length that
-            ``weights`` or ``epoch_length`` gave them, so counts and ratios of a later stage set its proportions only.
-            A resumed run may change the schedule behind the end of the window of 1,024 that holds its position.
-        per: ``"sample"``, or ``"token"``: proportions, counts and temperatures are then meant by tokens, so that a
-            source of long samples is drawn from less often. ``epoch_length`` stays in samples.
+        semantics: The meaning of a weight. ``"ratio"`` multiplies the source's size: ``ceil(size * weight)`` draws per
+            epoch. ``"proportion"``: the source's share of the epoch; weights need not add up to 1. ``"count"``: the
+            number of samples that an epoch draws. ``"temperature"``: the share is proportional to ``(weight * size) **
+            (1 / temperature)``. By default ``"ratio"`` for index ranges and ``"proportion"`` for all other weights.
+        epoch_length: Samples in an epoch, all ranks together. By default the sum of the draws (ratio and count), or
+            the total size of the sources with a positive weight.
+        temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
+        schedule: ``[(position, weights), ...]`` with increasing positions: from that position of the endless sequence
+            on (samples of all ranks and epochs counted together), these weights apply. Epochs keep the length that
+            follows from ``weights`` or ``epoch_length``, so counts and ratios of a later stage only set its
+            proportions. A resumed run may change the schedule after the end of the window of 1,024 that contains its
+            position.
+        per: ``"sample"``, or ``"token"``: then proportions, counts and temperatures refer to tokens, so that a source
+            of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
-        stopping: ``"endless"``: sources begin again. ``"drop_exhausted"``: each sample comes once an epoch; a source
-            that has run out is dropped for the rest of it, and the others keep their proportions.
+        stopping: ``"endless"``: sources repeat. ``"drop_exhausted"``: each sample comes once per epoch; an exhausted
+            source is dropped for the rest of the epoch, and the others keep their proportions.
 
     Raises:
-        TypeError: If ``dataset`` has no length or an argument is of the wrong type.
+        TypeError: If ``dataset`` has no length or an argument has the wrong type.
         ValueError: If a source, a weight, ``num_replicas``, ``rank``, ``seed`` or an option is not allowed, or
-            ``mesh`` is given beside ``num_replicas`` or ``rank``.
+            ``mesh`` is combined with ``num_replicas`` or ``rank``.
 
     >>> sampler = WeightedDistributedSampler(range(110), {(0, 100): 0.25, (100, 110): 2}, seed=3)
     >>> len(sampler), sum(index >= 100 for index in sampler)
@@ -148,7 +150,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         sizes: ArrayLike | None = None,
         stopping: Literal["endless", "drop_exhausted"] = "endless",
     ) -> None:
-        Sampler.__init__(self)  # DistributedSampler's own would look the ranks up here, once and for all
+        Sampler.__init__(self)  # DistributedSampler.__init__ would read the ranks here, once and for all
         if weights is not None and weight_dict is not None:
             raise TypeError("weights and weight_dict were both given; weight_dict={(begin, end): ratio} is for ranges")
         if weight_dict is not None and not is_by_range(weight_dict):
@@ -174,8 +176,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             stopping=stopping,
         )
         self._order = self._spec.order(self.seed)
-        self._fingerprints: dict[int, str] = {}  # by the number of stages they stand for
-        self._cursor = EpochCursor()  # its iterations know their positions themselves
+        self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
+        self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
 
     def __repr__(self) -> str:
@@ -191,28 +193,28 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         )
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]  # torch stores it, here the cursor has it
+    def epoch(self) -> int:  # type: ignore[override]  # torch stores it; here the cursor has it
         """The epoch of the latest iteration, or of the next one."""
         return self._cursor.epoch
 
     @property
-    def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
+    def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it; here it is looked up
         """Number of data-parallel ranks, as of now."""
         return self._ranks.world_size()
 
     @property
-    def rank(self) -> int:  # type: ignore[override]  # torch stores it, here it is looked up
+    def rank(self) -> int:  # type: ignore[override]  # torch stores it; here it is looked up
         """This rank, as of now."""
         return self._ranks.current()[1]
 
     @property
-    def num_samples(self) -> int:  # type: ignore[override]  # torch stores it, here it is computed
+    def num_samples(self) -> int:  # type: ignore[override]  # torch stores it; here it is computed
         """The same as ``len()``."""
         return len(self)
 
     @property
-    def total_size(self) -> int:  # type: ignore[override]  # torch stores it, here it is computed
-        """Samples that all ranks together get in a whole epoch, padding included."""
+    def total_size(self) -> int:  # type: ignore[override]  # torch stores it; here it is computed
+        """Samples of a full epoch on all ranks together, padding included."""
         return len(self) * self.num_replicas
 
     @property
@@ -222,21 +224,22 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digits that stand for the data, the sources and their draws, ``drop_last`` and the seed.
+        """Hex digits that identify the data, the sources and their draws, ``drop_last`` and the seed.
 
-        The same for equal options, whatever their types; different for another dataset length or dataset fingerprint.
+        Equal options give the same fingerprint, independent of their types; another dataset length or dataset
+        fingerprint gives a different one.
         """
         return self._fingerprint_of(len(self._spec.stages))
 
     def epoch_fingerprint(self, epoch: int) -> str:
-        """The ``fingerprint`` without what a ``schedule`` changes behind an epoch; batch samplers keep it in states."""
+        """The ``fingerprint`` without later changes of a ``schedule``, after an epoch; batch samplers store it."""
         return self._fingerprint_of(self._order.mixture.stages_before(epoch, self.epoch_length))
 
     @property
     def position(self) -> int:
         """Samples of the epoch's global sequence consumed by the latest iteration, on all ranks.
 
-        Before an iteration: where it will begin, which is 0 unless a state was loaded or batches are to be skipped.
+        Before an iteration it is the start of the next one: 0 unless a state was loaded or batches will be skipped.
         """
         if self._cursor.iteration is None:
             return self._next_start()
@@ -245,7 +248,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def remaining(self) -> int:
-        """Samples of the epoch that are left on this rank."""
+        """Samples in the rest of the epoch on this rank."""
         num_replicas, position = self.num_replicas, self.position
         return (self._end(position, num_replicas) - position) // num_replicas
 
@@ -254,8 +257,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._end(0, num_replicas) // num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        # A generator, so that a loaded position is used up by the first sample, not by iter(): a DataLoader with
-        # workers makes two iterators and throws the first away.
+        # A generator, so that the first sample consumes a loaded position, not iter(): a DataLoader with workers
+        # creates two iterators and discards the first.
         (num_replicas, rank), epoch, start = self._ranks.current(), self.epoch, self._next_start()
         if num_replicas > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
@@ -292,11 +295,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
 
     def padded(self, start: int | None = None) -> Indices:
-        """Return the samples that are delivered once more so that every rank gets the same number.
+        """Return the samples that are repeated so that every rank gets the same number.
 
         Args:
-            start: The position where the iteration begins; by default where the latest one began, or the next one
-                begins.
+            start: The position where the iteration begins; by default the start of the latest iteration, or of the
+                next one if there was none.
 
         Returns:
             Dataset indices, shape ``[p]``; they belong to the last ranks' last step. Empty with ``drop_last=True``.
@@ -322,8 +325,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterations. Call it before each epoch, on every rank.
 
-        Without it every iteration gives the same order, as with torch's ``DistributedSampler``. A loaded position
-        holds for the epoch it was saved in only; batches to skip are kept.
+        Without it every iteration has the same order, as with torch's ``DistributedSampler``. A loaded position
+        applies only to the epoch in which it was saved; ``set_skip_batches`` stays in effect.
 
         Args:
             epoch: From 0; the sequence up to the epoch's end must have at most 2**62 positions.
@@ -331,17 +334,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._cursor.choose(as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1))
 
     def set_skip_batches(self, num_skip_batches: int, micro_batch_size: int) -> None:
-        """Leave out the batches that this rank has already had, in the next iteration only.
+        """Skip the batches that this rank has already received, in the next iteration only.
 
-        The iteration after that one is whole again. It replaces a loaded position.
+        Later iterations are complete again. The call replaces a loaded position.
 
         Args:
             num_skip_batches: Batches to skip, counted from the beginning of the epoch.
             micro_batch_size: Samples in one batch of one rank.
 
         Raises:
-            ValueError: If the epoch has fewer batches than that. Raised by the next iteration when the number of ranks
-                is only known then.
+            ValueError: If the epoch has fewer batches than that. The next iteration raises it if the number of ranks
+                is not known before.
 
         >>> sampler = WeightedDistributedSampler(range(10), {(0, 10): 1})
         >>> sampler.set_skip_batches(2, micro_batch_size=4)
@@ -351,17 +354,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         count = as_int("num_skip_batches", num_skip_batches, 0)
         size = as_int("micro_batch_size", micro_batch_size, 1)
         if self._ranks.num_replicas is None or self._ranks.rank is not None:
-            self._skipped(count, size)  # otherwise the process group may still tell the rank
+            self._skipped(count, size)  # otherwise the rank may still come from the process group
         self._skip = count, size
         self._cursor.go_to(self.epoch, 0)
 
     def state_dict(self, position: int | None = None) -> State:
-        """Return the few numbers to resume from.
+        """Return the state to resume from.
 
         Args:
-            position: Samples of this epoch consumed so far, all ranks together: batches done times the samples of one
-                batch on all ranks. By default what the latest iteration has yielded. Give it where a loader with
-                workers fetches ahead of the training loop and does not keep the sampler's states itself.
+            position: Samples of this epoch consumed so far, all ranks together: finished batches times the samples of
+                one batch on all ranks. By default the samples that the latest iteration has yielded. Pass it if a
+                loader with workers prefetches samples and does not track the sampler's states itself.
 
         Raises:
             ValueError: If the position is beyond the epoch.
@@ -389,12 +392,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may differ from when it was saved; every rank then takes its share of the rest. A
-        state saved at the end of an epoch makes the next iteration empty. A state of an older epoch than one chosen by
-        ``set_epoch`` and not yet iterated is ignored, because loaders may load a state as late as in ``iter()``.
+        The number of ranks may differ from the saved run's; every rank then takes its part of the rest. After a state
+        saved at the end of an epoch, the next iteration is empty. If ``set_epoch`` has chosen an epoch that was not
+        iterated yet, a state of an older epoch is ignored, because loaders may load a state as late as in ``iter()``.
 
         Args:
-            state_dict: What ``state_dict`` returned.
+            state_dict: The result of ``state_dict``.
 
         Raises:
             TypeError: If it is not a mapping, or a value has another type.
@@ -417,7 +420,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._skip = None
 
     def report(self) -> MixtureReport:
-        """Count what the whole current epoch asks for and delivers, source by source; iterations are not disturbed."""
+        """Count the requested and delivered samples of the current epoch, by source; iterations are not affected."""
         end = min(self._end(0, self.num_replicas), self.epoch_length)
         return mixture_report(
             self._spec,
@@ -429,7 +432,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         )
 
     def _padding(self, start: int) -> Indices:
-        """Positions that an iteration from ``start`` on delivers once more."""
+        """The positions that an iteration from ``start`` on repeats."""
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
     def _indices_at(self, epoch: int, positions: Indices) -> Indices:
@@ -444,7 +447,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def _next_start(self) -> int:
         """Where the next iteration begins."""
         if self._skip is not None:
-            return self._skipped(*self._skip)  # computed late: the number of ranks may not be known before
+            return self._skipped(*self._skip)  # computed late, because the number of ranks may not be known before
         return self._cursor.start
 
     def _start(self, start: int | None) -> int:
@@ -470,7 +473,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             )
         rest = max(0, self.epoch_length - start)
         steps = rest // num_replicas if self.drop_last else -(-rest // num_replicas)
-        return start + steps * num_replicas  # positions beyond the epoch's end stand for its first ones
+        return start + steps * num_replicas  # positions beyond the epoch's end mean its first positions
 
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:
@@ -484,7 +487,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._fingerprints[stages]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins where this one's ``state_dict()`` stands."""
+        """A copy continues from this object's ``state_dict()``."""
         cursor = copy(self._cursor)
         if self._cursor.iteration is not None:
             cursor.go_to(self.epoch, self.position)

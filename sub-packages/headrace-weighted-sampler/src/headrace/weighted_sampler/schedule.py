@@ -30,26 +30,26 @@ StreamSchedule: TypeAlias = Sequence[tuple[int, StreamWeights]]
 def cosine_schedule(
     first: Mapping[str, Weight], last: Mapping[str, Weight], *, start: int = 0, stop: int, stages: int = 32
 ) -> list[tuple[int, dict[str, Fraction]]]:
-    """Let weights go from one mixture to another along half a cosine, in stages of equal length.
+    """Return a schedule from one mixture to another along half a cosine, in stages of equal length.
 
-    Before ``start`` the weights are ``first``: give them as ``weights`` beside the schedule. The ``k``-th stage begins
-    at ``start + (stop - start) * k // stages``, where the weights are ``first + (last - first) * (1 - cos(pi * k /
-    stages)) / 2``, with that factor rounded to six decimals, the same on every platform; from ``stop`` on they are
-    ``last``.
+    Before ``start`` the weights are ``first``: pass them as ``weights`` together with the schedule. The ``k``-th stage
+    begins at ``start + (stop - start) * k // stages`` with the weights ``first + (last - first) * (1 - cos(pi * k /
+    stages)) / 2``. The cosine factor is rounded to six decimals, the same on every platform. From ``stop`` on the
+    weights are ``last``.
 
     Args:
         first: ``{name: weight}``, not nested.
-        last: Weights of the same names. Shares follow the cosine where both add up to the same.
+        last: Weights of the same names. The shares follow the cosine if both mappings have the same sum.
         start: Position where the weights begin to change.
-        stop: Position from which on they are ``last``.
-        stages: How many times the weights change.
+        stop: Position where the weights reach ``last``.
+        stages: Number of changes of the weights.
 
     Returns:
-        ``[(position, {name: weight}), ...]`` for ``schedule=`` of ``WeightedDistributedSampler`` or
-        ``InterleavedDataset``; exact weights.
+        ``[(position, {name: weight}), ...]`` with exact weights, for ``schedule=`` of ``WeightedDistributedSampler`` or
+        ``InterleavedDataset``.
 
     Raises:
-        TypeError: If an argument has another type.
+        TypeError: If an argument has the wrong type.
         ValueError: If the names differ, a weight is negative, or there are fewer positions than stages.
 
     >>> for position, weights in cosine_schedule({"web": 1, "books": 0}, {"web": 0, "books": 1}, stop=900, stages=3):
@@ -85,7 +85,7 @@ class StageWeights(Generic[W]):
     """The weights of one stage, as parsed."""
 
     start: int
-    argument: str  # their name in messages
+    argument: str  # name of the weights in messages
     weights: W
 
 
@@ -107,7 +107,7 @@ def parse_schedule(schedule: object, parse: Callable[[str, Any], W]) -> list[Sta
 def parse_source_schedule(
     schedule: object, first: WeightedSources, dataset: Sized
 ) -> list[StageWeights[WeightedSources]]:
-    """Check the schedule of a sampler, whose stages weigh the sources of the ``first`` weights."""
+    """Validate the schedule of a sampler; its stages have the sources of the ``first`` weights."""
     stages = parse_schedule(schedule, lambda argument, weights: parse_sources(argument, weights, dataset))
     for place, stage in enumerate(stages):
         if first.members is not None or stage.weights.members is not None:
@@ -116,7 +116,9 @@ def parse_source_schedule(
                 "or ranges"
             )
         if stage.weights.ranges != first.ranges:
-            raise ValueError(f"schedule[{place}] must weigh the same ranges as the first weights; 0 leaves a range out")
+            raise ValueError(
+                f"schedule[{place}] must have weights for the same ranges as the first weights; 0 leaves a range out"
+            )
     return stages
 
 
@@ -125,7 +127,7 @@ def parse_source_schedule(
 
 @dataclass(frozen=True)
 class Stage:
-    """Integer weights that hold from a position on, the same sources in every stage."""
+    """Integer weights that apply from a position on, for the same sources in every stage."""
 
     start: int
     weights: tuple[int, ...]
@@ -139,7 +141,7 @@ def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) 
 
 
 def stage_at(stages: Sequence[Stage], position: int) -> int:
-    """Return the number of the stage that a position is in."""
+    """Return the number of the stage that contains a position."""
     return bisect_right(stages, position, key=lambda stage: stage.start) - 1
 
 

@@ -1,7 +1,7 @@
 """Weights as users write them: by dataset name, by position, by index range, or one per sample; nested in groups.
 
-Weights may come from YAML or JSON as they are: ``[weight, {name: weight}]``, a list, is a group as well as the tuple
-is, and numbers stand for the decimals that were written. What a weight means is for ``_semantics``.
+Weights may come directly from YAML or JSON: a list ``[weight, {name: weight}]`` is a group, as the tuple is, and a
+float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more disti
 class NamedConcatDataset(ConcatDataset[T_co]):
     """Concatenate datasets and keep their names, so that weights can be given by name.
 
-    Any dataset with ``names`` and ``cumulative_sizes`` will do in its place.
+    Any dataset with ``names`` and ``cumulative_sizes`` is accepted in its place.
 
     Args:
         datasets: ``{name: dataset}``, in the order of concatenation.
@@ -57,7 +57,7 @@ class NamedConcatDataset(ConcatDataset[T_co]):
         if not isinstance(datasets, Mapping):
             raise TypeError(f"datasets must be a mapping {{name: dataset}}, got {type(datasets).__name__}")
         if not datasets:
-            raise ValueError("datasets must hold at least one dataset, got none")
+            raise ValueError("datasets must contain at least one dataset, got none")
         for name, dataset in datasets.items():
             if not isinstance(name, str):
                 raise TypeError(f"datasets must have strings as names, got {name!r}")
@@ -67,7 +67,7 @@ class NamedConcatDataset(ConcatDataset[T_co]):
         self.names = tuple(datasets)
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
-        """Return the samples of a batch; each dataset is asked once where it has ``__getitems__``.
+        """Return the samples of a batch, with one call per dataset that has ``__getitems__``.
 
         Raises:
             IndexError: If an index is not in the dataset.
@@ -97,10 +97,10 @@ class Source:
     """One source of a mixture."""
 
     name: str  # for the report
-    begin: int  # first of its dataset indices; of its places in ``WeightedSources.members`` where there are such
+    begin: int  # its first dataset index, or its first place in ``WeightedSources.members`` if that is set
     end: int  # one past the last
-    weight: Fraction  # as given, exactly; of nested weights the product of the shares on the way to it
-    groups: tuple[str, ...] = ()  # of nested weights, from the outermost on
+    weight: Fraction  # the exact weight; for nested weights, the product of the shares along the path
+    groups: tuple[str, ...] = ()  # enclosing groups of nested weights, outermost first
 
     @property
     def size(self) -> int:
@@ -110,7 +110,7 @@ class Source:
 
 @dataclass(frozen=True)
 class WeightedSources:
-    """All sources, by rising ``begin``, those of weight 0 included."""
+    """All sources by ascending ``begin``, including sources of weight 0."""
 
     parts: tuple[Source, ...]
     members: Indices | None = None  # dataset indices at the sources' places; None when the places are the indices
@@ -128,12 +128,12 @@ class WeightedSources:
         return [(part.begin, part.end) for part in self.parts]
 
     def identity(self) -> object:
-        """Plain values that stand for which sample is in which source."""
+        """Plain values that identify the samples of each source."""
         return self.ranges, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
 
 
 def as_fraction(name: str, value: Weight) -> Fraction:
-    """Return a weight as an exact fraction; a float stands for the shortest decimal that reads back as itself.
+    """Return a weight as an exact fraction; a float counts as the shortest decimal that reads back as itself.
 
     >>> as_fraction("weight", 1.1), as_fraction("weight", np.float32(0.25))
     (Fraction(11, 10), Fraction(1, 4))
@@ -175,7 +175,7 @@ def nothing_to_draw(argument: str, weights: object) -> ValueError:
 
 
 def tensor_as_array(argument: str, weights: object) -> object:
-    """Make an array of a tensor, and refuse arrays that are not 1-D; other weights stay as they are."""
+    """Convert a tensor to an array, and refuse arrays that are not 1-D; return other weights unchanged."""
     if isinstance(weights, torch.Tensor):
         dense = weights.to_dense()
         # numpy has no bfloat16; other types keep their own decimals.
@@ -206,7 +206,7 @@ def _from_mapping(argument: str, weights: Mapping[Any, Weight], dataset: Sized) 
 
 
 def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Multiply out nested weights; returns the weight of each name, and the groups of each name that is in some.
+    """Multiply out nested weights; returns the weight of each name, and the groups of each name that has any.
 
     >>> flatten("weights", {"web": (0.7, {"en": 3, "de": 1}), "code": 0.3})[0]["en"]
     Fraction(21, 40)
@@ -232,7 +232,7 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def is_by_range(weights: object) -> bool:
-    """Whether weights are those of ranges."""
+    """Whether weights are by index range."""
     return isinstance(weights, Mapping) and all(isinstance(key, tuple) for key in weights)
 
 
@@ -340,7 +340,7 @@ def _from_samples(argument: str, weights: ArrayLike) -> WeightedSources:
 
 
 def group_by_weight(argument: str, given: NDArray[Any]) -> WeightedSources:
-    """Make a source of the samples of each weight, rounded where there are more than 4,096 different ones.
+    """Make one source per distinct weight; round the weights if there are more than 4,096 of them.
 
     >>> sources = group_by_weight("weights", np.array([0.5, 2.0, 0.0, 0.5]))
     >>> sources.members.tolist(), [(part.begin, part.end, float(part.weight)) for part in sources.parts]
@@ -362,7 +362,7 @@ def group_by_weight(argument: str, given: NDArray[Any]) -> WeightedSources:
 
 
 def _rounded(values: NDArray[Any]) -> NDArray[Any]:
-    """Round to the most binary digits that leave few enough values: to 0.4 % over a range of a million."""
+    """Round to the most binary digits that leave at most 4,096 values: to 0.4 % over a range of a million."""
     rounded, digits = values, 15
     fractions, exponents = np.frexp(values.astype(np.float64))  # exact, unlike logarithms
     while len(np.unique(rounded)) > MAX_DISTINCT_WEIGHTS:
@@ -379,7 +379,7 @@ def _rounded(values: NDArray[Any]) -> NDArray[Any]:
 def parse_stream_weights(
     argument: str, sources: Collection[Any], weights: object, semantics: str
 ) -> dict[str, Fraction]:
-    """Check the weights of streams, by name where ``sources`` is a mapping; returns the weight of each source."""
+    """Validate the weights of streams, by name if ``sources`` is a mapping; returns the weight of each source."""
     given: Mapping[str, Any]
     if isinstance(sources, Mapping):
         if not isinstance(weights, Mapping):
@@ -390,7 +390,7 @@ def parse_stream_weights(
         given, groups = flatten(argument, weights)
         if groups and semantics != "proportion":
             raise ValueError(f"nested {argument} need semantics='proportion', got {semantics!r}")
-        check_names(argument, given, sorted(sources), "sources does not hold; it holds")
+        check_names(argument, given, sorted(sources), "sources does not have; it has")
         exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
     else:
         numbers: Any = tensor_as_array(argument, weights)
@@ -406,6 +406,6 @@ def parse_stream_weights(
 
 
 def check_list(name: str, given: object, allowed: str) -> None:
-    """Refuse what is no list or array."""
+    """Refuse values that are neither a list nor an array."""
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (Sequence, np.ndarray)):
         raise TypeError(f"{name} must be {allowed} got {type(given).__name__}")
