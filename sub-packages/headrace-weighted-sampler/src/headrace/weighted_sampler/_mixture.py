@@ -33,7 +33,7 @@ MAX_PERIOD = 2**31  # the largest sum of integer weights that is kept exactly; a
 _DENSE = 64  # positions count as dense if at least one in 64 is present
 _WINDOWS_AT_ONCE = 16  # windows that are renumbered in one call
 
-# A source, the places among the given positions where it is drawn, and its draw numbers there, from the sequence's start.
+# A source, the places among the positions where it is drawn, and its draw numbers there, from the sequence's start.
 Assignment = tuple[int, Indices, Indices]
 
 
@@ -140,7 +140,7 @@ class Segment:
         owners: Indices,
         draws: Indices,
     ) -> None:
-        """Renumber draws by position, in place, where a pass of a source ends, so that its next pass begins after it."""
+        """Renumber draws by position, in place, where a pass of a source ends, so that its next pass follows it."""
         last = before + np.maximum(window_counts, 1) - 1
         crossing = ((before // sizes != last // sizes) & (sizes > 1)).any(axis=1)
         rows = np.flatnonzero(crossing)
