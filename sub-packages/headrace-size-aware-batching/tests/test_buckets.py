@@ -280,7 +280,7 @@ def test_empty_buckets_have_no_sampler_but_keep_their_values() -> None:
 
 def test_elements_outside_are_counted_and_named() -> None:
     with pytest.warns(
-        UserWarning, match=r"3 of 5 elements have sizes outside \[2, 4\) and are left out: indices 0, 1, 4"
+        UserWarning, match=r"3 of 5 samples have sizes outside \[2, 4\) and are left out: indices 0, 1, 4"
     ) as caught:
         sampler = make(sizes=range(5), bucket_boundaries=[2, 4])
     assert caught[0].filename == __file__
@@ -340,7 +340,7 @@ def test_elements_outside_are_counted_and_named() -> None:
             ValueError,
             "must be shared or individual, got both for",
         ),
-        ({"base_batch_sampler_shared_kwargs": {"sampler": 2}}, ValueError, "must not hold 'sampler'"),
+        ({"base_batch_sampler_shared_kwargs": {"sampler": 2}}, ValueError, "must not contain 'sampler'"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
         ({"generator": 1}, TypeError, "generator must be a torch.Generator or None"),
     ],

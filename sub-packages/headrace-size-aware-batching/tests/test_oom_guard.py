@@ -231,7 +231,7 @@ def test_an_update_that_stopped_half_way_is_never_kept(options: dict[str, Any]) 
     half_updated(optimizer, at=1)
     with OOMGuard(model, optimizer) as guard:
         guard.step(batches()[0], lambda part: model(part).square().mean())
-        with pytest.raises(torch.OutOfMemoryError, match="the optimizer stopped half-way, give copy_weights=True"):
+        with pytest.raises(torch.OutOfMemoryError, match="the optimizer stopped half-way, set copy_weights=True"):
             guard.step(batches()[1], lambda part: model(part).square().mean())
 
 
@@ -367,7 +367,7 @@ def test_an_optimizer_whose_writes_are_not_seen_is_not_tried_again(copy: bool) -
         if copy:
             guard.step(batches()[1], lambda part: model(part).square().mean())
             return
-        with pytest.raises(torch.OutOfMemoryError, match="may have stopped half-way, give copy_weights=True"):
+        with pytest.raises(torch.OutOfMemoryError, match="may have stopped half-way, set copy_weights=True"):
             guard.step(batches()[1], lambda part: model(part).square().mean())
 
 
@@ -414,7 +414,7 @@ def test_optimizers_that_are_sharded_are_refused() -> None:
         """Has the name of torch's, which needs a process group."""
 
     model, _ = make()
-    with pytest.raises(TypeError, match="optimizer must be one of this rank alone, got ZeroRedundancyOptimizer"):
+    with pytest.raises(TypeError, match="optimizer must update this rank only, got ZeroRedundancyOptimizer"):
         OOMGuard(model, ZeroRedundancyOptimizer(model.parameters()))
 
 
@@ -485,7 +485,7 @@ def test_lists_and_numbers_in_a_batch() -> None:
     )
     assert (first["name"], second["name"], second["scale"], second["t"].item()) == (["a", "b"], ["c", "d"], 2.0, 1)
     for wrong in ({"x": torch.ones(4), "y": torch.ones(3)}, 5):
-        with pytest.raises(ValueError, match="a batch must hold tensors of one length in dimension 0"):
+        with pytest.raises(ValueError, match="a batch must contain tensors of one length in dimension 0"):
             split_batch(wrong)
 
 

@@ -107,7 +107,7 @@ def test_a_model_far_beyond_this_machine_is_estimated() -> None:
 def test_an_estimate_needs_a_measured_batch_to_be_scaled() -> None:
     estimated = estimate_peaks(make_step, [np.array([4])], warm_up=0)
     other = estimate_peaks(make_step, [np.array([8])], warm_up=0)
-    with pytest.raises(ValueError, match="measured must hold batches that were estimated, too, got none"):
+    with pytest.raises(ValueError, match="measured must share batches with the estimate, got none"):
         estimated.scaled_to(other)
 
 

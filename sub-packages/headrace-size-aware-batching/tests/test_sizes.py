@@ -332,9 +332,12 @@ def test_a_module_of_ones_own_may_be_called_datasets() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["ab", "c"], r"'ab' of type str at index 0: give a number for each, such as \[len\(one\) for one in column\]"),
-        ([3, [1, 2]], r"\[1, 2\] of type list at index 1: give .*len\(one\)"),
-        ([{"n": 3}, {"n": 4}], r"\{'n': 3\} of type dict at index 0: give .* \[one\[\.\.\.\] for one in column\]"),
+        (
+            ["ab", "c"],
+            r"'ab' of type str at index 0: give a number for each, such as \[len\(item\) for item in column\]",
+        ),
+        ([3, [1, 2]], r"\[1, 2\] of type list at index 1: give .*len\(item\)"),
+        ([{"n": 3}, {"n": 4}], r"\{'n': 3\} of type dict at index 0: give .* \[item\[\.\.\.\] for item in column\]"),
         ([3, None], r"None of type NoneType at index 1: give each sample a number"),
         ([1, 2], r"numbers of type int: give np.array\(column\).astype\('int64'\)"),
         ([Decimal(1), Decimal(2)], r"numbers of type Decimal: give np.array\(column\).astype\('int64'\)"),

@@ -416,7 +416,9 @@ def test_ranks_share_the_batches_of_one_stream(world: int, count: int) -> None:
 
 
 def test_too_few_samples_for_the_ranks_are_repeated_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="the last step of the stream has 2 samples for 3 ranks: 1 ranks get samples"):
+    with pytest.warns(
+        UserWarning, match="the last step of the stream has 2 samples for 3 ranks: 1 ranks get repeated samples"
+    ):
         assert len(list(bucketed_batching([1, 2], [0, 1, 1], 10, num_replicas=3, rank=2))) == 1
 
 

@@ -13,17 +13,17 @@ from torch.utils.data import Sampler
 from headrace.size_aware_batching._validation import checked_flag, checked_int, shortlist, shown, warn
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
-_MAX_BUCKETS = 1_000_000  # more than that is a mistake in the unit
-_CHUNK = 65536  # indices turned into Python ints at a time
-_NAMED = 10  # elements outside all buckets that the warning names
+_MAX_BUCKETS = 1_000_000  # a larger number suggests a wrong unit
+_CHUNK = 65536  # indices converted to Python ints at a time
+_NAMED = 10  # samples outside all buckets that the warning names
 
 
 class Buckets(NamedTuple):
-    """Intervals that are closed on the left and open on the right, and the number of elements in each.
+    """Intervals that are closed on the left and open on the right, and the number of samples in each.
 
     Attributes:
         bucket_boundaries: Shape ``[n + 1]``, int64, strictly increasing.
-        bucket_sizes: Shape ``[n]``, int64; the number of elements in ``[boundary[i], boundary[i + 1])``.
+        bucket_sizes: Shape ``[n]``, int64; the number of samples in ``[boundary[i], boundary[i + 1])``.
     """
 
     bucket_boundaries: torch.Tensor
@@ -35,19 +35,19 @@ def create_buckets(
 ) -> Buckets:
     """Cut the range of ``sizes`` greedily, from the smallest size up.
 
-    A bucket closes as soon as it holds ``min_bucket_count`` elements, or when the next size would make it
-    wider than ``max_width``. A stretch without sizes becomes empty buckets of ``max_width``. The last bucket
-    ends at the largest size + 1 and may hold fewer elements.
+    A bucket closes as soon as it has ``min_bucket_count`` samples, or if the next size would make it wider than
+    ``max_width``. A gap in the sizes becomes empty buckets of ``max_width``. The last bucket ends at the largest size
+    + 1 and may have fewer samples.
 
     Args:
-        sizes: Shape ``[n]``, n > 0: integers from 0 on, in any order.
+        sizes: Shape ``[n]``, n > 0: integers >= 0, in any order.
         max_width: Largest width of a bucket, at least 1, in the unit of the sizes.
-        min_bucket_count: Number of elements at which a bucket closes, at least 1.
+        min_bucket_count: Number of samples at which a bucket closes, at least 1.
 
     Raises:
-        TypeError: If an argument is not made of integers.
-        ValueError: If ``sizes`` is empty, not 1-D or holds a negative one, a number is below 1, or the gaps
-            in the sizes would make more than a million buckets.
+        TypeError: If an argument has values other than integers.
+        ValueError: If ``sizes`` is empty, not 1-D or has a negative size, another argument is below 1, or the gaps in
+            the sizes need more than a million buckets.
 
     >>> buckets = create_buckets(torch.tensor([1, 1, 2, 3, 3, 3, 12]), max_width=5, min_bucket_count=6)
     >>> buckets.bucket_boundaries.tolist(), buckets.bucket_sizes.tolist()
@@ -67,48 +67,47 @@ def create_buckets(
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Sort elements into buckets by size and batch each bucket by itself.
+    """Sort samples into buckets by size and batch each bucket separately.
 
-    Bucket ``i`` holds the elements with ``bucket_boundaries[i] <= size < bucket_boundaries[i + 1]``. For each
-    bucket that is not empty, one batch sampler is made as ``base_batch_sampler_class(sampler, **kwargs)``,
-    where ``sampler`` yields the indices in the bucket.
+    Bucket ``i`` has the samples with ``bucket_boundaries[i] <= size < bucket_boundaries[i + 1]``. For each non-empty
+    bucket, ``base_batch_sampler_class(sampler, **kwargs)`` creates a batch sampler, where ``sampler`` yields the
+    indices in the bucket.
 
-    With ``shuffle=True`` the order inside a bucket is random, and the bucket of the next batch is drawn in
-    proportion to the elements that it has left. With ``shuffle=False`` elements keep their order and batches
-    come bucket by bucket. Every iteration starts from the beginning, also after a ``break``, and draws anew from the
-    generator.
+    With ``shuffle=True`` the order within a bucket is random, and the bucket of the next batch is drawn in proportion
+    to its remaining samples. With ``shuffle=False`` samples keep their order and batches come bucket by bucket. Every
+    iteration starts from the beginning, also after a ``break``, and draws new random numbers from the generator.
 
-    Elements outside all buckets are left out, with a warning that counts and names them. It does not distribute
+    Samples outside all buckets are left out, with a warning that counts and names them. The sampler does not distribute
     batches to ranks; `DistributedSizeAwareBatchSampler` with ``strategy="bucketed"`` does.
 
-    ``len()`` is the sum over the buckets; it raises a ``TypeError`` where the base has no ``len()``.
+    ``len()`` is the sum over the buckets; it raises a ``TypeError`` if a base batch sampler has no ``len()``.
 
     Args:
-        sizes: Shape ``[n]``: the size of element 0 .. n - 1, as a tensor, array or sequence.
-        bucket_boundaries: Shape ``[b + 1]``, at least 2: the cut points, each once. They are sorted here;
-            infinite ones are allowed.
+        sizes: Shape ``[n]``: the size of sample 0 .. n - 1, as a tensor, array or sequence.
+        bucket_boundaries: Shape ``[b + 1]``, at least 2: the cut points, each once, in any order; infinite values are
+            allowed.
         base_batch_sampler_class: A ``Sampler`` of batches that takes a sampler of indices as its first
             argument, such as ``torch.utils.data.BatchSampler`` or ``SizeAwareBatchSampler``.
-        base_batch_sampler_shared_kwargs: Further arguments, the same for each bucket.
-        base_batch_sampler_individual_kwargs: Further arguments by name, each a sequence of ``b`` values, one
-            a bucket from the smallest sizes to the largest, empty buckets included.
-        shuffle: Random order inside the buckets and between them.
-        generator: Source of all randomness here; torch's global one by default.
+        base_batch_sampler_shared_kwargs: Additional arguments, the same for each bucket.
+        base_batch_sampler_individual_kwargs: Additional arguments by name, each a sequence of ``b`` values, one per
+            bucket from the smallest sizes to the largest, including empty buckets.
+        shuffle: Whether the order within and between the buckets is random.
+        generator: Source of all random numbers; by default torch's global generator.
 
     Attributes:
         num_buckets: Number of buckets, ``b``.
-        num_samples: Number of elements inside the buckets.
+        num_samples: Number of samples in the buckets.
         bucket_boundaries: Shape ``[b + 1]``: the cut points, sorted.
-        bucket_sizes: Shape ``[b]``, int64: the number of elements in each bucket.
-        outside: Indices of the elements outside all buckets, int64.
-        base_batch_samplers: The batch samplers of the buckets that are not empty.
+        bucket_sizes: Shape ``[b]``, int64: the number of samples in each bucket.
+        outside: Indices of the samples outside all buckets, int64.
+        base_batch_samplers: The batch samplers of the non-empty buckets.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If ``sizes`` or ``bucket_boundaries`` is not 1-D or holds a NaN, a size is negative, a
-            boundary repeats, an individual argument has not one value a bucket, or an argument is both shared
-            and individual.
-        RuntimeError: If no element is in any bucket.
+        ValueError: If ``sizes`` or ``bucket_boundaries`` is not 1-D or has a NaN, a size is negative, a boundary
+            repeats, an individual argument does not have one value per bucket, or an argument is both shared and
+            individual.
+        RuntimeError: If no sample is in any bucket.
 
     >>> sampler = BucketBatchSampler(
     ...     sizes=torch.arange(7),
@@ -156,7 +155,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def bucket_element_indices(self) -> list[list[int]]:
-        """The indices of the elements in each bucket, ascending; an empty list for an empty bucket."""
+        """The indices of the samples in each bucket, ascending; an empty list for an empty bucket."""
         return [indices.tolist() for indices in self._members]
 
     def __len__(self) -> int:
@@ -177,20 +176,20 @@ class BucketBatchSampler(Sampler[list[int]]):
         while any(left):
             bucket = _draw(left, self.generator)
             batch = next(batches[bucket], None)
-            # A base may yield more or fewer elements than it got: a bucket is at its end when its base is.
+            # A base may yield more or fewer samples than it received: a bucket ends when its base ends.
             left[bucket] = 0 if batch is None else max(left[bucket] - len(batch), 1)
             if batch is not None:
                 yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to the base batch samplers that have a ``set_epoch``."""
+        """Call ``set_epoch`` of the base batch samplers that have it."""
         for base in self.base_batch_samplers:
             if callable(set_epoch := getattr(base, "set_epoch", None)):
                 set_epoch(epoch)
 
 
 class _BucketIndices(Sampler[int]):
-    """The indices of one bucket, in order or shuffled anew in each pass."""
+    """The indices of one bucket, in order or with a new shuffle in each pass."""
 
     def __init__(self, indices: torch.Tensor, shuffle: bool, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -208,7 +207,7 @@ class _BucketIndices(Sampler[int]):
 
 
 def bucket_of(sizes: Vector, boundaries: Vector) -> NDArray[np.int64]:
-    """Find the bucket of each size: i where ``boundaries[i] <= size < boundaries[i + 1]``, -1 where none.
+    """Find the bucket of each size: i with ``boundaries[i] <= size < boundaries[i + 1]``, or -1.
 
     >>> bucket_of(np.array([0, 1, 5, 6, 9]), np.array([1, 6, 9]))
     array([-1,  0,  0,  1, -1])
@@ -219,7 +218,7 @@ def bucket_of(sizes: Vector, boundaries: Vector) -> NDArray[np.int64]:
 
 
 def _cut(values: list[int], below: list[int], width: int, enough: int) -> tuple[list[int], list[int]]:
-    # below[i] is the number of elements smaller than values[i]; plain ints, so that no sum can overflow
+    # below[i] is the number of samples smaller than values[i]; plain ints, so that no sum can overflow
     boundaries: list[int] = [values[0]]
     numbers: list[int] = []
     first = 0
@@ -290,7 +289,7 @@ def _checked_kwargs(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"{name} must be a mapping from argument names to values, or None, got {shown(value)}")
     if "sampler" in value:
-        raise ValueError(f"{name} must not hold 'sampler': each bucket has its own")
+        raise ValueError(f"{name} must not contain 'sampler': each bucket has its own")
     return value
 
 
@@ -303,6 +302,6 @@ def _report_outside(outside: torch.Tensor, inside: int, boundaries: list[float])
         )
     if len(outside):
         warn(
-            f"{len(outside)} of {len(outside) + inside} elements have sizes outside {interval} and are left out: "
+            f"{len(outside)} of {len(outside) + inside} samples have sizes outside {interval} and are left out: "
             f"indices {shortlist(outside[:_NAMED].tolist(), len(outside))}"
         )

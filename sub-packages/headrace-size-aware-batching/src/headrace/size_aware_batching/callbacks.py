@@ -1,4 +1,4 @@
-"""Lightning callbacks: the worst batches before the training, and steps that survive running out of memory."""
+"""Lightning callbacks: run the worst batches before training, and rescue steps that run out of memory."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,20 +27,19 @@ except ImportError as error:
 
 
 class WorstBatchesFirst(Callback):
-    """Runs the most expensive batches of the epoch before the training begins: it runs out of memory now or not at all.
+    """Runs the most expensive batches of the epoch before training, so that it runs out of memory now or not at all.
 
-    Weights, optimizer state, random state and metrics are afterwards as if nothing had happened. Every rank runs
-    the same batches, and all raise if one of them runs out. Where the optimizer has no state yet, the most expensive
-    batch runs twice.
+    Weights, optimizer state, random state and metrics are restored afterwards. Every rank runs the same batches, and
+    all ranks raise if one runs out. If the optimizer has no state yet, the most expensive batch runs twice.
 
     Args:
-        k: How many batches.
-        sampler: The sampler, with ``worst_batches``; by default the ``batch_sampler`` of the training's loader.
-        batches_of: Makes a batch, on the host, of the samples with these indices, int64, shape ``[n]``; by default with
-            the ``dataset`` and the ``collate_fn`` of the loader.
+        k: Number of batches.
+        sampler: The sampler, with ``worst_batches``; by default the ``batch_sampler`` of the training loader.
+        batches_of: Builds a batch, on the host, of the samples with these indices, int64, shape ``[n]``; by default
+            with the ``dataset`` and the ``collate_fn`` of the loader.
 
     Raises:
-        ValueError: From ``fit``, where the loader has no such sampler, or the module optimizes by itself.
+        ValueError: From ``fit``, if the loader has no such sampler, or the module uses manual optimization.
         torch.OutOfMemoryError: From ``fit``, if a batch does not fit, with its sizes.
 
     >>> WorstBatchesFirst(k=2).k
@@ -51,7 +50,7 @@ class WorstBatchesFirst(Callback):
         self.k, self.sampler, self.batches_of = k, sampler, batches_of
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Run them, and put everything back."""
+        """Run the batches, and restore the state."""
         refuse_manual_optimization(pl_module, type(self).__name__)
         loader: Any = trainer.train_dataloader
         sampler: Any = getattr(loader, "batch_sampler", None) if self.sampler is None else self.sampler
@@ -65,7 +64,7 @@ class WorstBatchesFirst(Callback):
         with unchanged(model, trainer.optimizers), unsynchronized(model), ExitStack() as stack:
             for metric in new_metrics(pl_module):  # called in reverse: a collection last
                 stack.callback(metric.reset)
-            for name in ("log", "log_dict"):  # these batches are no part of the training's figures
+            for name in ("log", "log_dict"):  # these batches must not be logged
                 pl_module.__dict__[name] = lambda *_, **__: None
                 stack.callback(pl_module.__dict__.pop, name)
             for number, indices in with_optimizer_state(sampler.worst_batches(self.k), trainer.optimizers):
@@ -87,21 +86,21 @@ class WorstBatchesFirst(Callback):
 
 
 class OOMRescue(Callback):
-    """Finishes training steps that run out of memory, as `OOMGuard` does, with a trainer of Lightning.
+    """Completes training steps that run out of memory, as `OOMGuard` does, under Lightning's ``Trainer``.
 
-    ``training_step`` has to return the mean over the samples (or whatever ``count`` counts) of the batch, or, with
-    ``reduction="scaled"``, what `token_weighted_loss` returns. Metrics that it logs count every part, and every
-    try that ran out of memory.
-    Under DDP the gradients are reduced by one all-reduce after the backward pass, before clipping.
+    ``training_step`` must return the mean over the samples of the batch (or over its ``count``), or, with
+    ``reduction="scaled"``, the result of `token_weighted_loss`. Metrics that it logs count every part, and every
+    attempt that ran out of memory. Under DDP one all-reduce after the backward pass reduces the gradients, before
+    clipping.
 
     Args:
-        options: Those of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
-            ``cost``, ``budget``, ``shrink``, ``copy_weights``. The trainer clips by itself.
+        options: Options of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
+            ``cost``, ``budget``, ``shrink``, ``copy_weights``. The trainer clips gradients itself.
 
     Raises:
         TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
         ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, gradients are
-            accumulated over several batches, or the module optimizes by itself.
+            accumulated over several batches, or the module uses manual optimization.
 
     >>> OOMRescue(shrink=0.9).events
     []
@@ -109,9 +108,9 @@ class OOMRescue(Callback):
 
     def __init__(self, **options: Any) -> None:
         if refused := {"model", "optimizer", "clip_norm"} & set(options):
-            raise TypeError(f"options must be those of OOMGuard but for {sorted(refused)}: the trainer knows them")
+            raise TypeError(f"options must not contain {sorted(refused)}: OOMRescue gets them from the trainer")
         if options.get("reduction") == "sum":
-            raise ValueError('reduction must be "mean" or "scaled", got "sum": Lightning takes the loss as it is')
+            raise ValueError('reduction must be "mean" or "scaled", got "sum": Lightning does not rescale the loss')
         self.options = options
         self.guard: OOMGuard | None = None
         self._budget: float | None = None
@@ -161,17 +160,17 @@ class OOMRescue(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Remember the batch."""
+        """Store the batch."""
         refuse_accumulation(trainer)  # a GradientAccumulationScheduler may have changed it since
         self._batch = batch, batch_idx
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Give the optimizer's steps back."""
+        """Restore the optimizer's steps."""
         self._stack.close()
         self._batch = None, 0
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """Give the optimizer's steps back."""
+        """Restore the optimizer's steps."""
         self.on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,7 +178,7 @@ class OOMRescue(Callback):
         return {"budget": self._budget if self.guard is None else self.guard.budget}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the budget of a checkpoint."""
+        """Restore the budget of a checkpoint."""
         self._budget = state_dict["budget"]
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -191,7 +190,7 @@ class OOMRescue(Callback):
             self._stack.callback(owner.__dict__.__setitem__, name, before)
 
     def _gradients(self, trainer: Trainer, module: LightningModule, closure: Any) -> Any:
-        """Make the gradients of the current batch; in place of Lightning's closure."""
+        """Compute the gradients of the current batch, in place of Lightning's closure."""
         if self.guard is None:
             raise RuntimeError("OOMRescue must be a callback of the trainer that runs the module")
         guard, (batch, batch_idx) = self.guard, self._batch
@@ -222,13 +221,13 @@ def training_step(trainer: Trainer, module: LightningModule, batch: Any, batch_i
 
 
 def new_metrics(module: LightningModule) -> list[Metric | MetricCollection]:
-    """Return the metrics of a module that count nothing yet, collections before their members."""
-    found = [each for each in module.modules() if isinstance(each, Metric | MetricCollection)]
-    return [each for each in found if not any(one.update_count for one in each.modules() if isinstance(one, Metric))]
+    """Return the metrics of a module without updates, collections before their members."""
+    found = [metric for metric in module.modules() if isinstance(metric, Metric | MetricCollection)]
+    return [metric for metric in found if not any(m.update_count for m in metric.modules() if isinstance(m, Metric))]
 
 
 def collated(loader: Any, indices: Any) -> Any:
-    """Make the batch that a loader makes of these samples."""
+    """Build the batch of these samples as the loader does."""
     dataset, places = loader.dataset, indices.tolist()
     many = getattr(dataset, "__getitems__", None)
     return loader.collate_fn(many(places) if callable(many) else [dataset[place] for place in places])
@@ -238,12 +237,12 @@ def refuse_manual_optimization(module: LightningModule, name: str) -> None:
     """Refuse a module whose training_step calls backward and the optimizer."""
     if not module.automatic_optimization:
         raise ValueError(
-            f"{name} needs automatic optimization, got a module that optimizes by itself: use OOMGuard in it"
+            f"{name} needs automatic optimization, got a module with manual optimization: use OOMGuard in the module"
         )
 
 
 def refuse_accumulation(trainer: Trainer) -> None:
-    """Refuse several optimizers, and steps of several batches: each batch is a step of its own."""
+    """Refuse several optimizers and gradient accumulation: each batch must be one step."""
     if len(trainer.optimizers) != 1 or trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "

@@ -1,4 +1,4 @@
-"""Batches of neighbours in size over a stream, from a shuffle buffer of bounded length."""
+"""Batches of similar sizes from a stream, through a shuffle buffer of bounded length."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 
-# Each round, one of so many parts of the buffer leaves before the rest is sorted again. On 200,000 lognormal sizes
+# Each round, one of this many parts of the buffer leaves before the rest is sorted again. On 200,000 lognormal sizes
 # (median 360, sigma 0.8), budget 16384, buffer 1,000: 1, 4, 16 parts give 1.056, 1.053, 1.052 times the fewest padded
 # batches possible, in 1.1, 2.1, 4.5 microseconds a sample on one core. Buffer 10,000: 1.0064, 1.0064, 1.0057.
 PARTS = 4
@@ -44,10 +44,10 @@ Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
 
 @dataclass
 class BucketedBatching:
-    """`bucketed_batching` as a stage: made from the options, called with the stream.
+    """`bucketed_batching` as a pipeline stage: constructed with the options, called with the stream.
 
-    For ``WebDataset(...).compose(stage)`` and every other pipeline whose stages take an iterator and return one. It can
-    be pickled when its arguments can; worker processes get the ranks of the process that started them.
+    For ``WebDataset(...).compose(stage)`` and every other pipeline whose stages take an iterator and return one. It is
+    picklable if its arguments are; worker processes get the ranks of the process that started them.
 
     The arguments are those of `bucketed_batching`.
 
@@ -98,7 +98,7 @@ class BucketedBatching:
             raise ValueError(f"num_replicas must be given with rank={self.rank}, got None: give both")
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the random order of the streams that begin from now on."""
+        """Choose the random order of all later streams."""
         self.epoch = checked_epoch(epoch)
 
     def __call__(self, source: Iterable[Any]) -> Generator[Any, None, None]:
@@ -117,7 +117,7 @@ class BucketedBatching:
     def __getstate__(self) -> dict[str, Any]:
         if self.num_replicas is None and self.mesh is None:
             return self.__dict__
-        ranks = self._ranks.current()  # a worker process has no process group to ask
+        ranks = self._ranks.current()  # a worker process has no process group
         named = dict(zip(("num_replicas", "rank"), ranks, strict=True))
         return self.__dict__ | named | {"mesh": None, "_ranks": Ranks(*ranks)}
 
@@ -141,7 +141,7 @@ class BucketedBatching:
         if len(step) < replicas:
             self._warn(
                 f"the last step of the stream has {len(samples)} samples for {replicas} ranks: "
-                f"{replicas - len(step)} ranks get samples once more"
+                f"{replicas - len(step)} ranks get repeated samples"
             )
         yield step[rank % len(step)]
 
@@ -165,9 +165,9 @@ class BucketedBatching:
                     f"at position {position}: the sum over the buffer may pass 2**62, so use a larger unit"
                 )
             buffer.add(position, sample, size)
-            if buffer.held == self.buffer_size:
+            if buffer.length == self.buffer_size:
                 yield buffer.next_batch()
-        while buffer.held:
+        while buffer.length:
             yield buffer.next_batch(ended=True)
         tally.finish(self._info)
 
@@ -175,7 +175,7 @@ class BucketedBatching:
 def _takes_options_of(
     stage: Callable[StageOptions, BucketedBatching],
 ) -> Callable[[Callable[..., Batches]], Callable[Concatenate[Iterable[Any], StageOptions], Batches]]:
-    """Give a function the stage's arguments behind its own first one, for type checkers, editors and documentation."""
+    """Append the stage's arguments to a function's signature, for type checkers, editors and documentation."""
 
     def with_signature(function: Callable[..., Batches]) -> Callable[Concatenate[Iterable[Any], StageOptions], Batches]:
         first, *_ = inspect.signature(function).parameters.values()
@@ -189,39 +189,39 @@ def _takes_options_of(
 
 @_takes_options_of(BucketedBatching)
 def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -> Batches:  # noqa: D417  # by name
-    """Batch a stream so that neighbours in size share a batch, inside a buffer of bounded length.
+    """Batch a stream so that samples of similar size share a batch, within a buffer of bounded length.
 
-    The buffer fills first; from then on each batch that leaves makes room for as many samples. Every sample is
-    in one batch, none over the budget, and at most ``buffer_size`` samples are held, so the stream may be endless: no
-    sample waits for ever. Arguments are checked by the call itself, not by the first ``next()``.
+    The buffer fills first; then each batch that leaves makes room for as many samples. Every sample is in one batch, no
+    batch exceeds the budget, and the buffer has at most ``buffer_size`` samples. So the stream may be endless, and
+    every sample leaves the buffer eventually. The call itself validates the arguments, not the first ``next()``.
 
     Args:
         dataset: Any iterable: a generator, an ``IterableDataset``, a WebDataset pipeline.
         sizeof: Size of a sample: a callable of the sample, or a mapping, sequence, array or tensor for which the
             sample itself is the key or index.
-        max_total_size: Budget of a batch, in the unit of the cost. ``inf`` leaves the count to ``max_items`` and
-            ``buffer_size``.
-        cost: ``"padded"``, count times largest; ``"sum"`` of the sizes; or ``f(n, largest)`` in any unit, which
-            must not fall when n or the largest size grows.
-        buffer_size: Samples held at most. More of them mean less padding and more randomness, and more samples
-            that are read before the first batch.
-        shuffle: Whether batches leave in random order. Without it, the batch with the oldest sample is next.
+        max_total_size: Budget of a batch, in the unit of the cost. With ``inf`` only ``max_items`` and ``buffer_size``
+            limit a batch.
+        cost: ``"padded"``, count times largest; ``"sum"`` of the sizes; or ``f(n, largest)`` in any unit, which must
+            not decrease when n or the largest size grows.
+        buffer_size: Maximum number of samples in the buffer. A larger buffer gives less padding and more randomness,
+            but reads more samples before the first batch.
+        shuffle: Whether batches leave in random order. Otherwise, the batch with the oldest sample is next.
         seed: Key of the random order, 0 to 2**64 - 1. The same stream and seed give the same batches.
         max_items: Largest number of samples in a batch.
-        batch_size_multiple: Batches that hold more samples than this hold a multiple of it.
+        batch_size_multiple: Batches of more samples than this have a multiple of it.
         length_multiple: The largest size is rounded up to a multiple of this, for static shapes; not with
             ``cost="sum"``.
         oversize: Policy for a sample that exceeds the budget by itself: ``"raise"`` an error (the default here),
-            ``"skip"`` it with a warning that names its position, or pass it on at once in its ``"own_batch"``, over the
-            budget. The summary counts them.
+            ``"skip"`` it with a warning that names its position, or yield it at once in its ``"own_batch"``, over the
+            budget. The summary counts such samples.
         num_replicas: Number of data-parallel ranks that read this same stream and share its batches: rank r gets
-            every ``num_replicas``-th batch, all ranks the same number. The last batches are split until they do; where
-            there are too few samples for that, some batches are repeated, with a warning. By default the stream
-            belongs to this rank alone, as after webdataset's ``split_by_node``.
-        rank: Rank of this process; by default that of the process group, read when the stream begins.
-        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
+            every ``num_replicas``-th batch, and all ranks the same number. The last batches are split to make the
+            numbers equal; if there are too few samples for that, some batches repeat, with a warning. By default
+            the stream belongs to this rank only, as after webdataset's ``split_by_node``.
+        rank: Rank of this process; by default the rank in the process group, read at the start of the stream.
+        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or an object with ``size()`` and
             ``get_local_rank()``.
-        collate_fn: Makes a batch of a list of samples; the list itself is the batch by default.
+        collate_fn: Converts a list of samples to a batch; by default the batch is the list.
         info_logger: Receives a summary at the end of the stream. By default the logger
             ``headrace.size_aware_batching``, at INFO.
         warn_logger: Receives a message for each sample skipped. By default a ``UserWarning``.
@@ -242,24 +242,24 @@ def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -
 
 
 class StreamBudget:
-    """A cost and its budget, for sizes that become known while samples come."""
+    """A cost and its budget, for sizes of a stream."""
 
     def __init__(self, cost: Cost, limit: Number, most_items: int, multiple: int = 1) -> None:
         self.cost, self.multiple = cost, multiple
-        self.limit: Number = math.inf if limit >= UNLIMITED else limit  # no cost gets there: sizes are less
+        self.limit: Number = math.inf if limit >= UNLIMITED else limit  # sizes, and so costs, are below it
         self._streamed = cost.streamed(self.limit, most_items, multiple)
 
     def exceeded_by(self, size: Number) -> bool:
-        """Return whether a sample of this size exceeds the budget by itself; an infinite one always does."""
+        """Return whether a sample of this size exceeds the budget by itself; an infinite size always does."""
         if math.isinf(size):
             return True
         cost = self.cost.measure(1, size, size)
         return math.isinf(cost) or cost > self.limit
 
     def cut(self, descending: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-        """Return where batches of descending sizes begin and the last one ends, and how many of them are complete.
+        """Return the offsets of batches of descending sizes, and the number of complete batches.
 
-        The smallest samples, at the end, might share a batch with samples that come later.
+        The smallest samples, at the end, might share a batch with later samples.
 
         >>> budget = StreamBudget(as_cost("padded"), 12, most_items=4)
         >>> budget.cut(np.array([6, 5, 4, 3, 3, 1]))
@@ -275,10 +275,10 @@ class StreamBudget:
 
 
 class _Buffer:
-    """Samples that wait, and batches that are ready to leave."""
+    """Waiting samples, and batches that are ready to leave."""
 
     def __init__(self, budget: StreamBudget, key: int | None, tally: Tally) -> None:
-        self.held = 0  # samples in the buffer
+        self.length = 0  # samples in the buffer
         self._budget = budget
         self._key = key
         self._tally = tally
@@ -288,14 +288,14 @@ class _Buffer:
 
     def add(self, position: int, sample: Any, size: Number) -> None:
         self._waiting.append((position, sample, size))
-        self.held += 1
+        self.length += 1
 
     def next_batch(self, ended: bool = False) -> list[Any]:
-        """Return the next batch; there must be a sample. ``ended``: no further sample will come."""
+        """Return the next batch; the buffer must not be empty. ``ended``: the stream has no further samples."""
         if not self._ready:
             self._sort(ended)
         batch = self._ready.pop()
-        self.held -= len(batch)
+        self.length -= len(batch)
         sizes = [size for _, _, size in batch]
         self._tally.close(len(batch), exact(self._budget.cost.measure(len(batch), max(sizes), sum(sizes))))
         return [sample for _, sample, _ in batch]
@@ -316,11 +316,10 @@ class _Buffer:
 def leaving_batches(
     budget: StreamBudget, key: int | None, sizes: NDArray[Any], positions: NDArray[np.int64], ended: bool
 ) -> list[NDArray[np.int64]]:
-    """Return the places in the buffer that leave in this round, batch by batch.
+    """Return the buffer places of the batches that leave in this round.
 
-    A quarter of the complete batches leaves, drawn by ``key`` or the oldest first, and in any case the batch of the
-    sample that has waited longest, so that no sample of an endless stream stays for ever. When the stream has ended,
-    all leave.
+    A quarter of the complete batches leaves, drawn by ``key`` or the oldest first. The batch of the oldest sample
+    always leaves, so that no sample of an endless stream stays forever. At the end of the stream, all batches leave.
 
     >>> budget = StreamBudget(as_cost("padded"), 10, most_items=9)
     >>> [batch.tolist() for batch in leaving_batches(budget, None, np.array([9, 1, 5, 1, 5]), np.arange(5), True)]

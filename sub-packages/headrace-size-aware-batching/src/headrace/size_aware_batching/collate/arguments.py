@@ -1,4 +1,4 @@
-"""Arguments of collate functions, checked."""
+"""Validation of the arguments of collate functions."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -8,7 +8,7 @@ from headrace.size_aware_batching._validation import checked_int, shown, whole_n
 
 
 def check_multiple(name: str, value: Any) -> None:
-    """Refuse what is not an int of at least 1; None is not."""
+    """Refuse values other than ints of at least 1, including None."""
     if whole_number(name, value) is None:
         raise TypeError(f"{name} must be an int >= 1, got None: leave it out, or give 1")
 
@@ -20,7 +20,7 @@ def check_limits(max_length: Any, max_total_size: Any) -> None:
 
 
 def check_numbers(name: str, value: Any) -> None:
-    """Raise a TypeError for what is neither a number nor a mapping to numbers."""
+    """Raise a TypeError for values that are neither a number nor a mapping to numbers."""
     for number in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(number, Real):
             raise TypeError(f"{name} must be a number, or a mapping from field to number, got {number!r}")

@@ -1,4 +1,4 @@
-"""Samples of any structure, read into tensors: the same field of every sample is joined by a function."""
+"""Reading samples of any structure into tensors, and joining each field over the samples."""
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _NUMBERS = bool | int | float | complex
 
 @dataclass
 class Fields:
-    """The fields of a batch: the names of all, and of those with a dimension 0 the lengths."""
+    """The fields of a batch: all names, and the lengths of the fields with a dimension 0."""
 
     fixed: Sequence[Name]
     max_length: int | None
@@ -46,7 +46,7 @@ class Fields:
         return list(values) if kind == "text" else torch.stack(_one_dtype([value for _, value in read], path))
 
     def is_fixed(self, tensors: list[torch.Tensor], path: Path) -> bool:
-        """Record a field, check its shapes and return whether it is named in ``fixed``; cut it in place if not."""
+        """Record a field, check its shapes, return whether it is in ``fixed``; truncate other fields in place."""
         self.names.update(path[-1:])
         fixed = bool(path) and path[-1] in self.fixed
         first = tensors[0].shape if fixed else tensors[0].shape[1:]
@@ -64,7 +64,7 @@ class Fields:
         return fixed
 
     def refuse_unknown(self, names: Iterable[Name], argument: str, of_any: bool = False) -> None:
-        """Raise a ValueError where a name is not that of a field; ``of_any``: it may name numbers and texts."""
+        """Raise a ValueError if a name is not that of a field; ``of_any``: it may name numbers and texts."""
         known = self.names | self.others if of_any else self.names
         if unknown := [name for name in names if name not in known]:
             there = ", ".join(sorted(map(repr, known))) or "no such field with a name"
@@ -72,7 +72,7 @@ class Fields:
             raise ValueError(f"{argument} must name fields {which}, got {unknown}: the samples have {there}")
 
     def refuse_over(self, max_total_size: int | None, found: int) -> None:
-        """Raise a ValueError where a batch of ``found`` elements is over the budget."""
+        """Raise a ValueError if a batch of ``found`` elements is over the budget."""
         if max_total_size is not None and found > max_total_size:
             count, longest = len(next(iter(self.lengths.values()))), max(map(max, self.lengths.values()))
             raise ValueError(
@@ -82,7 +82,7 @@ class Fields:
             )
 
     def one_length(self, need: str) -> list[int]:
-        """Return the length of each sample; raise a ValueError where its fields disagree."""
+        """Return the length of each sample; raise a ValueError if its fields differ in length."""
         if not self.lengths:
             raise ValueError("the samples have no tensor with a dimension 0, and therefore no length")
         first, *others = self.lengths
@@ -97,7 +97,7 @@ class Fields:
 
 
 def _read(value: Any, path: Path, sample: int) -> tuple[str, Any]:
-    """Return how a value is joined, and the value; numbers and lists of numbers as tensors."""
+    """Return the kind of a value and the value; numbers and lists of numbers become tensors."""
     if isinstance(value, torch.Tensor):
         return ("a tensor" if value.ndim else "a number"), value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -120,12 +120,12 @@ def _read(value: Any, path: Path, sample: int) -> tuple[str, Any]:
 
 
 def _tensor_of_list(values: list[Any]) -> torch.Tensor | None:
-    """Return a list of numbers as a tensor, or None where it is a list of something else."""
+    """Return a list of numbers as a tensor, or None for any other list."""
     if not values:
         return torch.zeros(0, dtype=torch.int64)
     first = type(values[0])
     if first is int or first is float:
-        # Four times as fast as numpy, which looks at each element's type first. Refuses what numpy would widen to.
+        # Four times as fast as numpy, which inspects each item's type first. Fails for values that numpy would widen.
         array = np.empty(len(values), np.int64 if first is int else np.float32)
         try:
             struct.pack_into(f"{len(values)}{'q' if first is int else 'f'}", array.data, 0, *values)
@@ -145,8 +145,8 @@ def _tensor_of_list(values: list[Any]) -> torch.Tensor | None:
 
 
 def _plain_array(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in native byte order, contiguous and writeable, copied only where it is not."""
-    if array.flags.carray and array.dtype.isnative:  # np.require takes longer to find that out
+    """Return an array in native byte order, contiguous and writeable, copied only if necessary."""
+    if array.flags.carray and array.dtype.isnative:  # faster than np.require
         return array
     return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
 
@@ -205,14 +205,14 @@ def checked_names(names: Any) -> tuple[Name, ...]:
 
 
 def not_empty(samples: Any) -> Sequence[Any]:
-    """Return the samples of a batch; refuse none."""
+    """Return the samples of a batch; refuse an empty batch."""
     if len(samples) == 0:
         raise ValueError("samples must hold at least one sample, got none: a batch sampler may not yield empty batches")
     return list(samples)
 
 
 def with_keys(batch: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with keys added, or raise a ValueError where it has one of them already."""
+    """Return a batch with keys added, or raise a ValueError if it already has one of them."""
     if taken := [key for key in extra if key in batch]:
         raise ValueError(f"the samples have {taken} already, which the collate function adds: rename or remove them")
     return {**batch, **extra}

@@ -1,8 +1,8 @@
-"""The gradient of the whole batch, where its parts hold different numbers of targets.
+"""The gradient of the full step, for batches with different numbers of targets.
 
-Batches that fill a budget differ in their number of targets. The mean over a batch then weighs a target of a small
-batch more than one of a large batch: the mean of the means over ranks and accumulated batches is not the mean over all
-targets. Divide sums by the number of targets of all of them instead.
+Batches that fill a budget differ in their number of targets. A mean per batch gives a target of a small batch more
+weight than one of a large batch: the mean of the means over ranks and accumulated batches is not the mean over all
+targets. Divide sums by the total number of targets instead.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,27 +22,26 @@ def global_num_tokens(
     mesh: Any = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Count the targets that make up one step of the optimizer: those of all accumulated batches, on all ranks.
+    """Count the targets of one optimizer step, over all accumulated batches and all ranks.
 
-    Where there is a process group it is a collective: every data-parallel rank has to call it once for each step of
-    the optimizer, also one whose batches hold no target.
+    With a process group it is a collective: every data-parallel rank must call it once for each optimizer step, even
+    if its batches have no targets.
 
     Args:
-        labels: For each batch that this rank accumulates until the step, its labels, an integer tensor of any
-            shape, or its number of targets. They are the labels that the loss sees: a causal language model does
-            not use the first of each padded row, so give ``labels[..., 1:]``; packed labels with a separator have
-            -100 there.
-        ignore_index: Label that is no target, as for ``torch.nn.functional.cross_entropy``.
-        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where other ranks share their data; None: all ranks.
-        device: Device of the result and of the exchange. None: that of the first labels, or the CPU. NCCL needs a
-            CUDA device.
+        labels: For each batch that this rank accumulates until the step, its labels, an integer tensor of any shape,
+            or its number of targets. Pass the labels that enter the loss: a causal language model does not use the
+            first label of each padded row, so pass ``labels[..., 1:]``; packed labels with a separator have -100 there.
+        ignore_index: Label that is not a target, as for ``torch.nn.functional.cross_entropy``.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if other ranks share their data; None: all ranks.
+        device: Device of the result and of the collective. None: the device of the first labels, or the CPU. NCCL
+            needs a CUDA device.
 
     Returns:
-        The number of targets, int64, a tensor of no dimension: nothing waits for the device.
+        The number of targets, int64, a 0-d tensor, so that the call does not wait for the device.
 
     Raises:
-        TypeError: If an element is neither a tensor of integers nor an int, or ``mesh`` has no ``get_group()``.
-        ValueError: If a number of targets is negative, or ``labels`` is an iterator that is at its end.
+        TypeError: If an item is neither a tensor of integers nor an int, or ``mesh`` has no ``get_group()``.
+        ValueError: If a number of targets is negative, or ``labels`` is an exhausted iterator.
 
     >>> global_num_tokens([torch.tensor([-100, 4, 2]), torch.tensor([-100, 7])])
     tensor(3)
@@ -80,26 +79,26 @@ def global_num_tokens(
 
 
 def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, mesh: Any = None) -> torch.Tensor:
-    """Scale the losses of one batch so that the step of the optimizer follows the mean over all of its targets.
+    """Scale the losses of one batch so that the optimizer step follows the mean over all of its targets.
 
-    Call ``backward`` on the result for each accumulated batch, and do not divide it again by the number of batches.
-    It is the sum of the losses, over ``num_tokens``, times the number of data-parallel ranks, by which
-    ``DistributedDataParallel`` and FSDP divide the sum of the gradients. Its own value is not the mean loss of the
-    batch: add those of the accumulated batches, and average over ranks, for the mean over all targets.
+    Call ``backward`` on the result for each accumulated batch, and do not divide it again by the number of batches. The
+    result is the sum of the losses, divided by ``num_tokens``, times the number of data-parallel ranks, by which
+    ``DistributedDataParallel`` and FSDP divide the sum of the gradients. It is not the mean loss of the batch: for the
+    mean over all targets, sum the results of the accumulated batches, and average over ranks.
 
     Args:
-        loss: The losses of a batch: for each target, of any shape, or their sum
-            (``cross_entropy(..., reduction="sum")``), but not their mean. It may be empty or 0.
-        num_tokens: The number of targets in the whole step: see `global_num_tokens`.
-        mesh: The mesh given to `global_num_tokens`, if any.
+        loss: The losses of a batch: one per target, of any shape, or their sum (``cross_entropy(...,
+            reduction="sum")``), but not their mean. It may be empty or 0.
+        num_tokens: The number of targets in the full step: see `global_num_tokens`.
+        mesh: The ``mesh`` of `global_num_tokens`, if any.
 
     Returns:
-        The loss to call ``backward`` on, a tensor of no dimension; 0 where no rank has a target.
+        The loss for ``backward``, a 0-d tensor; 0 if no rank has a target.
 
     Raises:
         TypeError: If ``loss`` is not a tensor of floating-point numbers.
-        ValueError: If ``num_tokens`` is not one number, or negative. A tensor on a device is not looked at, so that
-            nothing waits for it.
+        ValueError: If ``num_tokens`` is not one number, or negative. The sign of a tensor on a device is not checked,
+            to avoid a synchronisation.
 
     >>> logits = torch.zeros(3, 5, requires_grad=True)  # two batches, of two targets and of one
     >>> labels = torch.tensor([4, 0, 2])
@@ -107,9 +106,9 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
     >>> for part in (slice(0, 2), slice(2, 3)):
     ...     losses = torch.nn.functional.cross_entropy(logits[part], labels[part], reduction="none")
     ...     token_weighted_loss(losses, total).backward()
-    >>> whole = torch.zeros(3, 5, requires_grad=True)
-    >>> torch.nn.functional.cross_entropy(whole, labels).backward()
-    >>> torch.equal(logits.grad, whole.grad)
+    >>> reference = torch.zeros(3, 5, requires_grad=True)
+    >>> torch.nn.functional.cross_entropy(reference, labels).backward()
+    >>> torch.equal(logits.grad, reference.grad)
     True
     """
     given: Any = loss
@@ -126,7 +125,7 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
 
 
 def _world_size(mesh: Any) -> int:
-    """Return the number of ranks that reduce gradients: without a process group none does, whatever torchrun says."""
+    """Return the number of ranks that reduce gradients: 1 without a process group, even under torchrun."""
     if mesh is not None:
         return Ranks(mesh=mesh).world_size()
     return (process_group() or (1, 0))[0]

@@ -37,53 +37,54 @@ class PackedBatch(NamedTuple):
 class PackedCollate:
     """Concatenate samples without padding, for variable-length attention; for ``collate_fn``.
 
-    Samples are as for `PaddedCollate`; all fields of a sample have one length. With ``layout="flat"`` fields have
-    the shape ``[total, ...]``. Dicts get three more keys, other samples give a `PackedBatch`:
+    Samples are as for `PaddedCollate`; all fields of a sample have one length. With ``layout="flat"`` fields have the
+    shape ``[total, ...]``. Dicts get three more keys; for other samples the batch is a `PackedBatch`:
 
-    - ``cu_seqlens``: where each sequence begins and, last, the total; int32, shape ``[n + 1]``. It is
-      ``cu_seqlens_q`` of ``flash_attn_varlen_func`` and the offsets of ``torch.nested.nested_tensor_from_jagged``.
+    - ``cu_seqlens``: the start of each sequence and, last, the total; int32, shape ``[n + 1]``. Use it as
+      ``cu_seqlens_q`` of ``flash_attn_varlen_func`` and as the offsets of ``torch.nested.nested_tensor_from_jagged``.
     - ``max_seqlen``: the length of the longest sequence, an int.
     - ``position_ids``: the position of each token in its sequence, int64, shape ``[total]``.
 
     With ``layout="huggingface"`` samples are dicts, fields and ``position_ids`` have the shape ``[1, total, ...]``,
-    and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as
-    ``transformers.DataCollatorWithFlattening`` gives them. A field ``attention_mask`` is left out: where there is
-    one, models do not look for the borders of the samples. Only some models and attention implementations keep
-    packed samples apart; docs/how-to/packed.md says which.
+    and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as in
+    ``transformers.DataCollatorWithFlattening``. A field ``attention_mask`` is dropped: models that receive one do not
+    look for sample boundaries. Only some models and attention implementations keep packed samples apart;
+    docs/how-to/packed.md lists them.
 
-    A pack can be padded to shapes that kernels and compilers ask for. Padding behind a sample belongs to its
-    sequence: causal attention does not see it, other kernels need ``lengths``. Padding behind the last sample
-    makes sequences of its own, none longer than the longest of the samples. The loss must not count padding: a
-    field ``"labels"`` is padded with -100; give targets of another name that pad value.
+    A pack can be padded to the shapes that kernels and compilers need. Padding after a sample belongs to its sequence:
+    causal attention does not see it, other kernels need ``lengths``. Padding after the last sample forms separate
+    sequences, none longer than the longest sample. The loss must not count padding: a field ``"labels"`` is padded with
+    -100; use that pad value for targets of another name.
 
     Args:
         layout: ``"flat"`` or ``"huggingface"``, see above.
         separator: Value that replaces the first element of each sample in a field, by the field's name. A model
             that is trained to predict the next token needs ``{"labels": -100}``, or the last token of a sample
-            is trained to predict the first of the next. None (default): that, with ``layout="huggingface"`` and
-            samples that have labels; else none. ``{}``: none, for masked language models.
-        position_start: Position of the first token of a sample: 0, or ``padding_idx + 1`` (2) for the RoBERTa and
-            ESM models of Hugging Face.
+            is trained to predict the first of the next. None (default): ``{"labels": -100}`` with
+            ``layout="huggingface"`` and samples that have labels, otherwise no separator. ``{}``: no separator, for
+            masked language models.
+        position_start: Position of the first token of a sample: 0, or ``padding_idx + 1`` (2) for Hugging Face's
+            RoBERTa and ESM models.
         length_multiple: The length of each sample is padded to a multiple of this.
-        total_multiple: The total is padded to a multiple of this, 16 for FP8 for example.
-        total_length: The total is padded to this, for one shape in all batches; None: it is not.
+        total_multiple: The total is padded to a multiple of this, for example 16 for FP8.
+        total_length: The total is padded to this, for one shape in all batches; None: no such padding.
         pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
-            mapping get their separator, if they have one, or else 0; a number is for fields without a separator.
-            ``"labels"`` without a separator get -100, and an ``"attention_mask"`` 0, where no mapping names them.
+            mapping get their separator, if they have one, or else 0; a number applies to fields without a separator.
+            Unless a mapping names them, ``"labels"`` without a separator get -100, and an ``"attention_mask"`` 0.
         return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
-            sequences of padding; int32, shape ``[n]``. It is ``seqused_k`` of variable-length attention. Samples
-            have to be dicts.
+            sequences of padding; int32, shape ``[n]``. Use it as ``seqused_k`` of variable-length attention. Samples
+            must be dicts.
         fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
             stacked.
-        max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
-            to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
-        max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
-            those of the samples. All elements without padding. None: not checked.
+        max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
+            batch sampler as well, which then counts the truncated lengths. None: no truncation.
+        max_total_size: The budget of the batch sampler: a larger batch raises an error, because the sampler's sizes
+            were wrong. The size is the number of elements without padding. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.
         ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; the fields of a
-            sample differ in length; a name is not a field; a dtype cannot hold a separator or a pad value; a
+            sample differ in length; a name is not a field; a dtype cannot represent a separator or a pad value; a
             batch is longer than ``max_total_size`` or ``total_length``, or has 2**31 tokens or more; or, with
             ``layout="huggingface"``, an ``attention_mask`` has zeros.
 
@@ -130,7 +131,7 @@ class PackedCollate:
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Make a batch of samples."""
+        """Return the batch of some samples."""
         samples = not_empty(samples)
         huggingface = self.layout == "huggingface"
         if (huggingface or self.return_lengths) and not isinstance(samples[0], Mapping):
@@ -172,7 +173,7 @@ class PackedCollate:
         return with_keys(batch, extra)
 
     def _sequences(self, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the padded lengths of the samples, and those of the sequences of padding behind them."""
+        """Return the padded lengths of the samples, and the lengths of the padding sequences after them."""
         padded = [round_up(length, self.length_multiple) for length in lengths]
         total = sum(padded)
         target = round_up(total, self.total_multiple) if self.total_length is None else self.total_length
@@ -205,10 +206,10 @@ class PackedCollate:
 
 
 def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
-    """Return where each sequence begins and, last, where the last one ends, int32, shape ``[n + 1]``.
+    """Return the start of each sequence and, last, the total, int32, shape ``[n + 1]``.
 
     Raises:
-        ValueError: If there are more tokens than int32, the type that variable-length attention takes, can count.
+        ValueError: If the number of tokens exceeds int32, the type of variable-length attention.
 
     >>> cumulative_lengths([3, 0, 2]).tolist()
     [0, 3, 3, 5]
@@ -225,7 +226,7 @@ def _positions(lengths: Sequence[int], start: int) -> torch.Tensor:
 
 
 def _refuse_padding(masks: Sequence[torch.Tensor], path: Path) -> None:
-    """Raise a ValueError where an attention mask says that a sample is padded."""
+    """Raise a ValueError if an attention mask marks padding in a sample."""
     for sample, mask in enumerate(masks):
         if not bool(mask.all()):
-            raise ValueError(f"{place(path, sample)} has zeros: give samples without padding to a packed batch")
+            raise ValueError(f"{place(path, sample)} has zeros: a packed batch needs samples without padding")

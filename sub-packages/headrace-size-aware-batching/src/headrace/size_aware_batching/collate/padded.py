@@ -15,7 +15,7 @@ from headrace.size_aware_batching.planning.units import round_up
 
 
 class PaddedBatch(NamedTuple):
-    """Batch of `PaddedCollate` for samples that are not dicts, when lengths or a mask are asked for.
+    """Batch of `PaddedCollate` for samples that are not dicts, with ``return_lengths`` or ``return_mask``.
 
     Attributes:
         values: The padded fields, in the structure of a sample.
@@ -32,37 +32,36 @@ class PaddedBatch(NamedTuple):
 class PaddedCollate:
     """Stack samples of different lengths, each padded at its end to the longest; for ``collate_fn``.
 
-    A sample is a tensor, or a tuple, list or dict of tensors, nested to any depth; dimension 0 is the length.
-    Numpy arrays and lists of numbers count as tensors; a list of floats becomes float32. Every field is padded to the
-    longest of that field, so that source and target may have different lengths. Numbers and 0-d tensors are stacked
-    as ``torch.utils.data.default_collate`` does, strings are collected in a list. Instances can be pickled.
+    A sample is a tensor, or a tuple, list or dict of tensors, nested to any depth; dimension 0 is the length. Numpy
+    arrays and lists of numbers count as tensors; a list of floats becomes float32. Every field is padded to its own
+    longest length, so that source and target may have different lengths. Numbers and 0-d tensors are stacked as in
+    ``torch.utils.data.default_collate``; strings are collected in a list. Instances are picklable.
 
     Args:
         pad_value: The padding: a number, or a mapping from a field's name (its dict key, or its position in a
-            tuple) to a number. Fields that are not in the mapping get 0. ``"labels"`` get -100, and an
-            ``"attention_mask"`` 0, where no mapping names them.
+            tuple) to a number. Fields that are not in the mapping get 0. Unless a mapping names them, ``"labels"`` get
+            -100, and an ``"attention_mask"`` 0.
         length_multiple: Lengths are rounded up to a multiple of this, for static shapes.
-        fixed: Names of fields whose dimension 0 is not a length. They are stacked as they are.
-        return_lengths: Whether to add the lengths, int64, shape ``[n]``: under ``"lengths"`` for dicts; other
-            samples give a `PaddedBatch`.
-        return_mask: Whether to add a mask, bool, shape ``[n, longest]``, True where there is a token: under
-            ``"attention_mask"`` for dicts; other samples give a `PaddedBatch`.
-        max_length: Samples are cut to their first elements, at most so many in each field that is not fixed. Give it
-            to the batch sampler, too, which counts longer samples as that. None: nothing is cut.
+        fixed: Names of fields whose dimension 0 is not a length. They are stacked.
+        return_lengths: Whether to add the lengths, int64, shape ``[n]``: under ``"lengths"`` for dicts, in a
+            `PaddedBatch` for other samples.
+        return_mask: Whether to add a mask, bool, shape ``[n, longest]``, True for tokens: under ``"attention_mask"``
+            for dicts, in a `PaddedBatch` for other samples.
+        max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
+            batch sampler as well, which then counts the truncated lengths. None: no truncation.
         shapes: Shapes (count, length), such as ``sampler.shapes`` of a `DistributedSizeAwareBatchSampler`. Each batch
-            is padded to the shortest that holds it, all of its fields to one length, and filled up with rows of
-            padding, which are no samples: their mask is False everywhere, their lengths and ``attention_mask`` are 0,
-            their labels -100. Numbers and ``fixed`` fields get such rows, too; strings do not. A loss without labels
-            has to leave them out: ``attention_mask.any(1)`` says which rows are samples. None: the longest sample
-            decides.
-        max_total_size: The budget of the batch sampler: a batch that holds more is an error, since its sizes were not
-            those of the samples. Count times longest, of the longest field. None: not checked.
+            is padded to the shortest shape that holds it, all fields to one length. Missing rows are added as padding:
+            their mask is False everywhere, their lengths and ``attention_mask`` are 0, their labels -100. Numbers and
+            ``fixed`` fields get such rows as well, strings do not. A loss without labels must ignore these rows:
+            ``attention_mask.any(1)`` marks the samples. None: the longest sample decides.
+        max_total_size: The budget of the batch sampler: a larger batch raises an error, because the sampler's sizes
+            were wrong. The size is the count times the longest length of all fields. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.
-        ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; a dtype cannot hold
-            the pad value; a name is not a field; a batch is over ``max_total_size``; or lengths are asked for and
-            the fields of a sample disagree.
+        ValueError: If a batch is empty; samples differ in keys, dtypes or further dimensions; a dtype cannot represent
+            the pad value; a name is not a field; a batch is over ``max_total_size``; or the fields of a sample differ
+            in length with ``return_lengths`` or ``return_mask``.
 
     >>> collate = PaddedCollate(return_mask=True)
     >>> batch = collate([{"ids": [5, 6, 7], "labels": [1, 0, 1]}, {"ids": [8], "labels": [1]}])
@@ -93,7 +92,7 @@ class PaddedCollate:
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Make a batch of samples."""
+        """Return the batch of some samples."""
         fields = Fields(self.fixed, self.max_length)
         batch = fields.gather(not_empty(samples), partial(_Field.of, fields))
         fields.refuse_unknown(self.fixed, "fixed", of_any=True)

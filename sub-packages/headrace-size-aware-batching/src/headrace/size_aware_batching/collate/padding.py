@@ -1,4 +1,4 @@
-"""The fill value of each field: what stands where a sample has no values of its own."""
+"""The fill value of each field of a padded batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 from headrace.size_aware_batching.collate.fields import Name, Path, place
 
-_PADDING = {"labels": -100, "attention_mask": 0}  # of fields that a mapping does not name: never counted or attended to
+_PADDING = {"labels": -100, "attention_mask": 0}  # defaults for unnamed fields: ignored by losses and attention
 
 
 def padding_for(path: Path, pad_value: float | Mapping[Name, float], separator: float | None = None) -> float:
-    """Return the padding of a field: as named, else its separator, else its own, else the one for all fields."""
+    """Return the padding of a field: the value for its name, else its separator, its default, or the common value."""
     named, others = (pad_value, 0) if isinstance(pad_value, Mapping) else ({}, pad_value)
     own: float = value_for(path, _PADDING, others) if separator is None else separator
     value: float = value_for(path, named, own)
@@ -24,7 +24,7 @@ def value_for(path: Path, values: Mapping[Any, float], default: Any) -> Any:
 
 
 def refuse_value(name: str, value: float, dtype: torch.dtype, path: Path) -> None:
-    """Raise a ValueError where a dtype cannot hold a value: torch would truncate it silently."""
+    """Raise a ValueError if a dtype cannot represent a value: torch would truncate it silently."""
     if dtype.is_floating_point or dtype.is_complex:
         return
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)

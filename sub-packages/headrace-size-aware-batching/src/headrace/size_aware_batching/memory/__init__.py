@@ -1,4 +1,4 @@
-"""Memory of a training step: measured, modelled, turned into a budget, and survived when it runs out."""
+"""Memory of a training step: measurement, model, budget, and recovery from running out."""
 
 from headrace.size_aware_batching.memory.device import (
     CudaMeter,

@@ -1,4 +1,4 @@
-"""The memory of a CUDA device, and the errors of running out of it."""
+"""The memory of a CUDA device, and its out-of-memory errors."""
 
 import gc
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class DeviceMemory(Meter, Protocol):
         """Return the most bytes that the allocator held at once since ``start``, fragments included."""
 
     def total(self) -> int:
-        """Return the bytes that this process can have."""
+        """Return the bytes available to this process."""
 
 
 class CudaMeter:
@@ -67,7 +67,7 @@ class CudaMeter:
         return torch.cuda.max_memory_reserved(self.device)
 
     def total(self) -> int:
-        """Return what is free on the device and what the allocator holds: what others use is not counted."""
+        """Return the device's free bytes plus the allocator's bytes, without the memory of other processes."""
         free, whole = torch.cuda.mem_get_info(self.device)
         fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(self.device)  # torch 2.8
         return min(free + torch.cuda.memory_reserved(self.device), int(fraction * whole))
@@ -113,7 +113,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(work: Callable[[], object]) -> str | None:
-    """Run it; return why it ran out of memory, or None. The error is dropped: it holds the tensors of its frames."""
+    """Run ``work``; return the text of an out-of-memory error, or None. The error itself would keep tensors alive."""
     try:
         work()
     except (RuntimeError, MemoryError) as error:
@@ -124,7 +124,7 @@ def out_of_memory(work: Callable[[], object]) -> str | None:
 
 
 def free_memory() -> None:
-    """Drop garbage and give the allocator's unused blocks back; does nothing on CUDA where it was not used."""
+    """Collect garbage and release the allocator's unused blocks; skips CUDA if it was not used."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

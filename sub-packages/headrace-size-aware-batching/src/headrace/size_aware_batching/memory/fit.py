@@ -1,4 +1,4 @@
-"""The budget of a batch found by measuring: batches to measure, and the search for the budget."""
+"""The budget of a batch by measurement: the design of batches, and the search for the budget."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -32,15 +32,15 @@ _GROWTH = 4.0  # how many times the largest padded batch so far the next may be
 
 
 def design_batches(sizes: Any, points: int = 30, max_items: int = 64) -> list[NDArray[np.int64]]:
-    """Choose which batches to measure: real samples, like sizes together, over counts and largest sizes.
+    """Choose batches to measure: real samples of similar size, over a grid of counts and largest sizes.
 
-    The largest sizes are those at 2, 25, 50, 75 and 100 % of the sorted sizes (of each column), the counts a geometric
-    row from 1 to ``max_items``. A batch holds the samples just below its largest, repeated where there are too few.
+    The largest sizes are at 2, 25, 50, 75 and 100 % of the sorted sizes (of each column); the counts are a geometric
+    series from 1 to ``max_items``. A batch has the samples just below its largest one, repeated if there are too few.
 
     Args:
         sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
-        points: How many batches, about; 20 to 40 suffice.
-        max_items: Samples in the largest batch. `fit_budget` finds by itself how many fit.
+        points: Approximate number of batches; 20 to 40 suffice.
+        max_items: Samples in the largest batch. `fit_budget` determines the number that fits itself.
 
     Returns:
         Indices of the samples of each batch, the smallest batch first.
@@ -97,37 +97,37 @@ def fit_budget(
     seed: int = 0,
     mesh: Any = None,
 ) -> BatchMemoryModel:
-    """Measure training steps and return the model of their memory, ready for `DistributedSizeAwareBatchSampler`.
+    """Measure training steps and return a model of their memory, ready for `DistributedSizeAwareBatchSampler`.
 
-    Some 18 steps of one and more samples, small, usual and large ones, find the curve, each batch at most four times
-    as large as those before it. Then ``calibration`` batches that are drawn from the plan of an epoch give the margin:
-    being drawn from what training will see is what its coverage rests on. A batch that runs out of memory is a bound,
-    no failure. A progress bar appears when it takes longer than a second.
+    Some 18 steps with small, usual and large samples determine the curve; each batch is at most four times as large as
+    the previous ones. Then ``calibration`` batches from the plan of an epoch determine the margin: its coverage relies
+    on their similarity to the batches of training. A batch that runs out of memory counts as a bound, not as a failure.
+    A progress bar appears after a second.
 
-    Where there is a process group, every rank has to call it. Each measures the same batches; the largest peak and the
-    smallest memory count, so that all ranks get the same model.
+    With a process group, every rank must call it. All ranks measure the same batches and use the largest peak and the
+    smallest memory, so that all get the same model.
 
     Args:
-        step: A step of the training with a batch: forward, backward, optimizer. It has to leave no gradients behind, or
-            to clear them at its beginning. What else it changes stays changed: leave schedules and moving averages of
-            the weights out of it, and give it a ``GradScaler`` of its own.
-        batches_of: Makes a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
-            ``lambda indices: collate([dataset[i] for i in indices])``. An index may come repeatedly.
-        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`, and as that counts them: cut to its
-            ``max_length`` and rounded up to its ``length_multiple``, if it has these.
+        step: A training step with a batch: forward, backward, optimizer. It must leave no gradients behind, or clear
+            them at its beginning. Other changes are not undone: leave schedules and moving averages of the weights out
+            of it, and use a separate ``GradScaler``.
+        batches_of: Builds a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
+            ``lambda indices: collate([dataset[i] for i in indices])``. Indices may repeat.
+        sizes: Size of each sample, as `DistributedSizeAwareBatchSampler` counts it: at most its ``max_length`` and
+            rounded up to its ``length_multiple``, if it has these.
         device: The CUDA device, or a ``SimulatedMemory``.
-        target: Share of the device's memory that batches may take: the rest is ``reserve`` in the model's ``budget``.
+        target: Share of the device's memory for batches; the rest is ``reserve`` in the model's ``budget``.
         model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
-            afterwards as they were before. A ``DistributedDataParallel`` does not reduce its gradients meanwhile, so
-            that no rank waits for one that ran out of memory; sharded ones (FSDP) do wait.
-        optimizer: Its optimizer, or several.
+            restored afterwards. Meanwhile a ``DistributedDataParallel`` does not reduce its gradients, so that no rank
+            waits for another one that ran out of memory; ranks of sharded models (FSDP) do wait.
+        optimizer: The optimizer of ``step``, or several.
         features: As for `BatchMemoryModel`.
-        coverage: As for `BatchMemoryModel`; with 0.99, give ``calibration=99``.
-        calibration: How many batches of an epoch are measured.
+        coverage: As for `BatchMemoryModel`; 0.99 needs ``calibration=99``.
+        calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.
         max_items: Largest number of samples in a batch.
-        seed: Of the epoch that these batches are drawn from.
-        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+        seed: Seed of the epoch from which these batches are drawn.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if these are not all ranks.
 
     Returns:
         The fitted model: ``model.cost()`` is the cost, ``model.budget()`` the budget.
@@ -171,9 +171,9 @@ def fit_budget(
 
 
 class _Probes:
-    """Measures batches on all ranks; what does not fit on one is a bound for all.
+    """Measures batches on all ranks; a batch that does not fit on one rank is a bound for all.
 
-    ``before`` is what to go back to after a step that failed half-way.
+    ``before`` is the state to restore after a step that failed half-way.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class _Probes:
 
 
 def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
-    """Measure one and two samples of each size, then as many as ever larger shares of the budget seem to take."""
+    """Measure one and two samples of each size, then the counts that increasing shares of the budget seem to fit."""
     small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
     small.sort(key=lambda batch: padded_area(probes.sizes, batch))
     points = probes.measure(small[0])
@@ -253,7 +253,7 @@ def _calibrate(
     seed: int,
     bar: Any,
 ) -> Peaks:
-    """Measure batches, each of another shape, drawn from epochs that are planned with what is known so far."""
+    """Measure batches, each of another shape, from epochs planned with the provisional model."""
     provisional = _provisional(memory_model, points)
     options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
     packed = all(not term.count and not any(term.largest) for term in provisional.cost().terms)
@@ -283,7 +283,7 @@ def _calibrate(
 
 
 def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:
-    """Fit a model whose margin covers the larger half of the points so far: the small ones are rounded more."""
+    """Fit a model whose margin covers the larger half of the points so far; small ones have larger rounding errors."""
     fitting = points[points.fits]
     larger = fitting[fitting.allocated >= np.median(fitting.allocated)] if len(fitting) else fitting
     model = BatchMemoryModel(

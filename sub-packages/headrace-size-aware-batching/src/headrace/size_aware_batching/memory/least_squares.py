@@ -12,8 +12,8 @@ from headrace.size_aware_batching.memory.terms import Floats
 def fit_floor(x: Floats, y: Floats) -> tuple[float, float, Floats]:
     """Fit ``max(floor, a + x @ b)`` with ``b >= 0`` by relative least squares.
 
-    Every split of the points, in the order of ``y``, into those on the floor and those above it is tried. ``x`` has
-    shape ``[m, t]``, ``y`` ``[m]``. Returns the floor (0 where there is none), a, and b of shape ``[t]``.
+    It tries every split of the points, in the order of ``y``, into points on the floor and points above it. ``x`` has
+    shape ``[m, t]``, ``y`` ``[m]``. Returns the floor (0 if there is none), a, and b of shape ``[t]``.
 
     >>> x = np.array([[1.0], [2.0], [3.0], [4.0]])
     >>> floor, a, b = fit_floor(x, np.maximum(9.0, 1 + 4 * x[:, 0]))
@@ -49,7 +49,7 @@ def nonnegative_slopes(x: Floats, y: Floats) -> tuple[float, Floats]:
 
 
 def conformal_margin(scores: Floats | Sequence[float], coverage: float) -> float:
-    """Return the margin that split-conformal prediction adds (Vovk et al., 2005; Lei et al., 2018).
+    """Return the margin of split-conformal prediction (Vovk et al., 2005; Lei et al., 2018).
 
     A new score from the same distribution is at most this with a probability of at least ``coverage``.
 

@@ -1,4 +1,4 @@
-"""A model of the memory that a batch needs, with a stated coverage."""
+"""A model of the memory of a batch, with a stated coverage."""
 
 import json
 import math
@@ -30,16 +30,16 @@ class MemoryReport:
     """Figures about a fitted `BatchMemoryModel`.
 
     Args:
-        points: Batches that the curve was fitted to.
-        calibration: Batches that the margin comes from.
-        bounds: Batches that ran out of memory.
-        floor: Bytes that every batch needs, at the least; 0 where no floor was found.
+        points: Number of batches for the curve.
+        calibration: Number of batches for the margin.
+        bounds: Number of batches that ran out of memory.
+        floor: Minimum bytes of every batch; 0 if no floor was found.
         intercept: Bytes at zero.
-        slopes: Bytes per unit of each feature, by its name.
-        median_error: Median of the relative error at the calibration points.
-        coverage: Share of new batches that need no more than the upper prediction, at the least.
-        margin: What the upper prediction adds, as a share.
-        headroom: Median of what the upper prediction leaves unused at the calibration points, as a share of it.
+        slopes: Bytes per unit of each feature, by name.
+        median_error: Median relative error at the calibration points.
+        coverage: Guaranteed share of new batches that need at most the upper prediction.
+        margin: Increase of the upper prediction over the prediction, as a share.
+        headroom: Median unused share of the upper prediction at the calibration points.
     """
 
     points: int
@@ -69,21 +69,22 @@ class MemoryReport:
 class BatchMemoryModel:
     """The peak memory of a step by its batch: ``max(floor, a + b*n*L + c*n*L^2)``, with a margin of stated coverage.
 
-    n is the number of samples in the batch and L its largest size; the floor is what weights and optimizer need. The
-    curve is fitted by relative least squares in float64, with slopes that are not negative, so that no batch gets
-    cheaper by a further or a larger sample. Least squares is too low for about half of all batches. The margin makes up
-    for that by split-conformal prediction (Vovk et al., 2005; Lei et al., 2018): it comes from calibration batches that
-    the curve has not seen, and holds whatever the errors look like, if these batches are like those of training.
-    Nothing beyond what was measured is predicted unless you ask for it.
+    n is the number of samples in the batch and L its largest size; the floor is the memory of weights and optimizer.
+    The curve is fitted by relative least squares in float64, with non-negative slopes, so that an additional or larger
+    sample never makes a batch cheaper. Least squares is too low for about half of all batches. A margin by
+    split-conformal prediction (Vovk et al., 2005; Lei et al., 2018) corrects this: it comes from calibration batches
+    that were not used for the curve. It holds for any distribution of the errors, provided that these batches resemble
+    those of training. The model does not predict beyond the measured range unless you set ``extrapolate=True``.
 
     Args:
         features: Products of ``n``, ``L`` and ``S`` (the sum of the sizes), with powers: ``("S",)`` for packed batches,
-            ``("n*L", "n*L^2", "n")`` and so on, at most 6. Where a sample has several sizes, ``L0``, ``L1``, ``S0``.
-            Or a `PolynomialRegression`, whose degree says which powers of ``n*L`` to take. By default ``n*L`` and
-            ``n*L^2`` of each column.
-        coverage: Share of new batches that must not need more than ``upper`` says. 0.95 needs 19 calibration batches,
-            0.99 needs 99.
-        memory: ``"reserved"``, what the allocator takes from the device, fragments included; or ``"allocated"``.
+            ``("n*L", "n*L^2", "n")`` and so on, at most 6. If a sample has several sizes: ``L0``, ``L1``, ``S0``. Or
+            a `PolynomialRegression`, whose degree determines the powers of ``n*L``. By default ``n*L`` and ``n*L^2``
+            of each column.
+        coverage: Share of new batches that must need at most ``upper``. 0.95 needs 19 calibration batches, 0.99 needs
+            99.
+        memory: ``"reserved"``, the allocator's memory on the device, fragments included; or ``"allocated"``, the
+            memory of tensors.
 
     Raises:
         ValueError: If an argument has a value that is not allowed.
@@ -124,11 +125,11 @@ class BatchMemoryModel:
         """Fit the curve and the margin; replaces an earlier fit.
 
         Args:
-            peaks: What `measure_peaks` returned. Batches that ran out of memory raise the margin until the upper
-                prediction is no lower than what they had.
-            calibration: Peaks of other batches, best drawn from those of an epoch. By default half of ``peaks``,
-                one of every two neighbours in size, drawn at random.
-            seed: Of that draw.
+            peaks: The result of `measure_peaks`. Batches that ran out of memory raise the margin until the upper
+                prediction reaches the memory that they had.
+            calibration: Peaks of other batches, preferably from the plan of an epoch. By default half of ``peaks``,
+                one of every two batches adjacent in size, drawn at random.
+            seed: Seed of that draw.
 
         Raises:
             ValueError: If there are too few calibration batches for the coverage, or too few to fit.
@@ -162,7 +163,7 @@ class BatchMemoryModel:
 
     @property
     def margin(self) -> float:
-        """What ``upper`` adds to ``predict``, as a share."""
+        """The increase of ``upper`` over ``predict``, as a share."""
         return self.cost().factor - 1
 
     def predict(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
@@ -170,12 +171,12 @@ class BatchMemoryModel:
 
         Args:
             count: Number of samples.
-            largest: Largest size, or that of each column.
-            total: Sum of the sizes, or that of each column; by default count times largest, the most it can be.
-            extrapolate: Whether to predict beyond what was measured.
+            largest: Largest size, or one for each column.
+            total: Sum of the sizes, or one for each column; by default count times largest, the maximum.
+            extrapolate: Whether to predict beyond the measured range.
 
         Raises:
-            ValueError: If the batch lies beyond what was measured.
+            ValueError: If the batch is beyond the measured range.
             RuntimeError: If nothing has been fitted.
         """
         cost = self.cost(extrapolate=extrapolate)
@@ -186,20 +187,20 @@ class BatchMemoryModel:
         if cost.most is not None and (place := cost.beyond(found)) is not None:
             names = ["n", *(f"L{column}" for column in range(len(columns))), *(term.name for term in cost.terms)]
             raise ValueError(
-                f"the batch must lie within what was measured, got {names[place]} = {found[place]:g}, the largest "
-                f"measured is {cost.most[place]:g}: measure larger batches, or give extrapolate=True"
+                f"the batch must be within the measured range, got {names[place]} = {found[place]:g}, the largest "
+                f"measured is {cost.most[place]:g}: measure larger batches, or set extrapolate=True"
             )
         return cost.linear(values)
 
     def upper(self, count: int, largest: Any, total: Any = None, *, extrapolate: bool = False) -> float:
-        """Predict bytes that a share ``coverage`` of batches do not exceed; arguments as for ``predict``."""
+        """Predict bytes that a share ``coverage`` of batches does not exceed; arguments as for ``predict``."""
         return self.cost().factor * self.predict(count, largest, total, extrapolate=extrapolate)
 
     def cost(self, *, extrapolate: bool = False) -> MemoryCost:
         """Return bytes by ``(n, largest)``, with the margin, for ``cost=`` of the samplers.
 
         Args:
-            extrapolate: Whether batches beyond what was measured may be planned; else they cost infinity.
+            extrapolate: Whether batches beyond the measured range may be planned; otherwise their cost is infinite.
 
         Raises:
             RuntimeError: If nothing has been fitted.
@@ -209,11 +210,11 @@ class BatchMemoryModel:
         return replace(self._cost, most=None) if extrapolate else self._cost
 
     def max_items(self, largest: Any, budget_bytes: float, *, extrapolate: bool = False) -> int:
-        """Return how many samples fit into a budget when the largest has this size; 0 if none does."""
+        """Return the number of samples that fit into a budget if the largest has this size; 0 if none does."""
         return largest_count(self.cost(extrapolate=extrapolate), budget_bytes, largest, 2**40)
 
     def max_total(self, budget_bytes: float) -> float:
-        """Return the largest sum of sizes that fits, for ``cost="sum"``: with the feature ``S`` alone.
+        """Return the largest sum of sizes that fits, for ``cost="sum"``; needs ``features=("S",)``.
 
         Raises:
             ValueError: If the model has other features.
@@ -234,20 +235,20 @@ class BatchMemoryModel:
         """Return the bytes that a batch may need, for ``max_total_size=``.
 
         Args:
-            device: Whose memory; by default the one that `fit_budget` measured.
-            reserve: Share of it to leave free; by default what `fit_budget` was asked for, else 0.05.
+            device: The device with the memory; by default the device that `fit_budget` measured.
+            reserve: Share of the memory to leave free; by default ``1 - target`` of `fit_budget`, else 0.05.
 
         Raises:
             ValueError: If no device is known, or the reserve is not from 0 to less than 1.
         """
         if device is None and self.capacity is None:
-            raise ValueError("device must be given to budget() where the model does not come from fit_budget, got None")
+            raise ValueError("budget() needs device= if the model does not come from fit_budget, got None")
         reserve = self.reserve if reserve is None else checked_reserve(reserve)
         capacity = self.capacity if device is None else device_memory(device).total()
         return float(capacity or 0) * (1 - reserve)
 
     def report(self) -> MemoryReport:
-        """Return figures about the fit; printed, they are a short text."""
+        """Return figures about the fit; ``str()`` of them is a short text."""
         cost, points, tested = self.cost(), self._measured(self.points), self._measured(self.calibration)
         errors = self._errors(cost, tested) + 1  # measured over upper
         return MemoryReport(
@@ -264,7 +265,7 @@ class BatchMemoryModel:
         )
 
     def draw(self, path: str | Path) -> None:
-        """Draw measured against predicted peaks with the margin into a PNG, PDF or SVG file. Needs matplotlib."""
+        """Plot measured against predicted peaks with the margin to a PNG, PDF or SVG file. Needs matplotlib."""
         from headrace.size_aware_batching.plotting import draw_memory
 
         cost = self.cost()
@@ -274,7 +275,7 @@ class BatchMemoryModel:
         draw_memory(path, predicted, [self._bytes(peaks) for peaks in drawn], drawn[0].fits, cost.factor, budget)
 
     def save(self, path: str | Path) -> None:
-        """Write the model, with its measurements, to a JSON file, which is whole at any moment."""
+        """Write the model, with its measurements, atomically to a JSON file."""
         measured = {
             name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
             for name in ("points", "calibration")
@@ -294,7 +295,7 @@ class BatchMemoryModel:
         """Read a model that ``save`` wrote.
 
         Raises:
-            ValueError: If the file is not such a model.
+            ValueError: If the file does not contain a saved model.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -315,7 +316,7 @@ class BatchMemoryModel:
         return found
 
     def _errors(self, cost: MemoryCost, peaks: Peaks) -> Floats:
-        """Return by which share of the prediction the peaks lie above it."""
+        """Return the excess of the peaks over the prediction, as a share of the prediction."""
         predicted = cost.factor * np.maximum(cost.floor, cost.intercept + _values(cost.terms, peaks) @ cost.slopes)
         errors: Floats = self._bytes(peaks) / predicted - 1
         return errors
@@ -341,7 +342,7 @@ def checked_reserve(reserve: Any) -> float:
 
 
 def _one_of_two(peaks: Peaks, seed: int) -> NDArray[np.bool_]:
-    """Draw one of every two batches that are neighbours in bytes, so that both halves cover all there are."""
+    """Draw one of every two batches adjacent in bytes, so that both halves cover the full range."""
     order = np.flatnonzero(peaks.fits)[np.argsort(peaks.allocated[peaks.fits], kind="stable")]
     pairs = order[: len(order) // 2 * 2].reshape(-1, 2)
     drawn = pairs[np.arange(len(pairs)), np.random.default_rng(seed).integers(0, 2, len(pairs))]

@@ -28,12 +28,12 @@ class OOMEvent:
     """A training step that ran out of memory, or a part of one.
 
     Args:
-        step: Number of the step since the guard was made, from 0.
+        step: Number of the step since the guard was constructed, from 0.
         phase: ``"forward"``, ``"backward"``, ``"forward or backward"`` (Lightning's first try) or ``"optimizer"``.
         samples: Samples in the part that did not fit.
-        sizes: Its sizes in words: those of ``sizes_of``, or else the shapes of its tensors.
-        budget: The guard's budget from now on.
-        error: What the device said.
+        sizes: Sizes of that part as text: from ``sizes_of``, or else the shapes of its tensors.
+        budget: The guard's new budget.
+        error: The device's error message.
     """
 
     step: int
@@ -45,49 +45,50 @@ class OOMEvent:
 
 
 class OOMGuard:
-    """Finishes a training step that runs out of memory: splits the batch and adds up the gradients of its parts.
+    """Completes a training step that runs out of memory: splits the batch and sums the gradients of its parts.
 
-    The result is that of the whole batch but for rounding: parameters after a rescued step equal those of the unsplit
-    one within 1e-12 in float64. That holds for losses that are sums over the samples (or tokens), and means of them;
-    not for a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, since its
-    output depends on the whole batch. Dropout draws other numbers for parts than for the whole, and buffers that the
-    forward pass changes (running statistics of your own) change once for every part and every try, on each rank alone.
+    The result equals that of the full batch up to rounding: parameters after a rescued step equal those of the unsplit
+    step within 1e-12 in float64. This holds for losses that are sums or means over the samples (or tokens), but not for
+    a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, because its output
+    depends on the full batch. Dropout draws different numbers for the parts. Buffers that the forward pass changes
+    (such as your own running statistics) change once for every part and every attempt, on each rank separately.
 
-    Under ``DistributedDataParallel`` each rank splits its own batch, or does not; the ranks agree on whether all
-    succeeded, reduce their gradients with one explicit all-reduce, and agree again after the optimizer, so that no rank
-    waits for ever and all stay bit-equal. Communication then no longer overlaps with the backward pass.
+    Under ``DistributedDataParallel`` each rank splits its own batch if necessary. The ranks check that all succeeded,
+    reduce their gradients with one explicit all-reduce, and check again after the optimizer step. So no rank hangs, and
+    all stay bit-equal. Communication then does not overlap with the backward pass.
 
-    After an event, batches that cost as much are split at once: the ``budget`` shrinks. Every event is logged as a
-    warning under ``headrace.size_aware_batching`` with the sizes of the batch, and kept in ``events``.
+    After an event the ``budget`` shrinks, so that batches of the same cost are split at once. Every event is logged as
+    a warning under ``headrace.size_aware_batching`` with the sizes of the batch, and recorded in ``events``.
 
-    An optimizer that runs out of memory is tried again. Its first step, in which optimizers allocate their state, is
-    taken back from a copy on the host if it had changed weights already; later ones only with ``copy_weights=True``.
-    Without it, only optimizers of ``torch.optim`` are tried again: those of other libraries may write unseen.
-    A ``GradScaler`` has no place in it: use bfloat16, or in Lightning ``OOMRescue``, which takes ``"16-mixed"``.
+    An optimizer that runs out of memory is retried. Its first step allocates its state; if that step has already
+    changed weights, it is undone from a copy on the host. Later steps are undone only with ``copy_weights=True``.
+    Without it, only optimizers of ``torch.optim`` are retried, because optimizers of other libraries may change weights
+    undetected. A ``GradScaler`` is not supported: use bfloat16, or in Lightning ``OOMRescue``, which supports
+    ``"16-mixed"``.
 
     Args:
-        model: The model; a ``DistributedDataParallel`` must be given as such.
-        optimizer: Its optimizer.
-        reduction: What ``loss_of(part)`` returns: ``"mean"``, the mean over ``count(part)``, which under
+        model: The model; pass a ``DistributedDataParallel`` wrapped.
+        optimizer: The optimizer of the model.
+        reduction: The meaning of ``loss_of(part)``: ``"mean"``, the mean over ``count(part)``, which under
             ``DistributedDataParallel`` is averaged over the ranks as usual; ``"sum"``, which is divided by the
-            ``count`` of the whole batch over all ranks; or ``"scaled"``, what `token_weighted_loss` returns, so that
-            the losses of the parts add up (count the targets before the step: it asks all ranks).
-        count: What the loss is a mean over: the tokens of a batch, say. By default its samples.
-        split: Splits a batch into smaller ones, in order; returns fewer than two where it holds one sample. By default
-            tensors are cut along dimension 0, dicts and tuples of them likewise, and batches of `PackedCollate` at
-            their ``cu_seqlens``.
-        length: Returns the number of samples in a batch; needed where ``split`` is.
-        indices: Returns the dataset's index of each sample in a batch, for the error of a sample that does not fit.
+            ``count`` of the full batch over all ranks; or ``"scaled"``, the result of `token_weighted_loss`, so that
+            the losses of the parts add up (count the targets before the step, with a collective of all ranks).
+        count: Returns the denominator of the mean, such as the tokens of a batch. By default the number of samples.
+        split: Splits a batch into smaller ones, in order; returns fewer than two for a single sample. By default
+            tensors, and dicts and tuples of them, are cut along dimension 0, and batches of `PackedCollate` at their
+            ``cu_seqlens``.
+        length: Returns the number of samples in a batch; required with ``split``.
+        indices: Returns the dataset index of each sample in a batch, for the error of a sample that does not fit.
         sizes_of: Returns the sizes of a batch's samples, ``[n]`` or ``[n, k]``, for the log.
-        cost: What a batch costs; by default the number of elements of its tensors.
-        budget: Batches that cost more are split at once.
-        shrink: Share of the cost of a batch that ran out of memory to which the budget shrinks.
-        clip_norm: Largest norm of the gradients.
-        copy_weights: Whether to copy weights and optimizer state to the host before every update, not the first alone.
+        cost: Returns the cost of a batch; by default the number of elements of its tensors.
+        budget: Batches of higher cost are split at once.
+        shrink: After running out of memory, the budget becomes this share of the batch's cost.
+        clip_norm: Maximum norm of the gradients.
+        copy_weights: Whether to copy weights and optimizer state to the host before every update, not only the first.
 
     Raises:
-        TypeError: If the model's parameters are sharded (FSDP, DeepSpeed), or the optimizer's state is
-            (``ZeroRedundancyOptimizer``): their ranks work in step.
+        TypeError: If the model's parameters (FSDP, DeepSpeed) or the optimizer's state (``ZeroRedundancyOptimizer``)
+            are sharded, because their ranks work in lockstep.
         ValueError: If an argument has a value that is not allowed, or BatchNorm is in training mode.
 
     Example:
@@ -121,10 +122,10 @@ class OOMGuard:
         if not 0 < real_number(shrink, "shrink") < 1:
             raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
         if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
-            raise TypeError("model must be a plain one or a DistributedDataParallel, got one whose weights are sharded")
+            raise TypeError("model must be unsharded or a DistributedDataParallel, got one whose weights are sharded")
         if "ZeroRedundancyOptimizer" in _names(optimizer):
             raise TypeError(
-                "optimizer must be one of this rank alone, got ZeroRedundancyOptimizer: its ranks update in step"
+                "optimizer must update this rank only, got ZeroRedundancyOptimizer: its ranks update in lockstep"
             )
         self.model, self.optimizer, self.reduction = model, optimizer, reduction
         self.split, self.length, self.cost = split or split_batch, length or batch_length, cost or batch_elements
@@ -138,7 +139,7 @@ class OOMGuard:
         self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
         self._entered: ExitStack | None = None
         self.refuse_batch_norm()
-        if self._group is not None:  # made now: there may be no memory later
+        if self._group is not None:  # allocated now, because there may be no memory later
             device = next(model.parameters()).device
             self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
 
@@ -153,14 +154,14 @@ class OOMGuard:
         self._entered = None
 
     def step(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        """Take one step of the training: gradients of the batch, split where it does not fit, and the update.
+        """Take one training step: gradients of the batch, split if it does not fit, and the update.
 
         Args:
             batch: The batch of this rank.
             loss_of: Returns the loss of a batch, or of a part of one: see ``reduction``.
 
         Returns:
-            The loss of the whole batch, a mean (or as ``loss_of`` scaled it), without a graph.
+            The loss of the full batch, a mean (or scaled by ``loss_of``), without a graph.
 
         Raises:
             torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks.
@@ -187,15 +188,15 @@ class OOMGuard:
         return loss / (self.count(batch) or 1) if self.reduction == "sum" else loss
 
     def accumulate(self, batch: Any, run: Run, whole: Callable[[], Any] | None = None) -> torch.Tensor | None:
-        """Make the gradients of a batch, in parts if need be, and reduce them over the ranks.
+        """Compute the gradients of a batch, in parts if necessary, and reduce them over the ranks.
 
         Args:
-            batch: The batch of this rank. No gradients must be left from an earlier one.
+            batch: The batch of this rank. There must be no gradients of an earlier batch.
             run: Forward and backward of a part, its loss times a weight.
             whole: In place of ``run`` while nothing is split; its result is not used.
 
         Returns:
-            The sum of what ``run`` returned, None where ``whole`` ran.
+            The sum of the results of ``run``, None if ``whole`` ran.
 
         Raises:
             torch.OutOfMemoryError: If a single sample does not fit, on all ranks.
@@ -250,9 +251,9 @@ class OOMGuard:
                 for gradient, before in gradients:
                     before.restore(gradient)
             elif any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
-                lost = f"the optimizer stopped half-way, give copy_weights=True: {failed}"
+                lost = f"the optimizer stopped half-way, set copy_weights=True: {failed}"
             elif not _raises_versions(self.optimizer):
-                lost = f"the optimizer may have stopped half-way, give copy_weights=True: {failed}"
+                lost = f"the optimizer may have stopped half-way, set copy_weights=True: {failed}"
             else:
                 for parameter, entry in list(self.optimizer.state.items()):
                     for key in set(entry) - keys.get(parameter, set()):
@@ -270,8 +271,8 @@ class OOMGuard:
         if any(map(_takes_statistics, self._norms)):
             raise ValueError(
                 "model must have no BatchNorm in training mode or without running statistics, and no InstanceNorm that "
-                "tracks them, since a part of a batch has other statistics than the whole: use LayerNorm or GroupNorm, "
-                "or put these modules into eval()"
+                "tracks them, because the statistics of a part differ from those of the full batch: use LayerNorm or "
+                "GroupNorm, or put these modules into eval()"
             )
 
     def _within_budget(self, batch: Any) -> list[Any]:
@@ -283,7 +284,7 @@ class OOMGuard:
     def _try(
         self, parts: list[Any], run: Run, whole: Callable[[], Any] | None
     ) -> tuple[torch.Tensor | None, str | None, int]:
-        """Run all parts; return the loss, why one ran out of memory, and which."""
+        """Run all parts; return the loss, the error of a part that ran out of memory, and its place."""
         total: torch.Tensor | None = None
         counts = [float(self.count(part)) for part in parts]
         for place, part in enumerate(parts):
@@ -306,7 +307,7 @@ class OOMGuard:
         return total, None, -1
 
     def _reduce(self, batch: Any, lost: str | None) -> None:
-        """Agree on whether all ranks have their gradients, and reduce them."""
+        """Check that all ranks have their gradients, and reduce them."""
         count = float(self.count(batch))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self._group is None:
@@ -328,7 +329,7 @@ class OOMGuard:
                     parameter.grad.div_(total)
 
     def _agree(self, lost: str | None, count: float, room: bool) -> tuple[float, bool]:
-        """Return the count of all ranks and whether all have room; raise on all of them if one has lost its step."""
+        """Return the count over all ranks and whether all have room; raise on all ranks if one has failed."""
         if self._group is None:
             if lost is not None:
                 raise torch.OutOfMemoryError(lost)
@@ -364,7 +365,7 @@ class OOMGuard:
 
 
 def _flat_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Return all gradients in one tensor for each dtype, the first with a 1 at its end for each gradient there is."""
+    """Return all gradients in one tensor per dtype; the first ends with a 1 for each parameter that has a gradient."""
     flat: list[torch.Tensor] = []
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.dtype == dtype]
@@ -392,7 +393,7 @@ def _reduce_flat(flat: list[torch.Tensor], parameters: Sequence[torch.nn.Paramet
 
 
 def _reduce_each(parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
-    """Sum gradients over the ranks one by one, where there is no memory for all of them in one tensor."""
+    """Sum gradients over the ranks one by one, if there is no memory for all of them in one tensor."""
     marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
     dist.all_reduce(marks, group=group)
     for parameter, mark in zip(parameters, marks.tolist(), strict=True):
@@ -410,13 +411,13 @@ def _is_sharded(model: torch.nn.Module) -> bool:
 
 
 def _takes_statistics(norm: _NormBase) -> bool:
-    """Whether a part of a batch gives other outputs, or leaves other running statistics, than the whole."""
+    """Whether a part of a batch gives other outputs, or leaves other running statistics, than the full batch."""
     if isinstance(norm, _BatchNorm):
         return norm.training or norm.running_mean is None
     return norm.training and norm.track_running_stats
 
 
 def _raises_versions(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether each write of the optimizer raises a tensor's version; ``.data`` and others' kernels do not."""
+    """Whether each write of the optimizer raises a tensor's version; ``.data`` and third-party kernels do not."""
     bases = type(getattr(optimizer, "optimizer", optimizer)).__mro__  # accelerate wraps optimizers
     return any(base.__module__.startswith("torch.optim.") and base is not torch.optim.Optimizer for base in bases)

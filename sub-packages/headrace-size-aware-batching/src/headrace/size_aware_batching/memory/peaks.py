@@ -34,23 +34,23 @@ def collect_cuda_peak_alloc(
     device: torch.device | str,
     cleanup: Callable[[], None] | None = None,
 ) -> tuple[list[Feature], list[int]]:
-    """Measure how much CUDA memory a step needs for each item of a dataset.
+    """Measure the CUDA memory of a step for each item of a dataset.
 
-    The peak counts all tensors on the device: the weights and whatever else is there as well as what ``work``
-    allocates. The first items may need less than later ones, since optimizers and libraries allocate their state in the
-    first steps; leave these out of a fit. An item that runs out of memory is left out of both lists, with a warning
-    that names its position. A progress bar appears when it takes longer than a second.
+    The peak counts all tensors on the device: weights, other existing tensors, and the allocations of ``work``. The
+    first items may need less than later ones, because optimizers and libraries allocate their state in the first
+    steps; leave these items out of a fit. An item that runs out of memory is left out of both lists, with a warning
+    that names its position. A progress bar appears after a second.
 
     Args:
-        dataset: The items. Keep them on the host and let ``work`` move them: tensors that an iterable holds on the
-            device count in every peak.
+        dataset: The items. Keep them on the host and let ``work`` move them: tensors of the dataset on the device count
+            in every peak.
         work: The step to measure. Its result should be plain numbers or host tensors, for the same reason.
         device: The CUDA device that ``work`` uses.
-        cleanup: Runs after each item, before memory is measured again; drops what ``work`` left behind.
+        cleanup: Runs after each item, before memory is measured again; removes leftovers of ``work``.
 
     Returns:
-        The results of ``work``, and the peaks in bytes; both in the order of the dataset. `PolynomialRegression.fit`
-        takes them as they are.
+        The results of ``work``, and the peaks in bytes; both in the order of the dataset. Pass them directly to
+        `PolynomialRegression.fit`.
 
     Raises:
         TypeError: If ``work`` or ``cleanup`` is not callable, or ``device`` is not a device.
@@ -110,14 +110,14 @@ class Peaks:
 
     Args:
         counts: Samples in the batch, int64, shape ``[m]``.
-        largest: Its largest size, in each column of sizes, float64, shape ``[m, k]``.
-        sums: The sum of its sizes, likewise.
-        allocated: Peak of bytes in tensors, int64, shape ``[m]``.
-        reserved: Peak of bytes that the allocator held, int64, shape ``[m]``.
-        fits: False where the batch ran out of memory; both peaks are then the size of the memory, a lower bound of
-            what it needs. Shape ``[m]``.
+        largest: Largest size in each column of sizes, float64, shape ``[m, k]``.
+        sums: Sum of the sizes in each column, float64, shape ``[m, k]``.
+        allocated: Peak bytes of tensors, int64, shape ``[m]``.
+        reserved: Peak bytes of the allocator, int64, shape ``[m]``.
+        fits: False if the batch ran out of memory; both peaks are then the size of the memory, a lower bound of its
+            need. Shape ``[m]``.
 
-    ``peaks[mask]`` takes some of the rows and ``peaks + other`` joins the rows of both.
+    ``peaks[mask]`` selects rows and ``peaks + other`` concatenates the rows of both.
     """
 
     counts: NDArray[np.int64]
@@ -172,10 +172,10 @@ class Peaks:
         return Peaks(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
 
     def scaled_to(self, measured: "Peaks") -> "Peaks":
-        """Return estimated peaks brought to the level of a few measured ones.
+        """Return estimated peaks, scaled to the level of a few measured peaks.
 
         Args:
-            measured: Peaks of some of these batches, those of the same count, largest sizes and sums. One gives a
+            measured: Peaks of some of these batches, matched by count, largest sizes and sums. One batch determines a
                 factor, two or more a factor and an offset, by relative least squares.
 
         Raises:
@@ -186,11 +186,11 @@ class Peaks:
             (places[key], row) for row in np.flatnonzero(measured.fits) if (key := measured._key(int(row))) in places
         ]
         if not pairs:
-            raise ValueError("measured must hold batches that were estimated, too, got none: measure some of the same")
-        mine, theirs = (np.array(rows) for rows in zip(*pairs, strict=True))
+            raise ValueError("measured must share batches with the estimate, got none: measure some of the same")
+        own_rows, measured_rows = (np.array(rows) for rows in zip(*pairs, strict=True))
         scaled = {}
         for name in ("allocated", "reserved"):
-            x, y = getattr(self, name)[mine] / 1.0, getattr(measured, name)[theirs] / 1.0
+            x, y = getattr(self, name)[own_rows] / 1.0, getattr(measured, name)[measured_rows] / 1.0
             factor, offset = float((x / y).sum() / ((x / y) ** 2).sum()), 0.0
             if len(np.unique(x)) > 1:
                 factor, offset = np.linalg.lstsq(np.stack([x / y, 1 / y], axis=1), np.ones(len(x)), rcond=None)[0]
@@ -226,19 +226,19 @@ def measure_peaks(
     warm_up: int = 2,
     cleanup: Callable[[], None] | None = None,
 ) -> Peaks:
-    """Measure the peaks of allocated and of reserved memory for each batch, also of batches that do not fit.
+    """Measure the peaks of allocated and of reserved memory for each batch, including batches that do not fit.
 
-    A batch that runs out of memory, of torch's allocator as well as of cuBLAS or cuDNN, becomes a bound: see
-    ``Peaks.fits``. A batch that is at least as large as such a one in count, largest size and sum is not tried; so
-    give the smallest first, as `design_batches` does. A progress bar appears when it takes longer than a second.
+    A batch that runs out of memory, in torch's allocator or in cuBLAS or cuDNN, becomes a bound: see ``Peaks.fits``. A
+    batch that is at least as large as such a batch in count, largest size and sum is not tried; so order the batches
+    from small to large, as `design_batches` does. A progress bar appears after a second.
 
     Args:
-        work: The step to measure: forward, backward and optimizer, to know what training needs.
-        batches: What ``work`` takes, one after the other.
+        work: The step to measure: forward, backward and optimizer, as in training.
+        batches: The arguments of ``work``, one per batch.
         device: The CUDA device that ``work`` uses, or a ``SimulatedMemory``.
         sizes_of: Returns the sizes of the samples in a batch, shape ``[n]`` or ``[n, k]``. By default the batch is
             these sizes.
-        warm_up: How often the first batch runs before anything is measured: libraries and optimizers allocate their
+        warm_up: Number of runs of the first batch before the measurements: libraries and optimizers allocate their
             state in the first steps.
         cleanup: Runs after each batch, also after one that failed.
 
@@ -278,7 +278,7 @@ def measure_peaks(
 
 
 def describe(sizes: Any) -> str:
-    """Return the features of a batch in words.
+    """Return the features of a batch as text.
 
     >>> describe([3, 5])
     '2 samples, largest 5, sum 8'
@@ -291,7 +291,7 @@ def describe(sizes: Any) -> str:
 def attempt(
     work: Callable[[Data], object], batch: Data, memory: DeviceMemory, cleanup: Callable[[], None] | None
 ) -> tuple[str | None, int, int]:
-    """Run the work once; return why it ran out of memory, or None, and the allocated and the reserved peak."""
+    """Run the work once; return the out-of-memory error or None, and the allocated and the reserved peak."""
     try:
         memory.start()
         failed = out_of_memory(lambda: work(batch))

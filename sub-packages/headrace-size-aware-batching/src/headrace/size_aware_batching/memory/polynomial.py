@@ -24,7 +24,7 @@ class PolynomialRegression(torch.nn.Module):
     instance of the same degree.
 
     Args:
-        degree: Of the polynomial, from 0.
+        degree: Degree of the polynomial, from 0.
 
     Raises:
         ValueError: If ``degree`` is not a non-negative integer.
@@ -55,7 +55,7 @@ class PolynomialRegression(torch.nn.Module):
         Args:
             x: Shape ``[n]``, with at least ``degree + 1`` distinct values: a tensor, or a list of numbers as
                 ``collect_cuda_peak_alloc`` returns them. Integers are allowed.
-            y: Shape ``[n]``, likewise.
+            y: Shape ``[n]``, a tensor or a list of numbers.
 
         Raises:
             TypeError: If ``x`` or ``y`` is not a 1-D tensor or sequence of real numbers.

@@ -1,4 +1,4 @@
-"""A memory of any size to measure and to run out of, without a GPU; and an estimate of peaks without any memory."""
+"""A simulated device memory of any size, for tests without a GPU, and estimates of peaks without memory."""
 
 import gc
 import threading
@@ -20,13 +20,13 @@ _SEGMENT = 2**21  # and the least that it asks the driver for
 
 
 class SimulatedMemory(TorchDispatchMode):
-    """A device memory with a byte limit, made of the CPU tensors that are alive inside its ``with`` block.
+    """A simulated device memory with a byte limit for the live CPU tensors inside its ``with`` block.
 
-    It counts the storages that torch's operators read and write, rounded to 512 bytes as CUDA's allocator does:
-    weights, gradients, optimizer state and whatever the backward pass keeps. An operator whose result does not fit
-    raises ``torch.OutOfMemoryError``, in forward, backward and optimizer alike, so that memory models and rescues can
-    be tried without a GPU. Workspaces inside an operator are not seen, and tensors of a dataset count like all others
-    once they are used, so keep it in numpy arrays. It takes the place of a device in `measure_peaks`, `fit_budget` and
+    It counts the storages that torch's operators read and write, rounded to 512 bytes as in CUDA's allocator: weights,
+    gradients, optimizer state and tensors saved for the backward pass. An operator whose result does not fit raises
+    ``torch.OutOfMemoryError`` in forward, backward or optimizer, so that memory models and rescues can be tested
+    without a GPU. Workspaces inside an operator do not count. Tensors of a dataset count once they are used, so keep
+    the dataset in numpy arrays. It can replace a device in `measure_peaks`, `fit_budget` and
     ``BatchMemoryModel.budget``.
 
     Args:
@@ -58,7 +58,7 @@ class SimulatedMemory(TorchDispatchMode):
         return self._used
 
     def start(self) -> None:
-        """Drop recent garbage and set the peak to what is in use now."""
+        """Collect recent garbage and set the peak to the bytes in use now."""
         gc.collect(1)  # a whole collection takes longer than a small step
         self._peak = self._used
 
@@ -67,13 +67,13 @@ class SimulatedMemory(TorchDispatchMode):
         return self._peak
 
     def reserved_peak(self) -> int:
-        """Return the peak in whole segments: 2 MiB, or a thousandth of the limit where that is less."""
+        """Return the peak in whole segments: 2 MiB, or a thousandth of the limit if that is less."""
         segment = _SEGMENT if self.limit is None else max(_BLOCK, min(_SEGMENT, self.limit // 1000 // _BLOCK * _BLOCK))
         reserved = -(-self._peak // segment) * segment
         return reserved if self.limit is None else max(self._peak, min(reserved, self.limit))
 
     def total(self) -> int:
-        """Return the limit, 2**62 bytes where there is none."""
+        """Return the limit, or 2**62 bytes if there is none."""
         return 2**62 if self.limit is None else self.limit
 
     def __torch_dispatch__(
@@ -119,18 +119,18 @@ def estimate_peaks(
     sizes_of: SizesOf | None = None,
     warm_up: int = 2,
 ) -> Peaks:
-    """Estimate the peaks of a step without a GPU and without memory: tensors have shapes and no contents.
+    """Estimate the peaks of a step without a GPU and without memory: tensors have shapes but no contents.
 
-    It runs under torch's ``FakeTensorMode`` on the CPU, where nothing is computed, so that a model of any size fits.
-    It is an estimate: it sees the tensors, not the workspaces of kernels, the allocator's rounding and fragments, or
-    the context of CUDA, and a CPU kernel may keep other tensors for the backward pass than a fused one on a GPU. What
-    it gives is the shape of the curve: ``estimate_peaks(...).scaled_to(measured)`` brings it to the level of a few
-    points that were measured with `measure_peaks`.
+    It runs under torch's ``FakeTensorMode`` on the CPU, which computes nothing, so that a model of any size fits. The
+    estimate counts the tensors, but not the workspaces of kernels, the allocator's rounding and fragments, or the CUDA
+    context. A CPU kernel may save other tensors for the backward pass than a fused GPU kernel. So the estimate gives
+    only the shape of the curve: ``estimate_peaks(...).scaled_to(measured)`` scales it to the level of a few points
+    measured with `measure_peaks`.
 
     Args:
-        make_step: Makes the model and the optimizer, on the CPU, and returns the step: a function of a batch that makes
-            the tensors itself. It is called inside the fake mode. The step must not read values
-            (``.item()``, boolean masks): there are none.
+        make_step: Creates the model and the optimizer on the CPU, and returns the step: a function of a batch that
+            creates the tensors itself. It is called inside the fake mode. The step must not read values (``.item()``,
+            boolean masks), because there are none.
         batches: As for `measure_peaks`.
         sizes_of: As for `measure_peaks`.
         warm_up: As for `measure_peaks`: optimizers allocate their state in the first steps.

@@ -1,4 +1,4 @@
-"""Steps that leave no trace: copies of weights, optimizer and random state to go back to, and no collectives."""
+"""Trial steps without side effects: copies of weights, optimizer and random state to restore, and no collectives."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ class HostCopy:
 
 
 def gradient_copies(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, HostCopy]]:
-    """Return the gradients there are with copies of them; sparse ones are left out."""
+    """Return the existing gradients with copies of them, except sparse ones."""
     gradients = [p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
     return [(gradient, HostCopy(gradient)) for gradient in gradients]
 
@@ -150,7 +150,7 @@ def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds, without its graph."""
+    """Return this rank's part of a tensor, without its graph."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
 

@@ -1,4 +1,4 @@
-"""Batches of tensors, cut into two along their samples."""
+"""Splitting batches of tensors in two along their samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,8 @@ import torch
 def split_batch(batch: Any) -> list[Any]:
     """Cut a batch of tensors into two halves along dimension 0; a batch of `PackedCollate` at its ``cu_seqlens``.
 
-    Dicts, tuples, named tuples and lists are cut field by field; numbers and 0-d tensors go to both halves. A batch of
-    one sample is returned alone.
+    Dicts, tuples, named tuples and lists are cut field by field; numbers and 0-d tensors go to both halves. For a batch
+    of one sample it returns only that batch.
 
     >>> [half["x"].tolist() for half in split_batch({"x": torch.arange(3), "scale": 2.0})]
     [[0], [1, 2]]
@@ -34,8 +34,8 @@ def batch_length(batch: Any) -> int:
     lengths = {name: len(leaf) for name, leaf in _leaves(batch)}
     if not lengths or len(set(lengths.values())) > 1:
         raise ValueError(
-            f"a batch must hold tensors of one length in dimension 0, got {lengths or type(batch).__name__}: give "
-            "OOMGuard split= and length= for batches of this kind"
+            f"a batch must contain tensors of one length in dimension 0, got {lengths or type(batch).__name__}: pass "
+            "split= and length= to OOMGuard for batches of this kind"
         )
     return next(iter(lengths.values()))
 
@@ -88,7 +88,7 @@ def _cut(batch: Any, samples: int, start: int, stop: int, offsets: list[int] | N
         if offsets is not None and batch.ndim and len(batch) != samples:
             raise ValueError(
                 f"{name or 'a field'} must have {offsets[-1]} tokens or {samples} samples in dimension 0, got shape "
-                f"{list(batch.shape)}: give OOMGuard split= and length= for batches of this kind"
+                f"{list(batch.shape)}: pass split= and length= to OOMGuard for batches of this kind"
             )
         return batch[start:stop] if batch.ndim else batch
     if isinstance(batch, Mapping):

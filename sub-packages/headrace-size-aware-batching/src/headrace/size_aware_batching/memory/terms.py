@@ -1,4 +1,4 @@
-"""The terms of a memory model, and the cost function that they make."""
+"""The terms of a memory model, and its cost function."""
 
 import math
 import re
@@ -54,19 +54,18 @@ class Term:
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Bytes of a batch by count and largest size, with the margin: what ``cost=`` of the samplers takes.
+    """Bytes of a batch by count and largest size, with the margin, for ``cost=`` of the samplers.
 
-    Made by ``BatchMemoryModel.cost()``. Sums of sizes count as count times largest, the most they can be. It can be
-    pickled.
+    ``BatchMemoryModel.cost()`` returns it. Sums of sizes count as count times largest, their maximum. It is picklable.
 
     Args:
         terms: The features.
-        slopes: Bytes per unit of each, not negative.
+        slopes: Bytes per unit of each feature, non-negative.
         intercept: Bytes at zero.
-        floor: Bytes that every batch needs, at the least.
+        floor: Minimum bytes of every batch.
         factor: One plus the margin.
-        most: The largest count, size in each column and value of each feature that were measured, in this order; a
-            batch beyond one of them costs infinity. None to extrapolate.
+        most: The largest measured count, size in each column and value of each feature, in this order; a batch beyond
+            one of them has infinite cost. None to extrapolate.
     """
 
     terms: tuple[Term, ...]
@@ -92,7 +91,7 @@ class MemoryCost:
         return cls(terms, slopes, intercept, floor, factor, most)
 
     def __call__(self, count: int, largest: Any) -> float:
-        """Return the bytes that a batch of ``count`` samples needs, the largest of which has this size."""
+        """Return the bytes of a batch of ``count`` samples with this largest size."""
         sizes = largest.tolist() if isinstance(largest, np.ndarray | np.generic | torch.Tensor) else largest
         columns = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
         values = self.values(count, columns, [count * size for size in columns])

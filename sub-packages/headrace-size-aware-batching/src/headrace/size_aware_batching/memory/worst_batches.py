@@ -1,4 +1,4 @@
-"""The most expensive batches of an epoch, run before the training."""
+"""The most expensive batches of an epoch, run before training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,20 +30,20 @@ def run_worst_batches(
     k: int = 4,
     mesh: Any = None,
 ) -> None:
-    """Run the most expensive batches of the epoch before the training: if it can run out of memory, it does so now.
+    """Run the most expensive batches of the epoch before training, so that it runs out of memory now or not at all.
 
-    Weights, optimizer state and random states are afterwards as they were before. Every rank runs the same batches, and
-    all raise if one of them runs out; a ``DistributedDataParallel`` does not reduce its gradients meanwhile. Where the
-    optimizer has no state yet, the most expensive batch runs twice: its first step makes that state, at the end.
+    Weights, optimizer state and random states are restored afterwards. Every rank runs the same batches, and all ranks
+    raise if one runs out; meanwhile a ``DistributedDataParallel`` does not reduce its gradients. If the optimizer has
+    no state yet, the most expensive batch runs twice, because the first step allocates that state at its end.
 
     Args:
-        sampler: The sampler of the training.
-        batches_of: Makes a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`.
-        step: A step of the training with a batch, as for `fit_budget`.
+        sampler: The training sampler.
+        batches_of: Builds a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`.
+        step: A training step with a batch, as for `fit_budget`.
         model: The model that ``step`` trains.
-        optimizer: Its optimizer, or several.
-        k: How many batches.
-        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, where these are not all ranks.
+        optimizer: The optimizer of ``step``, or several.
+        k: Number of batches.
+        mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if these are not all ranks.
 
     Raises:
         torch.OutOfMemoryError: If a batch does not fit, with its sizes.
@@ -81,7 +81,7 @@ def raise_if_out_of_memory(
     failed: str | None,
     mesh: Mesh | None = None,
 ) -> None:
-    """Raise on every rank if a batch ran out of memory on one of them; ``failed`` says why on this one, or is None."""
+    """Raise on every rank if a batch ran out of memory on any rank; ``failed`` is this rank's error, or None."""
     answers = gather_json(failed, mesh)
     if all(answer is None for answer in answers):
         return

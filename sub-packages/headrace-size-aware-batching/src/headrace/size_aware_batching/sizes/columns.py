@@ -1,7 +1,7 @@
 """Columns of Arrow, Hugging Face datasets, Parquet files, pandas and polars, read as arrays.
 
-None of these libraries is needed: a column comes from a library that is imported already. The same file in
-headrace.size_aware_batching and headrace.webdatamodule, which do not import one another.
+None of these libraries is a dependency: the user's code has imported the library of a column. The packages of headrace
+do not import one another, so headrace.size_aware_batching and headrace.webdatamodule have equal copies of this file.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ _NUMBERS = ("int", "uint", "float", "double", "halffloat")
 
 
 def array_of_column(sizes: Any, name: str = "sizes") -> Any:
-    """Turn a column of another library into an array; return anything else as it is.
+    """Convert a column of another library to an array; return any other value unchanged.
 
     Args:
-        sizes: An Arrow array; a column of a Hugging Face dataset, whose ``select`` and ``shuffle`` hold; a pair of a
-            Parquet file, a folder or list of them and the name of a column; or a Series of pandas or polars. Copied
-            only where its buffer is no plain array of numbers.
-        name: Of the argument, for errors.
+        sizes: An Arrow array; a column of a Hugging Face dataset, also after ``select`` and ``shuffle``; a pair of a
+            Parquet file, a folder or a list of them and the name of a column; or a pandas or polars Series. Copied only
+            if its buffer is not a plain array of numbers.
+        name: Name of the argument, for errors.
 
     Raises:
         ImportError: If a Parquet file is named and pyarrow is not installed.
         OSError: If the file cannot be read, or its name is a pattern.
-        TypeError: If it is a table or a dataset, and not one column of it.
-        ValueError: If the file has no such column, a folder holds no file, or the dataset has a transform, which may
-            change the column; or a masked array has masked values.
+        TypeError: If it is a table or a dataset instead of a column.
+        ValueError: If the file has no such column, a folder contains no file, the dataset has a transform, which may
+            change the column, or a masked array has masked values.
     """
     if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
         sizes = _parquet_column(sizes[0], sizes[1])
@@ -72,7 +72,7 @@ def _dataset_column(column: Any, name: str) -> NDArray[Any]:
 
 
 def _rooted(column: Any) -> tuple[Any, list[str]]:
-    """The dataset of a column, and the names that lead from one to the other."""
+    """The dataset of a column, and the path of names from the dataset to the column."""
     names: list[str] = []
     while hasattr(column, "column_name"):
         names.insert(0, column.column_name)
@@ -107,10 +107,13 @@ def _no_column(table: Any, name: str) -> TypeError:
     columns = table.column_names or []
     if not hasattr(table, "__len__"):
         return TypeError(f"{got}, a stream: it has no {name} beforehand; batch it with bucketed_batching")
-    fields: Any = getattr(table, "features", None) or {one.name: one.type for one in getattr(table, "schema", ())}
-    numbers = [one for one in columns if str(getattr(fields[one], "dtype", fields[one])).startswith(_NUMBERS)]
+    fields: Any = getattr(table, "features", None) or {field.name: field.type for field in getattr(table, "schema", ())}
+    numbers = [
+        column for column in columns if str(getattr(fields[column], "dtype", fields[column])).startswith(_NUMBERS)
+    ]
     what = "table" if kind.__module__.startswith("pyarrow") else "dataset"
-    told = f"{got} with {', '.join(map(repr, columns))}: "
+    message = f"{got} with {', '.join(map(repr, columns))}: "
     if numbers:
-        return TypeError(f"{told}give {' or '.join(f'{what}[{one!r}]' for one in numbers)}")
-    return TypeError(f"{told}none holds numbers; add one, such as {what}.map(lambda row: {{'length': len(row[...])}})")
+        return TypeError(f"{message}give {' or '.join(f'{what}[{column!r}]' for column in numbers)}")
+    cure = f"add one, such as {what}.map(lambda row: {{'length': len(row[...])}})"
+    return TypeError(f"{message}none holds numbers; {cure}")

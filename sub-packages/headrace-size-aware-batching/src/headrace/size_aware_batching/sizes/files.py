@@ -29,7 +29,7 @@ def sizes_of_files(paths: list[Path], column: str | None = None) -> NDArray[Any]
 
 
 def sizes_of_file(path: Path, column: str | None = None) -> NDArray[Any]:
-    """Read the sizes of one file; its ending says how, and a folder is one of Parquet files."""
+    """Read the sizes of one file, by its extension; a folder contains Parquet files."""
     name = path.name.lower()
     parquet = name.endswith(".parquet") or path.is_dir()
     if not parquet and not name.endswith(_ENDINGS):
@@ -47,7 +47,7 @@ def sizes_of_file(path: Path, column: str | None = None) -> NDArray[Any]:
 
 
 def fasta_lengths(lines: Iterable[bytes]) -> Iterator[int]:
-    """Yield the number of letters of each sequence; white space does not count.
+    """Yield the number of letters of each sequence, without white space.
 
     >>> list(fasta_lengths([b">one", b"MK V", b"LA", b">two", b"G"]))
     [5, 1]

@@ -1,7 +1,7 @@
-"""Every way to give sizes, read into one array and checked once.
+"""Sizes in any form, read into one array and validated once.
 
-Three doors, one set of checks: `read_sizes` (all sizes of a dataset, shape ``[n]`` or ``[n, k]``), `size_vector`
-(shape ``[n]``) and `size_lookup` with `checked_size` (one size at a time, while samples come).
+Three entry points share one set of checks: `read_sizes` (all sizes of a dataset, shape ``[n]`` or ``[n, k]``),
+`size_vector` (shape ``[n]``) and `size_lookup` with `checked_size` (one size at a time, for streams).
 """
 
 import numbers
@@ -28,7 +28,7 @@ SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | N
 
 
 def read_sizes(sizes: Any) -> NDArray[Any]:
-    """Return the sizes of a dataset, in any form that samplers take, as an array of integers or float64, uncopied.
+    """Return the sizes of a dataset, in any form that samplers accept, as integers or float64, without a copy.
 
     >>> read_sizes([[3, 4], [5, 6]]).shape, read_sizes({0: 7, 1: 8}).tolist()
     ((2, 2), [7, 8])
@@ -59,7 +59,7 @@ def _sizes_of_part(dataset: Any) -> NDArray[Any]:
     except TypeError as error:
         if not hasattr(dataset, "column_names"):
             raise
-        cure = "np.concatenate([one[...][:] for one in dataset.datasets])"
+        cure = "np.concatenate([part[...][:] for part in dataset.datasets])"
         raise TypeError(f"{error} of each, as {cure}") from None
 
 
@@ -71,7 +71,7 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
     except ValueError as error:
         raise ValueError(
             "sizes must be numbers of shape [n] or [n, k], got rows that differ in length: give a number for each, "
-            f"such as [len(one) for one in column] ({error})"
+            f"such as [len(item) for item in column] ({error})"
         ) from None
     if array.size == 0:
         array = array.astype(np.int64)
@@ -100,17 +100,17 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
 
 
 def _content(array: NDArray[Any]) -> str:
-    """Name what an array that is not of numbers holds instead, and the cure."""
+    """Describe the contents of an array without numbers, and the cure."""
     if array.dtype.kind not in "OUS" or not array.size:
         return str(array.dtype)
     values = ((index, array.item(index)) for index in range(array.size))
-    others = ((index, one) for index, one in values if isinstance(one, bool) or not isinstance(one, numbers.Number))
-    index, one = next(others, (None, array.item(0)))
+    others = ((index, item) for index, item in values if isinstance(item, bool) or not isinstance(item, numbers.Number))
+    index, item = next(others, (None, array.item(0)))
     if index is None:
-        return f"{array.dtype}, numbers of type {type(one).__name__}: give np.array(column).astype('int64')"
-    cure = f"[{'one[...]' if isinstance(one, Mapping) else 'len(one)'} for one in column]"
-    cure = "each sample a number" if one is None else f"a number for each, such as {cure}"
-    return f"{array.dtype}, {shown(one)} of type {type(one).__name__} at index {index}: give {cure}"
+        return f"{array.dtype}, numbers of type {type(item).__name__}: give np.array(column).astype('int64')"
+    cure = f"[{'item[...]' if isinstance(item, Mapping) else 'len(item)'} for item in column]"
+    cure = "each sample a number" if item is None else f"a number for each, such as {cure}"
+    return f"{array.dtype}, {shown(item)} of type {type(item).__name__} at index {index}: give {cure}"
 
 
 def _sizes_of_dataset(dataset: Any) -> NDArray[Any]:
@@ -139,12 +139,12 @@ def _by_call(num_tokens: Callable[[int], Any], n_samples: int) -> NDArray[Any]:
 
 
 def any_column(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which rows hold a true value, shape ``[n]``; flags of shape ``[n]`` are rows themselves."""
+    """Return for each row whether any flag is true, shape ``[n]``; flags of shape ``[n]`` are returned unchanged."""
     return flags if flags.ndim == 1 else np.asarray(flags.any(axis=1))
 
 
 def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
-    """Return the largest size that counts in each column; None where there is no limit.
+    """Return the largest size that counts in each column; None for a column without a limit.
 
     >>> column_limits(None, 2), column_limits(9, 1), column_limits((9, None), 2)
     ((None, None), (9,), (9, None))
@@ -152,15 +152,15 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     if max_length is None:
         return (None,) * columns
     several = isinstance(max_length, Sequence) and not isinstance(max_length, str)
-    given = tuple(max_length) if several else (max_length,)
-    if len(given) != columns and columns == 1:
+    values = tuple(max_length) if several else (max_length,)
+    if len(values) != columns and columns == 1:
         raise ValueError(f"max_length must be a single number for sizes of one column, got {shown(max_length)}")
-    if len(given) != columns:
+    if len(values) != columns:
         raise ValueError(
             f"max_length must have one entry for each of the {columns} columns of sizes, got {shown(max_length)}: give "
             "None for a column without a limit, such as max_length=(10, None)"
         )
-    limits = [None if limit is None else real_number(limit, "max_length") for limit in given]
+    limits = [None if limit is None else real_number(limit, "max_length") for limit in values]
     for limit in limits:
         if limit is not None and limit <= 0:
             raise ValueError(f"max_length must be greater than 0, got {limit}")
@@ -168,7 +168,7 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
 
 
 def capped_sizes(sizes: NDArray[Any], limits: tuple[Number | None, ...]) -> NDArray[Any]:
-    """Return the sizes with each column cut to its limit; without a limit, the array itself.
+    """Return the sizes with each column clipped to its limit; without limits, the array itself.
 
     >>> capped_sizes(np.array([[5, 50], [20, 60]]), (10, None)).tolist()
     [[5, 50], [10, 60]]
@@ -199,7 +199,7 @@ def size_vector(values: object, name: str) -> Vector:
 
 
 def number_vector(values: object, name: str) -> Vector:
-    """Turn a 1-D array, tensor or sequence of real numbers, none of them NaN, into an int64 or float64 array.
+    """Convert a 1-D array, tensor or sequence of real numbers without NaN to an int64 or float64 array.
 
     >>> number_vector(torch.tensor([1, 2], dtype=torch.uint8), "sizes").dtype
     dtype('int64')
@@ -245,9 +245,9 @@ def _array_of_tensor(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
-    """Turn ``sizeof`` into a function from an index, key or element to its size.
+    """Convert ``sizeof`` to a function from an index, key or sample to its size.
 
-    Arrays and tensors are checked here as a whole; the sizes of all other forms go through `checked_size`.
+    Arrays and tensors are validated here at once; sizes of all other forms need `checked_size`.
 
     >>> size_lookup({"a": 3})("a"), size_lookup([5, 7])(1), size_lookup(len)("four")
     (3, 7, 4)
@@ -268,7 +268,7 @@ def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
 
 
 def checked_size(value: object, noun: str, key: object) -> Number:
-    """Return the size of one element, named by ``noun`` and ``key`` in errors; infinity fits no budget."""
+    """Return the validated size of one sample, named by ``noun`` and ``key`` in errors; infinity fits no budget."""
     if (type(value) is int or type(value) is float) and value >= 0:  # the common case needs no name
         return value
     number = real_number(value, name := f"the size of {noun} {key}")
@@ -278,7 +278,7 @@ def checked_size(value: object, noun: str, key: object) -> Number:
 
 
 def plain_index(key: Any) -> Any:
-    """Turn an integer of any library into an int; leave every other key as it is."""
+    """Convert an integer of any library to an int; return every other key unchanged."""
     return operator.index(key) if hasattr(key, "__index__") and getattr(key, "ndim", 0) == 0 else key
 
 
@@ -292,7 +292,7 @@ def _by_index(values: Sequence[Any], key: Any) -> Any:
 
 def _position(key: Any, length: int) -> int:
     index = operator.index(key)
-    if not 0 <= index < length:  # Python would count a negative one from the end
+    if not 0 <= index < length:  # Python would count a negative index from the end
         raise IndexError(
             f"sizeof must hold a size for each index, got index {index} and {length} sizes: give one size for each "
             "index that the sampler or dataset yields"
