@@ -41,24 +41,24 @@ class WebDataModule(BaseDataModule):
     needs test; `predict()` uses predict, or test if there is no predict split. Arguments that are mappings take
     members of `Split` or their names, such as "train".
 
-    **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches per epoch on every rank, and its `len()`
-    says so. With batches of `global_batch_size / ranks` samples and the right `n_samples`, that is every sample once.
-    When the shards run out earlier, the loader reads them again, because a rank that stops early would leave the
-    others waiting; but a val, test or predict loader on one rank has a shorter epoch. When samples remain, they are
-    left out of the epoch. Either way a warning gives the numbers, once. The train loader has another order in each
-    epoch, which depends on the seed and the epoch number only; the other loaders have the same order every time.
+    **Epochs.** A loader yields `ceil(n_samples / global_batch_size)` batches per epoch on every rank; this is also its
+    `len()`. With batches of `global_batch_size / ranks` samples and the correct `n_samples`, the epoch has every sample
+    once. If the shards end earlier, the loader rereads them, because a rank that stops early would leave the others
+    waiting; but a val, test or predict loader on one rank has a shorter epoch. If samples remain, they are left out of
+    the epoch. In both cases a warning gives the numbers, once. The train loader has a different order in each epoch,
+    which depends only on the seed and the epoch number; the other loaders have the same order every time.
 
-    **Several ranks.** Where all shards have an index beside them (`index_shards`, or any writer of this package that
-    makes them), all ranks and workers get equal shares of the samples, whatever the shards hold; at most `ranks - 1`
-    samples come twice, and a warning says so. Otherwise each rank reads whole shards, every n-th of the list, and
-    shards of unequal size make some ranks repeat samples and others leave some out, as the warnings say; fewer shards
-    than ranks are refused. All ranks yield equally many batches in any case. Ranks are the data-parallel ones: tensor
-    parallel ranks of a trainer get the same batches. They are asked for when an epoch begins.
+    **Several ranks.** If all shards have an index beside them (from `index_shards`, or a writer of this package), all
+    ranks and workers get equal parts of the samples, for any sizes of the shards; at most `ranks - 1` samples repeat,
+    with a warning. Otherwise each rank reads complete shards, every n-th of the list. With shards of unequal size some
+    ranks then repeat samples and others leave some out, with warnings; fewer shards than ranks are refused. All ranks
+    always yield the same number of batches. Ranks are the data-parallel ranks, read at the start of an epoch;
+    tensor-parallel ranks of a trainer get the same batches.
 
-    **Resuming.** The module keeps the epoch and the number of its batches that were trained on, so that a fit resumes
-    in the middle of an epoch from Lightning's checkpoints, also from those after an error, with the same numbers of
-    ranks and workers. The batches before that position are read again and skipped: for long epochs,
-    `IndexedWebDataModule` resumes without. A checkpoint of other shards, seeds or options is refused.
+    **Resuming.** The module stores the epoch and the number of trained batches. So a fit resumes in mid-epoch from
+    Lightning's checkpoints, including those after an error, with the same numbers of ranks and workers. The earlier
+    batches are reread and skipped; for long epochs, `IndexedWebDataModule` resumes without that cost. A checkpoint of
+    other shards, seeds or options is refused.
 
     Args:
         n_samples: Samples per epoch for each split, over all ranks.
@@ -245,14 +245,13 @@ class PickledDataWDS(WebDataModule):
 
     `prepare_data` packs `{dir_pickles}/{name}.{suffix}` of each name of a split into shards in the
     split's directory. The sample's key is `name.replace(".", "-")`, the suffix is its member key. The
-    bytes are copied, never unpickled; what the loaders read, they read as `WebDataModule` does. The shards
-    of a split are kept while the sizes and times of its files stay the same; when one changes, all of them
-    are written again. Shards that hold other samples are never touched. After a run that was killed, the
-    next one writes the rest.
+    bytes are copied, never unpickled; the loaders read as `WebDataModule` does. The shards of a split are
+    kept while the sizes and times of its files stay the same; when one changes, all of them are written
+    again. Shards with other samples are never changed. After a killed run, the next run writes the rest.
 
-    Each shard gets its index, and each directory a `manifest.json`, so that `IndexedShards` reads them as
-    they are. Splits that share a directory with other tar files get indexes, but no manifest: it would make
-    one set of them all.
+    Each shard gets an index, and each directory a `manifest.json`, so that `IndexedShards` can read them.
+    Splits that share a directory with other tar files get indexes, but no manifest, because a manifest
+    would make all of them one set.
 
     Args:
         dir_pickles: Directory of the pickle files.

@@ -27,58 +27,58 @@ class SharedShardsWarning(UserWarning):
 
 
 class IndexedWebDataModule(MapDataModule):
-    """Indexed tar shards as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
+    """Indexed tar shards as train, val, test and predict loaders of a Lightning trainer, with exact resume.
 
-    A sample reaches `transform` and `collate_fn` as a dictionary of its `__key__` and its decoded members. Batches are
-    a function of the shards, the options, the seed and the epoch; every rank gets as many. A checkpoint of any moment
-    holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes twice.
-    Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample in the same
-    order every time.
+    `transform` and `collate_fn` receive a sample as a dictionary of its `__key__` and its decoded members. Batches are
+    a function of the shards, the options, the seed and the epoch; every rank gets the same number. A checkpoint saved
+    at any moment stores the position, and resumes there with any number of ranks and workers: no sample is lost or
+    repeated. Training batches are shuffled in each epoch anew; validation, test and predict deliver every sample in the
+    same order every time.
 
-    `shards` to `num_workers`, `keys` and `on_error` may be mappings from `Split` or the names of splits; one value
-    serves all splits, one `sampler` training alone. `predict` uses `Split.predict`, or `Split.test` where there is
-    none.
+    `shards` to `num_workers`, `keys` and `on_error` may be mappings from `Split` or the names of splits; a single value
+    serves all splits, but a single `sampler` only training. `predict` uses `Split.predict`, or `Split.test` if there is
+    no predict split.
 
     Args:
-        shards: A directory that `index_shards` or `write_shards` left, its `manifest.json`, a list of tar files, a URL
+        shards: A directory indexed by `index_shards` or `write_shards`, its `manifest.json`, a list of tar files, a URL
             or a `Remote`. In a mapping, the keys are splits; a split of several sources is {name: one of these}, as in
             {"train": {"web": directory, "books": directory}, "val": directory}.
         batch_size: Samples of a batch on each rank.
-        batch_sampler: Instead, a function that makes batches by size, see `BatchSamplerFactory`, such as
-            `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
-        sizes: Of the samples, for `batch_sampler`: a column of the manifest, the key of a member, whose bytes count, or
-            a function of the decoded sample. A function is evaluated once, and its results are kept as a column.
-        sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
+        batch_sampler: Alternative to `batch_size`: a function that returns a batch sampler by size, see
+            `BatchSamplerFactory`, such as `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
+        sizes: Sizes of the samples for `batch_sampler`: a column of the manifest, the key of a member (its size in
+            bytes), or a function of the decoded sample, which is evaluated once and stored as a column.
+        sampler: A function that returns the order of the training samples, see `SamplerFactory`, such as
             `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
             the order of the data, every sample once; only a mapping, {split: function}, orders them too.
-        shuffle: Whether training batches of `batch_size` are shuffled. False is refused beside a `sampler` or a
-            `batch_sampler`, which decide the order themselves.
+        shuffle: Whether training batches of `batch_size` are shuffled. False is refused with a `sampler` or a
+            `batch_sampler`, which determine the order themselves.
         drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
-            refused beside a `batch_sampler`, which has options of its own.
-        decode: How members are decoded; see `IndexedShards`.
+            refused with a `batch_sampler`, which has its own options.
+        decode: Decoder of members; see `IndexedShards`.
         transform: Called with each decoded sample, in the worker.
-        collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
-        num_workers: Processes that read ahead; they stay from epoch to epoch.
-        seed: Of the order and the batches, 0 to 2**64 - 1.
+        collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
+        num_workers: Number of worker processes; they persist across epochs.
+        seed: Seed of the order and the batches, 0 to 2**64 - 1.
         allowed_classes: Classes that pickles may use; see `decode_member`.
-        keys: Members to read; all when None.
+        keys: Members to read; None: all.
         verify: When to compare checksums; see `IndexedShards`.
-        max_bytes: Most bytes of a member, stored and decoded; see `IndexedShards`, whose default holds when None.
+        max_bytes: Maximum bytes of a member, stored and decoded; None: the default of `IndexedShards`.
         on_error: "raise" the error of a sample that is damaged or cannot be decoded, or "skip" the sample, warn and
             count it. An `UnsafePickleError` is always raised.
-        prefetch_factor: Batches that each worker reads ahead; 2 when None.
-        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
-        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
-        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+        prefetch_factor: Batches that each worker prefetches; None: 2.
+        pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
+        timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
+        multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
         log_stats: Whether to log, at the end of each stage, the delivered samples of each source, padding and skipped
             samples.
-        num_replicas: Number of data-parallel ranks, instead of the trainer's or the process group's.
-        rank: This one, likewise.
-        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        num_replicas: Number of data-parallel ranks; by default the trainer's or the process group's.
+        rank: This rank; by default the trainer's or the process group's.
+        mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
 
     Raises:
-        TypeError: An argument of the wrong kind.
-        ValueError: An argument that is not allowed.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a value that is not allowed.
 
     >>> import tempfile
     >>> from headrace.webdatamodule import index_shards, write_tars

@@ -29,60 +29,62 @@ State = dict[str, Any]
 
 
 class ResumableLoader(EpochLoader):
-    """Batches of a map-style dataset, from any position on.
+    """Load batches of a map-style dataset, resumable at any position.
 
-    It knows which batches reached the training loop, whatever its workers have read ahead: `state_dict()` holds the
-    position behind the last one. `load_state_dict()` resumes there, with any number of workers and, if the batch
-    sampler can (those of headrace can), of ranks. No batch is read twice for that.
+    The loader counts the batches that reached the training loop, independent of prefetching: `state_dict()` stores the
+    position after the last one. `load_state_dict()` resumes there, with any number of workers and, if the batch sampler
+    supports it (headrace's do), any number of ranks. A resume rereads no batch.
 
-    After a complete epoch, iterating again delivers the next one, unless `set_epoch` chose another. After a `break`, it
-    restarts the epoch. The state of an epoch's end leaves nothing of it: the first iteration is empty, the second the
-    next epoch; `for epoch in range(loader.epoch, epochs)` is right for every state. Two iterations of one loader are
-    independent. `next(iter(loader))` while a loop is under way is a look, which counts for nothing; an iteration that
-    takes a second batch restarts the epoch, and the state follows it. In a fit with a data module the state always
-    follows the trainer.
+    After a complete epoch, a new iteration delivers the next epoch, unless `set_epoch` chose another. After a `break`,
+    a new iteration restarts the epoch. After a state saved at the end of an epoch, the first iteration is empty, and
+    the second delivers the next epoch; `for epoch in range(loader.epoch, epochs)` is correct for every state. Two
+    iterations of one loader are independent. During a loop, `next(iter(loader))` only looks at a batch and does not
+    count; an iteration that takes a second batch restarts the epoch, and the state follows it. In a fit with a data
+    module the state always follows the trainer.
 
-    The ranks compare their plans before the first batch of a trainer's loop, and before the second one in a training
-    loop of your own. So one rank alone may look at a batch, and evaluate.
+    The ranks compare their plans before the first batch of a trainer's loop, and before the second batch of your own
+    training loop. So a single rank may look at a batch, and evaluate.
 
-    It is not a `DataLoader`, which trainers would rebuild with a sampler of their own.
+    The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 
     Args:
-        dataset: Anything with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`, `IndexedShards`.
-            Read with `__getitems__`, a batch at a time, where it has that: a list with one sample for each index, in
-            their order. The number is checked; the order where samples are mappings with `__key__` and the dataset
-            has `key(index)`. `names` and `cumulative_sizes` tell its sources in reports.
+        dataset: Any object with `len()` and integer indices: a list, a torch or Hugging Face `Dataset`,
+            `IndexedShards`. If it has `__getitems__`, it is read a batch at a time; `__getitems__` must return one
+            sample for each index, in the order of the indices. The number of samples is checked; their order is
+            checked if the samples are mappings with `__key__` and the dataset has `key(index)`. `names` and
+            `cumulative_sizes` define its sources in reports.
         batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict` and `load_state_dict` it
-            is resumed, and with `remaining` at any number of ranks; else its batches are counted. Or a function of
-            `num_replicas` and `rank` that makes it, called when an epoch begins with other ranks than before.
-        collate_fn: Makes a batch of a list of samples, in the worker; torch's own when None.
-        num_workers: Processes that read ahead; they stay from epoch to epoch.
-        prefetch_factor: Batches that each of them reads ahead; 2 when None.
-        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
-        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
-        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+            can resume, and with `remaining` also on another number of ranks; otherwise its batches are counted. Or a
+            function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks change between
+            epochs.
+        collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
+        num_workers: Number of worker processes; they persist across epochs.
+        prefetch_factor: Batches that each worker prefetches; None: 2.
+        pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
+        timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
+        multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
             sample, count it and warn. An `UnsafePickleError` is always raised.
-        sizes: Of each sample, shape [n] or [n, k], for the report on padding.
-        seed: Of the random numbers of the workers, together with the name, the epoch, the step and the rank.
-        fingerprint: Stands for the dataset in states; when None, the dataset's own `fingerprint`, else its length and,
-            of lists, arrays, tensors and Hugging Face datasets, some samples.
-        num_replicas: Number of data-parallel ranks. By default that of the batch sampler where it says one, else of the
-            process group, else WORLD_SIZE of the environment, when an epoch begins.
-        rank: This one; the same.
-        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks, which compare their plans then.
-        name: Of the split, for messages.
+        sizes: Size of each sample, shape [n] or [n, k], for the report on padding.
+        seed: Seed of the workers' random numbers, together with the name, the epoch, the step and the rank.
+        fingerprint: Identifies the dataset in states; None: the dataset's own `fingerprint`, else its length and, for
+            lists, arrays, tensors and Hugging Face datasets, some samples.
+        num_replicas: Number of data-parallel ranks. By default the batch sampler's, if it has one, else the process
+            group's, else WORLD_SIZE of the environment, read at the start of an epoch.
+        rank: This rank, with the same defaults.
+        mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks, which then compare their plans.
+        name: Name of the split, for messages.
         fixed_epoch: Whether every epoch is the same, as for validation: `set_epoch` is ignored.
-        check_ranks: Whether the ranks compare their plans in each epoch. They need a mesh that is a `DeviceMesh`, or to
-            be all ranks of the process group.
+        check_ranks: Whether the ranks compare their plans in each epoch. This needs a `DeviceMesh` as mesh, or all
+            ranks of the process group.
 
     Attributes:
         dataset: The samples.
-        indices: Of the samples in the batch that was delivered last.
+        indices: Indices of the samples in the latest delivered batch.
 
     Raises:
-        TypeError: An argument of the wrong kind.
-        ValueError: An argument that is not allowed.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a value that is not allowed.
 
     >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
     >>> next(iter(loader))
@@ -232,10 +234,10 @@ class ResumableLoader(EpochLoader):
         self._progress.put(self.epoch, position_of(batches, 0))
 
     def state_dict(self) -> State:
-        """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
+        """The position after the last delivered batch; in a trainer, after the last batch that counted.
 
-        A batch whose training step failed comes again, and so do batches whose accumulated gradients have not reached
-        the optimizer.
+        A batch whose training step failed repeats, and so do batches whose accumulated gradients have not reached the
+        optimizer.
 
         Returns:
             The same on every rank: "version", "seed", "epoch", "steps" delivered in it, "fingerprint" of the dataset,
@@ -249,18 +251,18 @@ class ResumableLoader(EpochLoader):
         return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where a state was taken.
+        """Resume from a state.
 
-        A state of an older epoch than a later `set_epoch` chose is left alone, and so is any while a trainer fits with
-        a data module: the module's copy decides.
+        A state is ignored if a later `set_epoch` chose a newer epoch, and while a trainer fits with a data module,
+        which has its own state.
 
         Args:
-            state: As `state_dict` returned it, on any rank.
+            state: The result of `state_dict`, on any rank.
 
         Raises:
-            TypeError: It is no mapping.
-            ValueError: It is of another dataset, other sizes, options or another seed; or of another number of ranks,
-                and the batch sampler has no state.
+            TypeError: The state is not a mapping.
+            ValueError: The state is of another dataset, other sizes, options or another seed; or of another number of
+                ranks, and the batch sampler has no state.
         """
         if self._trainer is None:
             self._restore(state)
@@ -280,7 +282,7 @@ class ResumableLoader(EpochLoader):
         return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed)
 
     def close(self) -> None:
-        """End the workers and close the files of `IndexedShards`; both come back when they are needed."""
+        """End the workers and close the files of `IndexedShards`; both are restored when needed."""
         self._reader.close()
         if isinstance(self.dataset, ConcatShards | IndexedShards):  # others may stay closed
             self.dataset.close()

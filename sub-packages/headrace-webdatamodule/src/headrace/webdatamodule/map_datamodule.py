@@ -42,57 +42,58 @@ from headrace.webdatamodule.split_names import BySplit, PerSplit, Split
 
 
 class MapDataModule(BaseDataModule):
-    """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, resumed exactly.
+    """Map-style datasets as train, val, test and predict loaders of a Lightning trainer, with exact resume.
 
-    Any dataset will do: a list, a torch or Hugging Face `Dataset`, one of PyTorch Geometric. Samples have the indices 0
-    to n - 1, unlike in tables, whose rows make a dataset. It is read with `__getitems__`, a batch at a time, where it
-    has that: a list with one sample for each index, in their order, see `ResumableLoader`.
+    Any map-style dataset is accepted: a list, a torch or Hugging Face `Dataset`, a PyTorch Geometric dataset. It is
+    indexed by 0 to n - 1; convert tables, which are indexed by column, to rows. If the dataset has `__getitems__`, it
+    is read a batch at a time; see `ResumableLoader` for the requirements.
 
-    Batches are a function of the data, the options, the seed and the epoch; every rank gets as many. A checkpoint of
-    any moment holds the position, and resumes there with any number of ranks and workers: no sample is lost, none comes
-    twice. Training batches are shuffled anew in each epoch; validation, test and predict deliver every sample once, in
-    the same order every time. Data that changed is refused: it is known by the dataset's own `fingerprint` where it has
-    one, else by its length and, of lists, arrays, tensors and Hugging Face datasets, 64 to 128 of its samples
-    at even distances.
+    Batches are a function of the data, the options, the seed and the epoch; every rank gets the same number. A
+    checkpoint saved at any moment stores the position, and resumes there with any number of ranks and workers: no
+    sample is lost or repeated. Training batches are shuffled in each epoch anew; validation, test and predict deliver
+    every sample once, in the same order every time. Changed data is refused: a dataset is identified by its own
+    `fingerprint`, if it has one, else by its length and, for lists, arrays, tensors and Hugging Face datasets, by 64 to
+    128 of its samples at even distances.
 
-    `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; one value serves
-    all splits, one `sampler` training alone. `predict` uses `Split.predict`, or `Split.test` where there is none.
+    `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; a single value
+    serves all splits, but a single `sampler` only training. `predict` uses `Split.predict`, or `Split.test` if there is
+    no predict split.
 
     Args:
         datasets: {split: dataset}, such as {"train": train, "val": val}.
         batch_size: Samples of a batch on each rank.
-        batch_sampler: Instead, a function that makes batches by size, see `BatchSamplerFactory`, such as
-            `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
-        sizes: Of the samples, for `batch_sampler`, shape [n] or [n, k]: an array, a list or a tensor; an Arrow array, a
-            Series of pandas or polars, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet", "length"), a
-            Parquet file and its column; the name of a column of a Hugging Face dataset, or of each in a
-            `ConcatDataset`; or a function of the sample, which one process calls once for each. When None, the
+        batch_sampler: Alternative to `batch_size`: a function that returns a batch sampler by size, see
+            `BatchSamplerFactory`, such as `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)`.
+        sizes: Sizes of the samples for `batch_sampler`, shape [n] or [n, k]: an array, a list or a tensor; an Arrow
+            array, a pandas or polars Series, `dataset["length"]` of a Hugging Face dataset, or ("train.parquet",
+            "length"), a Parquet file and its column; the name of a column of a Hugging Face dataset, or of each dataset
+            in a `ConcatDataset`; or a function of the sample, which one process calls once for each. None: the
             dataset's own `sizes` or `num_tokens(index)`.
-        sampler: A function that makes the order of the training samples, see `SamplerFactory`, such as
+        sampler: A function that returns the order of the training samples, see `SamplerFactory`, such as
             `functools.partial(WeightedDistributedSampler, weights={name: weight})`. Validation, test and predict keep
             the order of the data, every sample once; only a mapping, {split: function}, orders them too.
-        shuffle: Whether training batches of `batch_size` are shuffled. False is refused beside a `sampler` or a
-            `batch_sampler`, which decide the order themselves.
+        shuffle: Whether training batches of `batch_size` are shuffled. False is refused with a `sampler` or a
+            `batch_sampler`, which determine the order themselves.
         drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank;
-            refused beside a `batch_sampler`, which has options of its own.
-        collate_fn: Makes a batch of a list of samples, in the worker; torch's `default_collate` when None.
-        num_workers: Processes that read ahead; they stay from epoch to epoch.
-        seed: Of the order and the batches, 0 to 2**64 - 1.
+            refused with a `batch_sampler`, which has its own options.
+        collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
+        num_workers: Number of worker processes; they persist across epochs.
+        seed: Seed of the order and the batches, 0 to 2**64 - 1.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
             sample, warn and count it. An `UnsafePickleError` is always raised.
-        prefetch_factor: Batches that each worker reads ahead; 2 when None.
-        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
-        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
-        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
+        prefetch_factor: Batches that each worker prefetches; None: 2.
+        pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
+        timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
+        multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
         log_stats: Whether to log, at the end of each stage, the delivered samples of each source, padding and skipped
             samples.
-        num_replicas: Number of data-parallel ranks, instead of the trainer's or the process group's.
-        rank: This one, likewise.
-        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        num_replicas: Number of data-parallel ranks; by default the trainer's or the process group's.
+        rank: This rank; by default the trainer's or the process group's.
+        mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
 
     Raises:
-        TypeError: An argument of the wrong kind.
-        ValueError: An argument that is not allowed.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a value that is not allowed.
 
     >>> module = MapDataModule({"train": list(range(10))}, batch_size=4, collate_fn=list, seed=1)
     >>> module.setup("fit")

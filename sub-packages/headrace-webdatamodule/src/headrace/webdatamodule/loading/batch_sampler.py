@@ -25,27 +25,27 @@ _AHEAD = 2**14  # places of the order that are worked out together
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
-    """Batches of `batch_size` samples, as many of them on every rank, each sample once.
+    """Batches of `batch_size` samples, the same number on every rank, each sample once.
 
-    Step s gives the next `num_replicas * batch_size` places of one order to the ranks. The last batches are smaller
-    where the samples do not divide, unless `drop_last`. With fewer samples than ranks in a last step, some are
-    repeated, with a warning that names them. After a `break`, iterating again begins the epoch anew.
+    Step s distributes the next `num_replicas * batch_size` positions of one order to the ranks. The last batches are
+    smaller if the samples do not divide evenly, unless `drop_last`. With fewer samples than ranks in the last step,
+    some repeat, with a warning that names them. After a `break`, a new iteration restarts the epoch.
 
     Args:
         n_samples: Number of samples.
         batch_size: Samples of a batch, on each rank.
-        sampler: The order; the same on every rank. With `take(start, stop)` it is asked for slices, and `epoch_length`
-            is the number of its places; else it is listed once for an epoch, however often that is chosen. None for an
-            order of our own.
-        shuffle: Whether our own order is another one in each epoch; else samples come in their order.
+        sampler: The order, the same on every rank. If it has `take(start, stop)`, slices are read from it, and
+            `epoch_length` is the number of its positions; otherwise it is listed once per epoch. None: the built-in
+            order.
+        shuffle: Whether the built-in order is a new permutation in each epoch; otherwise it is the order of the data.
         drop_last: Whether samples that do not fill a batch on every rank are left out.
-        num_replicas: Number of data-parallel ranks; read from the process group when an epoch begins, if None.
-        rank: This one; the same.
-        mesh: Instead of both, a 1-D `DeviceMesh` of the data-parallel ranks.
-        seed: Of the order, 0 to 2**64 - 1.
+        num_replicas: Number of data-parallel ranks; None: read from the process group at the start of an epoch.
+        rank: This rank, with the same default.
+        mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        seed: Seed of the order, 0 to 2**64 - 1.
 
     Raises:
-        TypeError: An argument of the wrong kind.
+        TypeError: An argument has the wrong type.
         ValueError: A number that is not allowed.
 
     >>> list(DistributedBatchSampler(5, 2, shuffle=False))

@@ -20,19 +20,19 @@ _SHOWN = 10  # skipped samples that a report names
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """The batches that one rank's loader has delivered since it was made.
+    """The batches that one rank's loader has delivered since its construction.
 
     Args:
-        name: Of the loader.
-        batches: How many.
-        samples: {source: samples of it}.
-        fill: Sum of the sizes over number times largest size, over all batches: 1 is no padding. None without sizes,
-            and of batches that are packed (`cost="sum"`).
-        n_skipped: How often a sample was left out as damaged, in all epochs.
-        skipped: Those samples, each once.
-        rank: (number of ranks, this one), when there are several.
+        name: Name of the loader.
+        batches: Number of batches.
+        samples: {source: number of samples}.
+        fill: Sum of the sizes over number times largest size, over all batches: 1 means no padding. None without sizes,
+            and for packed batches (`cost="sum"`).
+        n_skipped: How often a damaged sample was left out, in all epochs.
+        skipped: The damaged samples, each once.
+        rank: (number of ranks, this rank), if there are several ranks.
         n_over_budget: Samples that the batch sampler leaves out of every epoch, its ``skipped_indices``.
-        over_budget: The first of them.
+        over_budget: The first samples over the budget.
     """
 
     name: str
