@@ -135,7 +135,7 @@ def worth(kind: str, count: int) -> None:
         against = f"{len(plan) / bound:.4f} x the bound" if way == "bucketed" else f"fill {report.fill:.5f}"
         print(
             f"{kind:6} {count:.0e} {way:11} {against}, largest {report.largest:,.0f}, "
-            f"batch-mates again {report.repeated_mates:.2f} x chance, imbalance at ranks {balance}"
+            f"batch-co-occurrence {report.co_occurrence:.2f} x chance, imbalance at ranks {balance}"
         )
 
 

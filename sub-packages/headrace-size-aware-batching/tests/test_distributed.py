@@ -252,7 +252,7 @@ def test_a_cost_function_is_a_budget_in_its_own_unit() -> None:
     batches = list(sampler)
     assert sorted(index for batch in batches for index in batch) == list(range(len(SIZES)))
     assert all(bytes_needed(len(batch), SIZES[batch].max()) <= 60_000 for batch in batches)
-    # Random mates cost a few batches more than cutting the sorted list, which takes 167.
+    # Random batches cost a few batches more than cutting the sorted list, which takes 167.
     assert len(batches) <= 167 + 5
 
 

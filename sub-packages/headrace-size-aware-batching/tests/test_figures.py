@@ -13,7 +13,7 @@ from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSam
 from headrace.size_aware_batching.planning.costs import PaddedCapacity
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_descending, next_fit
-from headrace.size_aware_batching.report import repeated_mates
+from headrace.size_aware_batching.report import co_occurrence
 
 N = 300_000
 USUAL, HEAVY = (2048, 16384), (16384, 32768)  # longest sample, budget
@@ -61,9 +61,9 @@ def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ra
 
 
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
-def test_batch_mates_meet_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
+def test_samples_share_a_batch_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])
-    assert repeated_mates(sampler.plan(0), sampler.plan(1)) <= 2
+    assert co_occurrence(sampler.plan(0), sampler.plan(1)) <= 2
 
 
 def volume_bound(sizes: Sizes, budget: Any) -> float:
@@ -76,8 +76,8 @@ def plans(sizes: Sizes, budget: Any, epochs: int = 4, **options: Any) -> list[Ba
     return [sampler.plan(epoch) for epoch in range(epochs)]
 
 
-def mean_repeated_mates(epochs: list[BatchPlan]) -> float:
-    return float(np.mean([repeated_mates(first, second) for first, second in pairwise(epochs)]))
+def mean_co_occurrence(epochs: list[BatchPlan]) -> float:
+    return float(np.mean([co_occurrence(first, second) for first, second in pairwise(epochs)]))
 
 
 def within_budgets(planned: BatchPlan, budget: Any) -> bool:
@@ -106,7 +106,7 @@ def test_stratified_batches_of_real_sizes_are_full_and_random(name: str) -> None
     sizes, budget = SETS[name][0](), SETS[name][1]
     epochs = plans(sizes, budget)
     assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budget) / 0.995)
-    assert mean_repeated_mates(epochs) <= 2
+    assert mean_co_occurrence(epochs) <= 2
     assert all(within_budgets(planned, budget) for planned in epochs)
 
 
@@ -115,7 +115,7 @@ def test_packed_batches_of_real_sizes_are_filled_to_the_brim_and_differ_from_epo
     sizes, budget = SETS[name][0](), SETS[name][1]
     epochs = plans(sizes, budget, epochs=3, strategy="packed")
     assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budget) / 0.999)
-    assert mean_repeated_mates(epochs) <= 20
+    assert mean_co_occurrence(epochs) <= 20
     assert all(within_budgets(planned, budget) for planned in epochs)
 
 
@@ -155,7 +155,7 @@ def test_two_budgets_at_once(name: str) -> None:
     epochs = plans(sizes, budgets, epochs=3)
     assert len(epochs[0]) <= np.ceil(volume_bound(sizes, budgets) * times)
     assert all(within_budgets(planned, budgets) for planned in epochs)
-    assert mean_repeated_mates(epochs) <= most_repeated
+    assert mean_co_occurrence(epochs) <= most_repeated
     assert imbalance((sizes / budgets).sum(axis=1), epochs[0]) <= 1.004
 
 
@@ -193,7 +193,7 @@ def test_padded_batches_of_real_sizes(name: str) -> None:
     assert len(epochs[0]) <= max(1.005 * fewest, fewest + 9) <= len(mega) + 9
     assert epochs[0].report().largest <= budget
     # Random mega-batches repeat least but pad three per cent more; batches as tight as these can do no better than so.
-    assert mean_repeated_mates(epochs) <= 2.5 * repeated_mates(mega, mega_batches(sizes, budget, 1))
+    assert mean_co_occurrence(epochs) <= 2.5 * co_occurrence(mega, mega_batches(sizes, budget, 1))
 
 
 @pytest.mark.nightly
@@ -202,7 +202,7 @@ def test_padded_batches_of_a_million_samples(kind: tuple[int, int]) -> None:
     sizes = lengths(kind[0], 1_000_000).astype(np.int64)
     epochs = plans(sizes, kind[1], epochs=2, strategy="bucketed", cost="padded")
     assert len(epochs[0]) <= 1.005 * fewest_padded(sizes, kind[1])
-    assert mean_repeated_mates(epochs) <= 120
+    assert mean_co_occurrence(epochs) <= 120
 
 
 @pytest.mark.parametrize(("count", "times", "ranks"), [(10_000, 8, 8), (10_000, 10, 8), (20_000, 8, 16)])

@@ -97,10 +97,10 @@ def test_a_cost_function_has_a_fill_too() -> None:
     assert report.over_budget == 0
 
 
-def test_repeated_mates_are_one_for_random_batches_and_many_for_equal_ones() -> None:
+def test_co_occurrence_is_one_for_random_batches_and_many_for_equal_ones() -> None:
     by_chance = np.random.default_rng(0).permutation(4000)
     offsets, sizes = np.arange(0, 4001, 8), np.ones(4000, int)
     first = BatchPlan(np.arange(4000), offsets, sizes, (8,))
-    assert first.report(other=BatchPlan(by_chance, offsets, sizes, (8,))).repeated_mates == pytest.approx(1, abs=0.2)
-    assert first.report(other=first).repeated_mates == pytest.approx(3999 / 7)
-    assert np.isnan(first.report().repeated_mates)
+    assert first.report(other=BatchPlan(by_chance, offsets, sizes, (8,))).co_occurrence == pytest.approx(1, abs=0.2)
+    assert first.report(other=first).co_occurrence == pytest.approx(3999 / 7)
+    assert np.isnan(first.report().co_occurrence)

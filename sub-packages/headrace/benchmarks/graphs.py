@@ -139,7 +139,7 @@ def main() -> None:
     }
     print(f"{len(sizes)} molecules, {options.nodes} nodes and {options.edges} edges, {world} ranks\n")
     print("| | batches, times the bound | most nodes | most edges | batches over a budget | step imbalance | lost, "
-          "repeated | mates again |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+          "repeated | co-occurrence |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
     for name, epochs in found.items():
         if epochs is not None:
             print(f"| {name} | {' | '.join(row(epochs, sizes, budget))} |")

@@ -84,7 +84,7 @@ class BatchPlan:
 
         Args:
             num_replicas: World size; that of the sampler by default.
-            other: Plan of another epoch of the same samples, for ``repeated_mates``.
+            other: Plan of another epoch of the same samples, for ``co_occurrence``.
             without_shapes: Plan of the same samples with as many shapes as come, for ``shapes_cost``.
         """
         replicas = whole_number("num_replicas", num_replicas) or self.num_replicas

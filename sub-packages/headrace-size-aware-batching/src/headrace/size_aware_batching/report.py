@@ -52,7 +52,7 @@ class PlanReport:
             of them.
         oversize: Samples that exceed a budget by themselves.
         skipped: Number of these that are left out.
-        repeated_mates: How many times as often as by chance two samples that share a batch share one in another
+        co_occurrence: How many times as often as by chance two samples that share a batch share one in another
             epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
         shapes: Number of distinct (count, length) shapes of the padded batches.
         shapes_cost: ``padded`` over what it is without the limit ``shapes=``; 1 where there is no limit, NaN where the
@@ -77,7 +77,7 @@ class PlanReport:
     imbalance: float
     oversize: int
     skipped: int
-    repeated_mates: float = math.nan
+    co_occurrence: float = math.nan
     shapes: int = 0
     shapes_cost: float = 1.0
 
@@ -123,7 +123,7 @@ class PlanReport:
             imbalance=float(steps.max(axis=1).mean()) if len(steps) else 1.0,
             oversize=oversize,
             skipped=oversize if plan.skipped else 0,
-            repeated_mates=math.nan if other is None else repeated_mates(plan, other),
+            co_occurrence=math.nan if other is None else co_occurrence(plan, other),
             shapes=len(np.unique(shapes, axis=0)),
             shapes_cost=padded / unlimited if unlimited else 1.0,
         )
@@ -192,7 +192,7 @@ def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
     return relative
 
 
-def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
+def co_occurrence(plan: BatchPlan, other: BatchPlan) -> float:
     """Return how many times as often as by chance samples that share a batch share one in another plan, too.
 
     All pairs are counted: those that share a batch in both plans, over what two plans with these batch sizes have in
@@ -201,7 +201,7 @@ def repeated_mates(plan: BatchPlan, other: BatchPlan) -> float:
     >>> from headrace.size_aware_batching import BatchPlan
     >>> sizes, offsets = np.ones(4, int), np.array([0, 2, 4])
     >>> one = BatchPlan(np.array([0, 1, 2, 3]), offsets, sizes, (2,))
-    >>> repeated_mates(one, one), repeated_mates(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
+    >>> co_occurrence(one, one), co_occurrence(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
     (3.0, 0.0)
     """
     n_samples = len(plan.sizes)
@@ -242,6 +242,6 @@ def _shown(name: str, value: Any) -> str:
         return value
     if name in ("fill", "padding"):
         return f"{value:.2%}"
-    if name in ("imbalance", "repeated_mates", "shapes_cost"):
+    if name in ("imbalance", "co_occurrence", "shapes_cost"):
         return "-" if math.isnan(value) else f"{value:.4f}"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

@@ -40,15 +40,15 @@ BATCHES = 512
 LISTED = 170_000
 # Samples of a window of padded batches. 2**15, 2**17, 2**19: 30,411, 30,304, 30,296 batches in 14, 11, 62 ms.
 BUCKETED = 2**17
-# Batches of a window in which samples do not change places. 8, 32, 128: fill 0.889, 0.969, 0.977, and batch-mates meet
-# again 4, 16, 78 times as often as by chance.
+# Batches of a window in which samples do not change places. 8, 32, 128: fill 0.889, 0.969, 0.977, and two samples of a
+# batch share one again 4, 16, 78 times as often as by chance.
 SHORT = 32
 # Samples of a window of packed batches, the shortest first. All, 2**17 alone, 2**19 alone: 29,493, 29,493, 29,492
-# batches, and batch-mates meet again 1.2, 2.5, 4.0 times as often as by chance.
+# batches, and two samples of a batch share one again 1.2, 2.5, 4.0 times as often as by chance.
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WINDOW = 2**17  # of several columns, and of an order that is given
-# Wasted share that is small enough: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches, mates 3.6,
-# 1.2, 1.2, and the first takes twice as long to plan.
+# Wasted share that is small enough: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches; two
+# samples of a batch share one again 3.6, 1.2, 1.2 times as often as by chance; the first takes twice as long to plan.
 PACKED_WASTE = 9.5e-5
 
 
@@ -359,8 +359,8 @@ def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
 def usual_windows(sizes: NDArray[Any], limits: Limits, strategy: str) -> int:
     """Return the number of windows that suits a strategy, for sizes in descending order.
 
-    Where no shuffle inside groups varies bucketed batches, windows are short: batch-mates meet again by chance times
-    the batches of a window.
+    Where no shuffle inside groups varies bucketed batches, windows are short: two samples of a batch share
+    one again as often as by chance, times the batches of a window.
     """
     if strategy == "packed":
         return packed_windows(sizes, limits)

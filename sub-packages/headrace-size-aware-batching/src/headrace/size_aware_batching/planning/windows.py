@@ -23,19 +23,19 @@ from headrace.size_aware_batching.planning.units import FINE
 # Keys that are tried in an epoch, the last of them with shorter shuffles. 1, 2, 6: of 40 epochs of 3,000 molecules and
 # crystals (budgets 400 nodes and 4,000 edges) 14, 5, 0 follow the worst case; of other sets at most 4, 0, 0.
 TRIES = 6
-# Padded batches of 1,000,000 lognormal sizes (median 360, sigma 0.8, longest 2048), budget 16384; "mates" is how often
-# batch-mates meet again, over chance.
-# Candidate boundaries between groups. 100, 400, 1600: 30,440, 30,304, 30,304 batches, mates 51, 89, 89.
+# Padded batches of 1,000,000 lognormal sizes (median 360, sigma 0.8, longest 2048), budget 16384. "Again" is how often
+# two samples of a batch share one again, over chance (co-occurrence).
+# Candidate boundaries between groups. 100, 400, 1600: 30,440, 30,304, 30,304 batches, again 51, 89, 89.
 CLASSES = 400
 # Share of batches more than the fewest that grouping by length may cost. 0.001, 0.0035, 0.01: 30,240, 30,304, 30,496
-# batches, mates 174, 89, 43.
+# batches, again 174, 89, 43.
 PADDING = 0.0035
 # Where there are few batches: so many more, but no more than this share of them. A_FEW 0, 5, 20: 600, 603, 615 batches
-# of 20,000 such sizes, mates 74, 44, 18; 62, 63, 63 of 2,000, mates 32, 14, 14. FEW_SHARE 0.01, 0.03, 0.1: of these
-# 2,000 62, 63, 64, mates 26, 14, 11.
+# of 20,000 such sizes, again 74, 44, 18; 62, 63, 63 of 2,000, again 32, 14, 14. FEW_SHARE 0.01, 0.03, 0.1: of these
+# 2,000 62, 63, 64, again 26, 14, 11.
 A_FEW, FEW_SHARE = 5.0, 0.03
-# Mates, with one shuffle, at which groups are wide enough. 5, 20, none: 30,240, 30,240, 30,184 batches, mates 89, 89,
-# 148.
+# Co-occurrence, with one shuffle, at which groups are wide enough. 5, 20, none: 30,240, 30,240, 30,184 batches, again
+# 89, 89, 148.
 RANDOM_ENOUGH = 20.0
 
 
@@ -203,13 +203,13 @@ def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where groups of neighbours in size begin in which batch-mates vary most for a few batches more.
+    """Return where groups of neighbours in size begin in which samples of a batch vary most for a few batches more.
 
     A group holds as many samples a batch as its largest allows, by the ascending ``counts``. With N samples of a group
-    and b of them in a batch, two mates meet again with probability ``(b - 1) / (N - 1)``, and the group takes ``N / b``
-    batches. The groups minimise the sum of both, by dynamic programming over their boundaries; the weight of the first
-    is the largest for which the batches stay within ``1 + PADDING`` times the fewest, or a few more where there are
-    few.
+    and b of them in a batch, two of a batch share one again with probability ``(b - 1) / (N - 1)``, and the group takes
+    ``N / b`` batches. The groups minimise the sum of both, by dynamic programming over their boundaries; the weight of
+    the first is the largest for which the batches stay within ``1 + PADDING`` times the fewest, or a few more where
+    there are few.
     """
     length = len(counts)
     begins = np.flatnonzero(np.append(True, counts[1:] != counts[:-1]))
@@ -219,9 +219,9 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     ends = np.append(begins, length).astype(np.float64)
     size = counts[begins].astype(np.float64)
     members = ends[None, :] - ends[:-1, None]  # [first class, one past the last class]
-    mates = np.minimum(size, length)[:, None] - 1  # a group of fewer shares its batch with those behind it
+    others = np.minimum(size, length)[:, None] - 1  # a group of fewer shares its batch with those behind it
     batches = np.where(members > 0, members / size[:, None], np.inf)
-    again = np.where(members > 0, members * mates * np.minimum(mates / np.maximum(members - 1, 1), 1), 0)
+    again = np.where(members > 0, members * others * np.minimum(others / np.maximum(members - 1, 1), 1), 0)
     fewest = float((1 / counts).sum())
     most = fewest + max(PADDING * fewest, min(A_FEW, FEW_SHARE * fewest))
     low, high = -2.0, 7.0  # decades of the weight
@@ -230,7 +230,7 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
         middle = (low + high) / 2
         tried = best_boundaries(batches + again * (10**middle / length))
         first, stop = tried[:-1], tried[1:]
-        pairs = float((members[first, stop] * mates[first, 0]).sum())
+        pairs = float((members[first, stop] * others[first, 0]).sum())
         over_chance = float(again[first, stop].sum()) * (length / max(pairs, 1.0)) ** 2
         if float(batches[first, stop].sum()) <= most:
             low, boundaries = middle, tried
