@@ -15,7 +15,7 @@ from sources_of_items import Again, Item, Plain
 
 from headrace.weighted_sampler import InterleavedDataset, Stopping
 from headrace.weighted_sampler._mixture import StreamOrder
-from headrace.weighted_sampler._spec import parse_streams
+from headrace.weighted_sampler._mixture_arguments import parse_streams
 from headrace.weighted_sampler._stopping import STOP_RULES
 from headrace.weighted_sampler.schedule import Stage
 

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed
 from headrace.weighted_sampler._mixture import StreamOrder
+from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 from headrace.weighted_sampler._sources import (
@@ -24,7 +25,6 @@ from headrace.weighted_sampler._sources import (
     nested,
     set_source_epoch,
 )
-from headrace.weighted_sampler._spec import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
 from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_before
 from headrace.weighted_sampler.weights import StreamWeights, Weight

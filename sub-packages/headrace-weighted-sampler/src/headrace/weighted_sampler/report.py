@@ -6,8 +6,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from headrace.weighted_sampler._mixture import SampleOrder
+from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._spec import MixtureSpec
 from headrace.weighted_sampler.schedule import Stage
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._mixture_arguments import parse_mixture
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.weighted_sampler._spec import parse_mixture
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.schedule import Schedule
