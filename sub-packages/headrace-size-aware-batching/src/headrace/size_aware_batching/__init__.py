@@ -19,6 +19,7 @@ from headrace.size_aware_batching.sampler import (
     SizeAwareBatchSampler,
     size_aware_batching,
 )
+from headrace.size_aware_batching.steps import StepPlan, StepReport, plan_step
 from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "PolynomialRegression",
     "SimulatedMemory",
     "SizeAwareBatchSampler",
+    "StepPlan",
+    "StepReport",
     "bucketed_batching",
     "collect_cuda_peak_alloc",
     "create_buckets",
@@ -47,6 +50,7 @@ __all__ = [
     "fit_budget",
     "global_num_tokens",
     "measure_peaks",
+    "plan_step",
     "run_worst_batches",
     "size_aware_batching",
     "token_weighted_loss",

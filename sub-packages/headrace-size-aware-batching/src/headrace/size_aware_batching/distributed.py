@@ -38,7 +38,7 @@ from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
 from headrace.size_aware_batching.planning.strata import index_type
 from headrace.size_aware_batching.report import PlanReport, batch_costs
-from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, size_vector
+from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
 
 VERSION = 1
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
@@ -178,7 +178,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 raise ValueError("mesh and rank='all' were both given: give num_replicas=mesh.size() in place of mesh")
             rank = None
         self._ranks = Ranks(num_replicas, rank, mesh)
-        self.work = None if work is None else _checked_work(work, len(self.sizes))
+        self.work = None if work is None else work_vector(work, len(self.sizes))
         prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
         self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
@@ -517,15 +517,6 @@ def _kept(sizes: NDArray[Any]) -> NDArray[Any]:
         sizes = sizes.copy()
         sizes.flags.writeable = False
     return sizes
-
-
-def _checked_work(work: Any, n_samples: int) -> NDArray[np.float64]:
-    vector = size_vector(work, "work").astype(np.float64)  # a copy
-    if len(vector) != n_samples:
-        raise ValueError(f"work must hold one number for each of {n_samples} samples, got {len(vector)} numbers")
-    if (wrong := np.flatnonzero(~np.isfinite(vector))).size:
-        raise ValueError(f"work must hold finite numbers, got {vector[wrong[0]]} at index {wrong[0]}")
-    return vector
 
 
 def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -34,6 +34,50 @@ def lower_bound(sizes: NDArray[np.int64], budgets: NDArray[np.int64]) -> int:
     return best
 
 
+def martello_toth(sizes: NDArray[np.int64], budget: int) -> int:
+    """Return a lower bound of the bins for one column in any order, by volume, by counts, and L2, exactly.
+
+    L2 of Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem" (1990): samples over
+    half of the budget have bins of their own, and what these have no room for needs further bins; the best over all
+    choices of which small samples are left out. By counts: of samples as large as the i-th, so many fit.
+
+    >>> martello_toth(np.array([34] * 10), 100), martello_toth(np.array([60, 60, 45, 45, 45, 45]), 100)
+    (5, 4)
+    """
+    ascending = np.sort(sizes[sizes > 0])
+    size, length = ascending[::-1], len(ascending)
+    if not length:
+        return 1
+    total = np.append(0, np.cumsum(size))
+    best = max(-(-int(total[-1]) // budget), int((-(-np.arange(1, length + 1) // (budget // size))).max()))
+    half = length - int(np.searchsorted(ascending, budget // 2, "right"))  # samples of which no two share
+    least = np.append(1, size[half:])  # smaller ones are left out
+    large = length - np.searchsorted(ascending, budget - least, "right")  # beside which nothing fits
+    last = length - np.searchsorted(ascending, least, "left")
+    over = (total[last] - total[half]) - ((half - large) * budget - (total[half] - total[large]))
+    return max(best, int((half + np.maximum(0, -(-over // budget))).max()))
+
+
+def first_fit(sizes: NDArray[np.int64], budgets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Put samples ``[n, k]``, one by one, into the first bin with room; return the bin of each.
+
+    >>> first_fit(np.array([[6], [5], [5], [4]]), np.array([10])).tolist()
+    [0, 1, 1, 0]
+    """
+    room = np.empty((len(sizes), sizes.shape[1]), np.int64)
+    bins = np.empty(len(sizes), np.int64)
+    opened = 0
+    for sample, size in enumerate(sizes):
+        fits = (room[:opened] >= size).all(axis=1)
+        place = int(fits.argmax()) if opened else 0
+        if not opened or not fits[place]:
+            place, opened = opened, opened + 1
+            room[place] = budgets
+        room[place] -= size
+        bins[sample] = place
+    return bins
+
+
 def levels(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Scale columns to equal totals: what to balance by, where one budget is tighter than another."""
     totals = np.maximum(sizes.sum(axis=0), 1).astype(np.float64)

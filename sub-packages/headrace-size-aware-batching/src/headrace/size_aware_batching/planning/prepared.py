@@ -44,11 +44,16 @@ class PreparedSizes:
         return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
-def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSizes:
-    """Return sizes and limits in the unit of the cost, and the samples that are too large, which may be refused."""
+def prepare(
+    sizes: NDArray[Any], budget: Budget, options: Options, policies: str = "'skip' or 'own_batch'"
+) -> PreparedSizes:
+    """Return sizes and limits in the unit of the cost, and the samples that are too large, which may be refused.
+
+    ``policies`` are named in the error as alternatives.
+    """
     cost = options.batch_cost
     table, limits, over = cost.prepare(sizes, budget, options.max_items)
-    refuse_oversize(sizes, over, budget, options)
+    refuse_oversize(sizes, over, budget, options, policies)
     kept = None
     if options.oversize == "skip" and len(over):
         kept = np.setdiff1d(np.arange(len(sizes)), over, assume_unique=True)
@@ -66,7 +71,7 @@ def prepare(sizes: NDArray[Any], budget: Budget, options: Options) -> PreparedSi
     return PreparedSizes(table, limits, cost, kept, over, shapes=shapes)
 
 
-def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options) -> None:
+def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options, policies: str) -> None:
     """Raise an error that names samples that are too large, if that is what was asked for."""
     if not len(over) or options.oversize != "raise":
         return
@@ -75,7 +80,7 @@ def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, o
     raise ValueError(
         f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
         f"by themselves ({some}{', ...' if len(over) > 3 else ''}): {cure}, cut them in the collate function and count "
-        "them so with max_length=, or choose oversize='skip' or 'own_batch'"
+        f"them so with max_length=, or choose oversize={policies}"
     )
 
 

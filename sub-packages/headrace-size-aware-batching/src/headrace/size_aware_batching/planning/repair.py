@@ -25,11 +25,16 @@ The other constants matter less: with ``PATIENCE`` 2 or 12, ``PARTNERS`` 32, ``M
 with ``FEW`` 64 or ``QUICK`` 0 that of crystals is 1 less.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.random import fold_in, random_words
+
+# Scores of all swaps of some pairs of batches, from a slice of the pairs and what their batches may give and take.
+Score = Callable[[slice, NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 
 TURNS = 60  # at most; 15 are enough for the sets above
 PATIENCE = 6  # turns in a row without progress, after which the packing is given up
@@ -73,7 +78,12 @@ def repair(
         if table is None or stale:
             table = members(batches, n_batches, stale)
         drawn = np.argsort(random_words(int(fold_in(key, turn)[0]), table.shape[1]))[: None if turn >= QUICK else FEW]
-        left, row, slots = best_swaps(with_nothing, load - budgets, unit, table[:, drawn], pairs)
+        some, excess = table[:, drawn], load - budgets
+        slots = best_swaps(some, pairs, excess_left(with_nothing, excess, unit, pairs))
+        row = some[pairs[0], slots[0]], some[pairs[1], slots[1]]
+        swapped = with_nothing[row[1]] - with_nothing[row[0]]  # exactly, what was compared in short numbers
+        left = parts_over(excess[pairs[0]] + swapped, unit) + parts_over(excess[pairs[1]] - swapped, unit)
+        left[row[0] == len(sizes)] = UNLIMITED
         # Of the swaps with its partners, each giver makes the best.
         order = np.lexsort((left, pairs[0]))
         chosen = order[np.append(True, pairs[0][order][1:] != pairs[0][order][:-1])]
@@ -123,13 +133,13 @@ def partners(
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
 
 
-def members(batches: NDArray[np.int64], n_batches: int, shift: int) -> NDArray[np.int64]:
+def members(batches: NDArray[np.int64], n_batches: int, shift: int, most: int = MEMBERS) -> NDArray[np.int64]:
     """Return samples of each batch, shape ``[m, width]``, some of them where it has very many; n stands for none."""
     length = len(batches)
     samples = np.append(by_batch(batches, n_batches), length)
     counts = np.bincount(batches, minlength=n_batches)
     begins = np.cumsum(counts) - counts
-    width = min(MEMBERS, int(counts.max()))
+    width = min(most, int(counts.max()))
     many = counts > width
     slots = np.arange(width)
     at = np.where(many[:, None], (slots * counts[:, None] // width + shift) % np.maximum(counts, 1)[:, None], slots)
@@ -144,21 +154,39 @@ def by_batch(batches: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:
 
 
 def best_swaps(
-    sizes: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    unit: NDArray[np.int64],
-    table: NDArray[np.int64],
-    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
-    """Return what the best swap of each pair of batches leaves over, the samples that are swapped, and their slots."""
-    none = len(sizes) - 1
-    share, over = (sizes / unit).astype(np.float32), (excess / unit).astype(np.float32)
+    table: NDArray[np.int64], pairs: tuple[NDArray[np.int64], NDArray[np.int64]], score: Score
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the slots, in a table of members, of the samples whose swap has the lowest score in each pair of batches.
+
+    Args:
+        table: What each batch may give or take, shape ``[m, width]``.
+        pairs: The two batches of each pair.
+        score: Function of a slice of the pairs, and of what their batches may give and take, to the scores of all
+            swaps, shape ``[pairs, width, width]``.
+    """
     slots = []
     together = max(1, CANDIDATES // table.shape[1] ** 2)
     for start in range(0, len(pairs[0]), together):
-        giver, taker = pairs[0][start : start + together], pairs[1][start : start + together]
-        given, taken = table[giver], table[taker]
-        left = np.zeros((len(giver), table.shape[1], table.shape[1]), np.float32)
+        part = slice(start, start + together)
+        scores = score(part, table[pairs[0][part]], table[pairs[1][part]])
+        slots.append(scores.reshape(len(scores), -1).argmin(axis=1))
+    best = np.concatenate(slots)
+    return best // table.shape[1], best % table.shape[1]
+
+
+def excess_left(
+    sizes: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    unit: NDArray[np.int64],
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Score:
+    """Return the score of swaps by what they leave over the budgets in both batches."""
+    none = len(sizes) - 1
+    share, over = (sizes / unit).astype(np.float32), (excess / unit).astype(np.float32)
+
+    def score(part: slice, given: NDArray[np.int64], taken: NDArray[np.int64]) -> NDArray[np.float32]:
+        giver, taker = pairs[0][part], pairs[1][part]
+        left = np.zeros((len(giver), given.shape[1], taken.shape[1]), np.float32)
         for column in range(sizes.shape[1]):
             there = share[taken, column][:, None, :] - share[given, column][:, :, None]
             here = there + over[giver, column][:, None, None]
@@ -168,14 +196,9 @@ def best_swaps(
             left += here
             left += there
         left[given == none] = np.inf  # nothing for something only loads the batch that is over
-        slots.append(left.reshape(len(giver), -1).argmin(axis=1))
-    best = np.concatenate(slots)
-    slot = best // table.shape[1], best % table.shape[1]
-    gives, takes = table[pairs[0], slot[0]], table[pairs[1], slot[1]]
-    change = sizes[takes] - sizes[gives]  # exactly, what was compared in short numbers
-    total = parts_over(excess[pairs[0]] + change, unit) + parts_over(excess[pairs[1]] - change, unit)
-    total[gives == none] = UNLIMITED
-    return total, (gives, takes), slot
+        return left
+
+    return score
 
 
 def mix(

@@ -198,6 +198,16 @@ def size_vector(values: object, name: str) -> Vector:
     return vector
 
 
+def work_vector(work: Any, n_samples: int, name: str = "work") -> NDArray[np.float64]:
+    """Return a copy of the work of each sample, which must be finite."""
+    vector = size_vector(work, name).astype(np.float64)
+    if len(vector) != n_samples:
+        raise ValueError(f"{name} must hold one number for each of {n_samples} samples, got {len(vector)} numbers")
+    if (wrong := np.flatnonzero(~np.isfinite(vector))).size:
+        raise ValueError(f"{name} must hold finite numbers, got {vector[wrong[0]]} at index {wrong[0]}")
+    return vector
+
+
 def number_vector(values: object, name: str) -> Vector:
     """Convert a 1-D array, tensor or sequence of real numbers without NaN to an int64 or float64 array.
 

@@ -1,0 +1,562 @@
+"""One optimizer step: samples into R ranks times K micro-batches, all budgets kept, the work balanced. Pure.
+
+Everything that is compared is an integer, so that ranks on different processors plan alike.
+
+1. `fewest`        a lower bound on the micro-batches gives K.
+2. `row_targets`   the highest work of each micro-step, from a linear program with K unknowns. Its optimum is a lower
+                   bound, and its solution is what the next step aims at: nearly the whole quality is here.
+3. `deal`          samples, largest first, to the micro-batch that lacks most of its target and has room.
+4. `repair`        only if that left some over a budget: the swaps of the epoch's planner; then its packing; then
+                   first fit; then the next K.
+5. `polish`        swaps and exchanges of two samples for two between pairs of micro-batches, while that pays.
+6. `seat`          the micro-batches of a micro-step onto ranks, so that their totals are even, too.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.packing import first_fit, lower_bound, martello_toth, pack
+from headrace.size_aware_batching.planning.repair import Score, best_swaps, members, repair
+from headrace.size_aware_batching.planning.units import FINE
+
+Meet = Literal["micro_batch", "step"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a step, the largest first, in whole units.
+
+    ``sizes`` ``[n, d]`` are bounded by ``budgets`` ``[d]`` in a micro-batch; ``work`` ``[n]`` is what is balanced.
+    """
+
+    sizes: Ints
+    budgets: Ints
+    work: Ints
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def head(self, count: int) -> Samples:
+        """Return the first samples alone."""
+        return Samples(self.sizes[:count], self.budgets, self.work[:count])
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Rank and micro-batch of each sample, how many micro-batches a rank has, and bounds of this and the objective."""
+
+    rank: Ints
+    micro_batch: Ints
+    n_micro_batches: int
+    fewest: int
+    bound: int  # in units of `whole_work`
+
+
+def binding_columns(sizes: Ints, budgets: Ints) -> tuple[Ints, Ints]:
+    """Return the columns whose budget all samples together exceed, in units so large that sums are exact in float64."""
+    totals = np.array([int(column.sum()) for column in sizes.T])
+    binding = totals > budgets
+    if not binding.any():
+        return np.zeros((len(sizes), 1), np.int64), np.ones(1, np.int64)
+    sizes, budgets = sizes[:, binding], budgets[binding]
+    unit = np.maximum(-(-budgets // FINE), 1)
+    budgets = np.maximum(budgets // unit, 1)
+    return np.minimum(-(-sizes // unit), budgets), budgets
+
+
+def whole_work(work: NDArray[np.float64]) -> Ints:
+    """Scale works by a power of two to integers."""
+    whole: Ints = np.rint(np.ldexp(work, work_exponent(work))).astype(np.int64)
+    return whole
+
+
+def work_exponent(work: NDArray[np.float64]) -> int:
+    """Return the power of two to scale works by, so that no sum of sums of the integers leaves 62 bits."""
+    return 61 - 2 * max(len(work).bit_length(), 9) - int(np.frexp(work.max(initial=0.0))[1])
+
+
+def fewest(samples: Samples, n_samples: int) -> int:
+    """Return a number of micro-batches that no packing goes below: volume, counts, dual feasible functions and L2."""
+    best = lower_bound(samples.sizes, samples.budgets)
+    for column, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
+        best = max(best, martello_toth(column, budget))
+    return min(best, n_samples)
+
+
+# Targets and bounds.
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of sizes, the largest first and none of them 0, with the work of its samples."""
+
+    size: Ints
+    work: Ints
+    budget: int
+
+    @classmethod
+    def of(cls, sizes: Ints, work: Ints, budget: int) -> Column:
+        """Sort a column; where a size is 0, give each sample a share of a finer unit, which changes nothing."""
+        budget = min(budget, max(1, int(sizes.sum())))
+        if not len(sizes) or sizes.min() == 0:
+            finer = len(sizes) + 1
+            sizes, budget = sizes * finer + 1, budget * finer + len(sizes)
+        order = np.lexsort((-work, -sizes))
+        return cls(sizes[order], work[order], budget)
+
+
+def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]:
+    """Return the highest work that each micro-step should have, descending, and the least sum that they can have.
+
+    Number all micro-batches by work, v[0] >= v[1] >= ...; micro-steps of R neighbours are best, so that the objective
+    is the sum of M[k] = v[kR].
+
+    - From below: the i + 1 largest samples fill more than j = ceil((i + 1) / (budget // size[i])) - 1 micro-batches, so
+      v[j] is at least the least work among them. None is empty, so v[j] is at least the (m - j)th smallest work.
+    - From above: beside a sample over half of the budget fits what is left of it, at the best density of work; others
+      hold a budget full of the densest sample up to half of it. The first j micro-steps hold no more than these
+      together, nor than the densest samples that fill so many budgets.
+    - The whole work is at most the sum over k and i of min(M[k], up[kR + i]). The least sum of M that allows this
+      raises first what counts for most micro-batches of its row: it is concave, so greedy is optimal.
+    """
+    n_batches, total = n_rows * n_ranks, int(samples.work.sum())
+    low = np.zeros(n_batches, np.int64)
+    ordered = np.sort(samples.work)
+    if len(samples) >= n_batches:
+        low = ordered[:n_batches][::-1].copy()
+    up = np.full(n_batches, total, np.int64)
+    filled = np.full(n_rows + 1, total, np.int64)
+    for sizes, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
+        column = Column.of(sizes, samples.work, budget)
+        low, highest = np.maximum(low, at_least(column, n_batches)), at_most(column, n_batches)
+        up = np.minimum(up, highest)
+        filled = np.minimum(filled, densest(column, np.arange(n_rows + 1) * n_ranks * column.budget))
+    up = np.minimum(up, total)
+    filled[1:] = np.minimum(filled[1:], np.cumsum(up.reshape(n_rows, n_ranks).sum(axis=1)))
+    filled[0] = 0
+    rows = up.reshape(n_rows, n_ranks)
+    least = np.maximum.accumulate(low[::-1])[::-1][::n_ranks].copy()
+    below = np.append(np.cumsum(np.minimum(least[:, None], rows).sum(axis=1)[::-1])[::-1], 0)
+    missing = max(0, total - int((filled + below).min()))
+    bound = int(least.sum()) + -(-missing // n_ranks)
+
+    def raised(at_once: int) -> Ints:
+        """Return the highest works when all is raised that counts for so many micro-batches of its row."""
+        return np.maximum(least, rows[:, at_once - 1]) if at_once <= n_ranks else least
+
+    def held(highest: Ints) -> int:
+        return int(np.minimum(highest[:, None], rows).sum())
+
+    few, many = 1, n_ranks + 1  # the largest number for which all work is held; with ``many`` it is not
+    if held(raised(many)) >= total:
+        return least, max(bound, int(least.sum()))
+    while many - few > 1:
+        middle = (few + many) // 2
+        if held(raised(middle)) >= total:
+            few = middle
+        else:
+            many = middle
+    before, after = raised(few + 1), raised(few)
+    bound = max(bound, int(before.sum()) + -(-(total - held(before)) // few))
+    below_level, level = int(before.min()), int(after.max())
+    while level - below_level > 1:
+        middle = (below_level + level) // 2
+        if held(np.clip(middle, before, after)) >= total:
+            level = middle
+        else:
+            below_level = middle
+    return np.clip(level, before, after), bound
+
+
+def at_least(column: Column, n_batches: int) -> Ints:
+    """Return what the j-th heaviest micro-batch has at least: the largest samples need several."""
+    beyond = -(-np.arange(1, len(column.size) + 1) // (column.budget // column.size)) - 1
+    low = np.zeros(n_batches, np.int64)
+    inside = beyond < n_batches
+    np.maximum.at(low, beyond[inside], np.minimum.accumulate(column.work)[inside])
+    return low
+
+
+def at_most(column: Column, n_batches: int) -> Ints:
+    """Return what the j-th heaviest micro-batch has at most, shape ``[m]``, descending."""
+    size, work, budget = column.size, column.work, column.budget
+    n_large = int(np.searchsorted(-size, -(budget // 2), "left"))  # samples of which no two share
+    density = np.append(np.maximum.accumulate((work / size)[::-1])[::-1], 0.0)  # the best from here on
+    with_large = min(n_large, n_batches)
+    # Rounding is to the nearest, and a density is used once: two units more are on the safe side.
+    most = min(float(budget * density[n_large]) * (1 + 2.0**-50) + 2, 2.0**61)
+    up = np.full(n_batches, int(most), np.int64)
+    room = budget - size[:with_large]
+    beside = room * density[np.searchsorted(-size, -room, "left")]
+    up[:with_large] = work[:with_large] + np.ceil(beside * (1 + 2.0**-50) + 2).astype(np.int64)
+    return np.sort(up)[::-1]
+
+
+def densest(column: Column, room: Ints) -> Ints:
+    """Return the work that fits at most into so much room: the densest samples, the last one in part."""
+    order = np.argsort(-(column.work / column.size), kind="stable")
+    return interpolated(column.size[order], column.work[order], room, up=True)
+
+
+def interpolated(size: Ints, work: Ints, room: Ints, *, up: bool) -> Ints:
+    """Return the work of the first samples that fill so much room, rounded up or down by at most 2 units."""
+    sizes, works = np.append(0, np.cumsum(size)), np.append(0, np.cumsum(work))
+    last = np.minimum(np.searchsorted(sizes, room, "right") - 1, len(size))
+    part = np.minimum(last, len(size) - 1)
+    share = (room - sizes[last]) * (work[part] / size[part])
+    share = np.where(last < len(size), share, 0.0)
+    rounded = np.ceil(share * (1 + 2.0**-50)) + 1 if up else np.maximum(np.floor(share * (1 - 2.0**-50)) - 1, 0)
+    found: Ints = works[last] + rounded.astype(np.int64)
+    return found
+
+
+def rank_bound(samples: Samples, n_micro_batches: int, n_ranks: int) -> int:
+    """Return what the rank with most work has at least, over the whole step; the other objective is not less.
+
+    The mean. Of the qR + 1 heaviest samples some rank gets q + 1, at least the lightest of these. The rank of the
+    heaviest also holds K - 1 others, and what the micro-batches of the other ranks cannot hold.
+    """
+    work = samples.work
+    descending = np.append(0, np.cumsum(np.sort(work)[::-1]))
+    total = int(descending[-1])
+    times = np.arange((len(work) - 1) // n_ranks + 1)
+    together = int((descending[times * n_ranks + 1] - descending[times * n_ranks - times]).max())
+    heaviest = int(work.argmax())
+    others = n_micro_batches - 1
+    beside = total - int(descending[len(work) - others]) if others <= len(work) - 1 else 0
+    for sizes, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
+        left = int(sizes.sum()) - (n_ranks - 1) * n_micro_batches * budget - int(sizes[heaviest])
+        rest = np.delete(np.arange(len(work)), heaviest)
+        rest = rest[sizes[rest] > 0]
+        if left > 0 and len(rest):
+            order = rest[np.argsort(work[rest] / sizes[rest], kind="stable")]
+            beside = max(beside, int(interpolated(sizes[order], work[order], np.array([left]), up=False)[0]))
+    return max(-(-total // n_ranks), together, int(work[heaviest]) + beside)
+
+
+# From targets to micro-batches.
+
+
+def deal(samples: Samples, gaps: list[int]) -> Ints:
+    """Give samples, one by one, to the micro-batch that lacks most of its target and has room; some may be over.
+
+    As many samples as there are empty micro-batches are kept for these.
+    """
+    n_batches, budgets = len(gaps), samples.budgets.tolist()
+    order = sorted((-gap, number) for number, gap in enumerate(gaps))
+    room = [list(budgets) for _ in gaps]
+    empty, left = n_batches, len(samples)
+    filled = [False] * n_batches
+    batches = np.empty(len(samples), np.int64)
+    single = len(budgets) == 1
+    sizes = samples.sizes[:, 0].tolist() if single else samples.sizes.tolist()
+    for sample, (size, work) in enumerate(zip(sizes, samples.work.tolist(), strict=True)):
+        chosen = -1
+        for place, (_, number) in enumerate(order):
+            if empty >= left and filled[number]:
+                continue
+            if room[number][0] >= size if single else all(a >= b for a, b in zip(room[number], size, strict=True)):
+                chosen = place
+                break
+        if chosen < 0:  # the emptiest
+            chosen = max(range(n_batches), key=lambda place: (min(room[order[place][1]]), -place))
+        lack, number = order.pop(chosen)
+        insort(order, (lack + work, number))
+        for column, taken in enumerate((size,) if single else size):
+            room[number][column] -= taken
+        empty -= not filled[number]
+        filled[number] = True
+        left -= 1
+        batches[sample] = number
+    return batches
+
+
+class MicroBatches:
+    """Samples in micro-batches, with what each holds, and swaps between pairs of them."""
+
+    def __init__(self, samples: Samples, n_batches: int, batches: Ints) -> None:
+        self.samples, self.n_batches, self.batches = samples, n_batches, batches
+        self._sizes = np.concatenate([samples.sizes, np.zeros((1, samples.sizes.shape[1]), np.int64)])
+        self._work = np.append(samples.work, 0)
+        self._turn = 0
+        self.load = np.stack(
+            [np.bincount(batches, column, minlength=n_batches) for column in samples.sizes.T], axis=1
+        ).astype(np.int64)
+        self.work = np.bincount(batches, samples.work, minlength=n_batches).astype(np.int64)
+        self.count = np.bincount(batches, minlength=n_batches)
+
+    def moved(self, batches: Ints) -> MicroBatches:
+        """Return the same samples in other micro-batches."""
+        return MicroBatches(self.samples, self.n_batches, batches)
+
+    def fits(self) -> bool:
+        """Return whether none is over a budget, and none is empty."""
+        return bool((self.load <= self.samples.budgets).all() and self.count.min() > 0)
+
+    def swap(self, givers: Ints, takers: Ints, half: Ints, group: int = 1, width: int = 12, pairs: int = 0) -> int:
+        """Make in each pair of micro-batches the swap that moves nearest to ``half`` of work from giver to taker.
+
+        Only swaps that keep the budgets and leave something in both. Of each ``group`` neighbouring pairs only the best
+        is made. All micro-batches of a call differ. With ``pairs`` two of so many samples may go together. Returns how
+        many were made.
+        """
+        table = members(self.batches, self.n_batches, 7 * self._turn, width)
+        self._turn += 1
+        none = len(self.samples)
+        sizes, work, parts = self._sizes, self._work, None
+        if pairs:
+            rows = np.concatenate([givers, takers])
+            first, second = (table[rows][:, slots] for slots in np.triu_indices(min(pairs, table.shape[1] - 1), 1))
+            parts = np.stack([first.ravel(), second.ravel()])
+            both = np.arange(parts.shape[1]).reshape(first.shape) + none + 1
+            both[(first == none) | (second == none)] = none
+            wide = np.full((self.n_batches, table.shape[1] + first.shape[1]), none)
+            wide[rows, : table.shape[1]] = table[rows]
+            wide[rows, table.shape[1] :] = both
+            table = wide
+            sizes = np.concatenate([sizes, sizes[parts[0]] + sizes[parts[1]]])
+            work = np.concatenate([work, work[parts[0]] + work[parts[1]]])
+        slots = best_swaps(table, (givers, takers), self._nearest(sizes, work, givers, takers, half))
+        gives, takes = table[givers, slots[0]], table[takers, slots[1]]
+        # Exactly, what was compared in short numbers.
+        size, moved = sizes[gives] - sizes[takes], work[gives] - work[takes]
+        left, count = np.abs(2 * moved - 2 * half), self._counts(gives) - self._counts(takes)
+        fits = (self.load[takers] + size <= self.samples.budgets).all(axis=1)
+        fits &= (self.load[givers] - size <= self.samples.budgets).all(axis=1)
+        fits &= (self.count[givers] - count > 0) & (self.count[takers] + count > 0)
+        fits &= left < 2 * np.abs(half) - (np.abs(half) >> 12)
+        chosen = np.flatnonzero(fits)
+        if group > 1 and len(chosen):
+            rated = np.where(fits, left, np.iinfo(np.int64).max).reshape(-1, group)
+            chosen = (np.arange(len(rated)) * group + rated.argmin(axis=1))[fits.reshape(-1, group).any(axis=1)]
+        givers, takers, gives, takes = givers[chosen], takers[chosen], gives[chosen], takes[chosen]
+        for batch, sign in ((givers, -1), (takers, 1)):
+            self.load[batch] += sign * size[chosen]
+            self.work[batch] += sign * moved[chosen]
+            self.count[batch] += sign * count[chosen]
+        for item, batch in ((gives, takers), (takes, givers)):
+            alone = item < none
+            self.batches[item[alone]] = batch[alone]
+            if parts is not None:
+                double = item > none
+                self.batches[parts[:, item[double] - none - 1]] = batch[double]
+        return len(chosen)
+
+    def _counts(self, items: Ints) -> Ints:
+        none = len(self.samples)
+        counts: Ints = (items != none).astype(np.int64) + (items > none)
+        return counts
+
+    def _nearest(self, sizes: Ints, work: Ints, givers: Ints, takers: Ints, half: Ints) -> Score:
+        """Return the score of swaps by how far the work that they move is from ``half``."""
+        size, works = sizes.T.astype(np.float32), work.astype(np.float32)
+        # A float32 has 24 bits: what is a little over is told apart exactly, afterwards.
+        rooms = [(self.samples.budgets - self.load[batch]).T.astype(np.float32) for batch in (takers, givers)]
+        halves, few = half.astype(np.float32), int(self.count.min()) < 3
+
+        def score(part: slice, given: Ints, taken: Ints) -> NDArray[np.float32]:
+            found: NDArray[np.float32] = works[given][:, :, None] - works[taken][:, None, :]
+            found -= halves[part, None, None]
+            np.abs(found, out=found)
+            for column, there, here in zip(size, *rooms, strict=True):
+                change = column[given][:, :, None] - column[taken][:, None, :]
+                found[(change > there[part, None, None]) | (change < -here[part, None, None])] = np.inf
+            if few:
+                counts = self._counts(given)[:, :, None] - self._counts(taken)[:, None, :]
+                left = (self.count[givers[part], None, None] - counts, self.count[takers[part], None, None] + counts)
+                found[(left[0] < 1) | (left[1] < 1)] = np.inf
+            return found
+
+        return score
+
+
+# The objectives, and what makes them smaller.
+
+ROUNDS = 24  # of swaps
+GOOD = 2**9  # a gap to the bound of one part in so many ends the search
+WIDTH = 12  # samples of a micro-batch that a swap looks at
+PAIRS = 8  # of these, those that may go by twos
+WORST = 24  # pairs of micro-batches that exchange two samples for two in a round
+
+
+def lockstep(work: Ints, n_ranks: int) -> int:
+    """Return the sum over the micro-steps of the largest work, with neighbours by work in one micro-step."""
+    return int(np.sort(work)[::-1][::n_ranks].sum())
+
+
+def objective(work: Ints, rank: Ints, micro_batch: Ints, n_ranks: int, meet: Meet) -> int:
+    """Return what a plan is measured by, from the work, the rank and the number of each micro-batch."""
+    table = np.zeros((n_ranks, len(work) // n_ranks), np.int64)
+    table[rank, micro_batch] = work
+    return int(table.max(axis=0).sum() if meet == "micro_batch" else table.sum(axis=1).max())
+
+
+def near(value: int, bound: int) -> bool:
+    """Whether a value is so near to its bound that the search ends."""
+    return (value - bound) * GOOD <= bound
+
+
+def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> MicroBatches:
+    """Swap towards the targets across all micro-batches, then inside micro-steps; the best that was seen."""
+    n_batches, half = held.n_batches, held.n_batches // 2
+    best, batches, idle = lockstep(held.work, n_ranks), held.batches.copy(), 0
+    goal = np.sort(targets)[::-1].repeat(n_ranks)
+    for turn in range(ROUNDS if half else 0):
+        if near(best, bound) or idle > 8:
+            break
+        order = np.argsort(-held.work, kind="stable")
+        over = np.zeros(n_batches, np.int64)
+        if turn % 3 == 1 and n_ranks > 1:  # the heaviest of each micro-step with its lightest
+            rows, each = order.reshape(-1, n_ranks), n_ranks // 2
+            givers = rows[:, :each].ravel()
+            takers = np.roll(rows[:, ::-1][:, :each], turn // 3 % each, axis=1).ravel()
+            over = held.work
+        else:  # the furthest above its target with the furthest below
+            over[order] = held.work[order] - goal
+            order = np.argsort(-over, kind="stable")
+            givers, takers = order[:half], np.roll(order[::-1][:half], turn // 3)
+        if turn % 3 == 2:
+            givers, takers = givers[:WORST], takers[:WORST]
+        held.swap(givers, takers, (over[givers] - over[takers]) // 2, width=WIDTH, pairs=PAIRS if turn % 3 == 2 else 0)
+        now = lockstep(held.work, n_ranks)
+        idle = 0 if now < best else idle + 1
+        if now < best:
+            best, batches = now, held.batches.copy()
+    return held.moved(batches)
+
+
+def seat(work: Ints, n_ranks: int) -> tuple[Ints, Ints]:
+    """Return rank and micro-batch of each: neighbours by work in a micro-step, its heaviest to the rank with least.
+
+    The widest micro-steps come first. This changes nothing for the sum of the largest, and evens out the totals.
+    """
+    rows = np.argsort(-work, kind="stable").reshape(-1, n_ranks)
+    works = work[rows]
+    total = np.zeros(n_ranks, np.int64)
+    rank, micro_batch = np.empty(len(work), np.int64), np.empty(len(work), np.int64)
+    for row in np.argsort(-(works[:, 0] - works[:, -1]), kind="stable").tolist():
+        order = np.argsort(total, kind="stable")
+        rank[rows[row]] = order
+        micro_batch[rows[row]] = row
+        total[order] += works[row]
+    return rank, micro_batch
+
+
+def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int) -> tuple[MicroBatches, int]:
+    """Swap between micro-batches of the ranks with most and least work; the best that was seen, and its largest."""
+    n_rows = held.n_batches // n_ranks
+    place = np.empty((n_ranks, n_rows), np.int64)
+    place[seats] = np.arange(held.n_batches)
+    totals = held.work[place].sum(axis=1)
+    best, batches, idle, half = int(totals.max()), held.batches.copy(), 0, n_ranks // 2
+    for turn in range(2 * ROUNDS if half else 0):
+        if near(best, bound) or idle > 8:
+            break
+        order = np.argsort(-totals, kind="stable")
+        from_rank, to_rank = order[:half], np.roll(order[::-1][:half], turn // 4 % half)
+        if turn % 2:
+            from_rank, to_rank = from_rank[:8], to_rank[:8]
+        givers = place[from_rank].ravel()
+        takers = np.roll(place[to_rank], turn, axis=1).ravel()
+        wish = ((totals[from_rank] - totals[to_rank]) // 2).repeat(n_rows)
+        held.swap(givers, takers, wish, group=n_rows, width=WIDTH, pairs=PAIRS if turn % 2 else 0)
+        totals = held.work[place].sum(axis=1)
+        now = int(totals.max())
+        idle = 0 if now < best else idle + 1
+        if now < best:
+            best, batches = now, held.batches.copy()
+    return held.moved(batches), best
+
+
+# The whole.
+
+
+class NoPlanError(ValueError):
+    """There are too few samples for so many micro-batches on each rank."""
+
+    def __init__(self, n_micro_batches: int) -> None:
+        super().__init__(n_micro_batches)
+        self.n_micro_batches = n_micro_batches
+
+
+def packed(samples: Samples, n_batches: int, gaps: Ints | None) -> MicroBatches | None:
+    """Return samples in so many micro-batches that keep the budgets, near to their targets if possible, or None."""
+    if gaps is not None:
+        batches = deal(samples, gaps.tolist())
+        if repair(samples.sizes, samples.budgets, batches, n_batches, 0):
+            held = MicroBatches(samples, n_batches, batches)
+            if held.fits():
+                return held
+    found = pack(samples.sizes, samples.budgets, n_batches, 0, 1)
+    if found is not None:
+        held = MicroBatches(samples, n_batches, found)
+        if held.fits():
+            return held
+    return None
+
+
+def spread(batches: Ints, n_batches: int) -> Ints:
+    """Give each empty micro-batch a sample that is not the first of its own; in place."""
+    empty = np.flatnonzero(np.bincount(batches, minlength=n_batches) == 0)
+    first = np.unique(batches, return_index=True)[1]
+    others = np.setdiff1d(np.arange(len(batches)), first)
+    batches[others[len(others) - len(empty) :]] = empty
+    return batches
+
+
+def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
+    """Plan one step of samples, the largest first, whose sizes add up in a micro-batch.
+
+    Raises:
+        NoPlanError: If there are fewer samples than micro-batches.
+    """
+    at_once = n_ranks * multiple
+    few = -(-fewest(samples, len(samples) * at_once) // at_once) * multiple
+    most = len(samples) // at_once * multiple
+    if few > most:
+        raise NoPlanError(few)
+    aims: dict[int, tuple[Ints, int]] = {}
+
+    def attempt(count: int) -> MicroBatches | None:
+        aims[count] = row_targets(samples, count, n_ranks)
+        return packed(samples, count * n_ranks, aims[count][0].repeat(n_ranks))
+
+    count, held = few, attempt(few)
+    if held is None:
+        bins = first_fit(samples.sizes, samples.budgets)
+        last = -(-(int(bins.max()) + 1) // at_once) * multiple
+        low, count = few, min(last, most)
+        if last <= most:
+            held = MicroBatches(samples, last * n_ranks, spread(bins, last * n_ranks))
+            aims[last] = row_targets(samples, last, n_ranks)
+            if better := attempt(last):
+                held = better
+        else:
+            held = attempt(most)
+        if held is None:
+            raise NoPlanError(last)
+        while count - low > multiple:
+            middle = (low + count) // (2 * multiple) * multiple
+            middle = max(low + multiple, middle)
+            if found := attempt(middle):
+                count, held = middle, found
+            else:
+                low = middle
+    targets, bound = aims[count]
+    if meet == "micro_batch":
+        held = polish(held, n_ranks, targets, max(bound, rank_bound(samples, count, n_ranks)))
+        bound = max(bound, rank_bound(samples, count, n_ranks))
+        rank, micro_batch = seat(held.work, n_ranks)
+    else:
+        bound = rank_bound(samples, count, n_ranks)
+        rank, micro_batch = seat(held.work, n_ranks)
+        held, _ = level(held, (rank, micro_batch), n_ranks, bound)
+    return Assignment(rank[held.batches], micro_batch[held.batches], count, few, bound)
