@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import ge
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.packing import first_fit, lower_bound, martello_toth, pack
+from headrace.size_aware_batching.planning.packing import first_fit, martello_toth, pack
 from headrace.size_aware_batching.planning.repair import Score, best_swaps, members, repair
 from headrace.size_aware_batching.planning.units import FINE
 
@@ -83,15 +85,15 @@ def work_exponent(work: NDArray[np.float64]) -> int:
     return 61 - 2 * max(len(work).bit_length(), 9) - int(np.frexp(work.max(initial=0.0))[1])
 
 
-def fewest(samples: Samples, n_samples: int) -> int:
-    """Return a number of micro-batches that no packing goes below: volume, counts, dual feasible functions and L2."""
-    best = lower_bound(samples.sizes, samples.budgets)
-    for column, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
-        best = max(best, martello_toth(column, budget))
-    return min(best, n_samples)
+def fewest(samples: Samples) -> int:
+    """Return a number of micro-batches that no packing goes below: volume, counts and L2 of each column."""
+    columns = zip(samples.sizes.T, samples.budgets.tolist(), strict=True)
+    return max(martello_toth(column, budget) for column, budget in columns)
 
 
 # Targets and bounds.
+
+FINENESS = 14  # targets are found to one part of the whole work in 2**14
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,9 @@ def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]
     filled = np.full(n_rows + 1, total, np.int64)
     for sizes, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
         column = Column.of(sizes, samples.work, budget)
-        low, highest = np.maximum(low, at_least(column, n_batches)), at_most(column, n_batches)
+        low, (highest, together) = np.maximum(low, at_least(column, n_batches)), at_most(column, n_batches)
         up = np.minimum(up, highest)
-        filled = np.minimum(filled, densest(column, np.arange(n_rows + 1) * n_ranks * column.budget))
+        filled = np.minimum(filled, together[::n_ranks])
     up = np.minimum(up, total)
     filled[1:] = np.minimum(filled[1:], np.cumsum(up.reshape(n_rows, n_ranks).sum(axis=1)))
     filled[0] = 0
@@ -167,7 +169,7 @@ def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]
     before, after = raised(few + 1), raised(few)
     bound = max(bound, int(before.sum()) + -(-(total - held(before)) // few))
     below_level, level = int(before.min()), int(after.max())
-    while level - below_level > 1:
+    while level - below_level > 1 + (total >> FINENESS):
         middle = (below_level + level) // 2
         if held(np.clip(middle, before, after)) >= total:
             level = middle
@@ -178,15 +180,35 @@ def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]
 
 def at_least(column: Column, n_batches: int) -> Ints:
     """Return what the j-th heaviest micro-batch has at least: the largest samples need several."""
-    beyond = -(-np.arange(1, len(column.size) + 1) // (column.budget // column.size)) - 1
     low = np.zeros(n_batches, np.int64)
+    beyond = needed_by_largest(column, 2 * n_batches) - 1
     inside = beyond < n_batches
-    np.maximum.at(low, beyond[inside], np.minimum.accumulate(column.work)[inside])
+    np.maximum.at(low, beyond[inside], np.minimum.accumulate(column.work[: len(beyond)])[inside])
     return low
 
 
-def at_most(column: Column, n_batches: int) -> Ints:
-    """Return what the j-th heaviest micro-batch has at most, shape ``[m]``, descending."""
+def needed_by_largest(column: Column, most: int) -> Ints:
+    """Return how many micro-batches the i + 1 largest samples need at least, for the first so many i.
+
+    Those over half of the budget have one each. Beside these, and elsewhere, fit only so many that are not smaller than
+    the i-th; nor more than there is room for.
+    """
+    size, budget = column.size[:most], column.budget
+    number = np.arange(1, len(size) + 1)
+    n_large = int(np.searchsorted(-column.size, -(budget // 2), "left"))
+    large = size[:n_large]
+    beside = (budget - large)[None, :] // size[n_large:, None]
+    others = number[n_large:] - n_large - beside.sum(axis=1)
+    needed = number.copy()
+    needed[n_large:] = n_large + np.maximum(0, -(-others // (budget // size[n_large:])))
+    room = np.where(beside > 0, budget - large, 0).sum(axis=1)
+    left = np.cumsum(size[n_large:]) - room
+    needed[n_large:] = np.maximum(needed[n_large:], n_large + np.maximum(0, -(-left // budget)))
+    return np.maximum.accumulate(needed)
+
+
+def at_most(column: Column, n_batches: int) -> tuple[Ints, Ints]:
+    """Return what the j-th heaviest micro-batch has at most, shape ``[m]``, and the first j together, ``[m + 1]``."""
     size, work, budget = column.size, column.work, column.budget
     n_large = int(np.searchsorted(-size, -(budget // 2), "left"))  # samples of which no two share
     density = np.append(np.maximum.accumulate((work / size)[::-1])[::-1], 0.0)  # the best from here on
@@ -196,8 +218,15 @@ def at_most(column: Column, n_batches: int) -> Ints:
     up = np.full(n_batches, int(most), np.int64)
     room = budget - size[:with_large]
     beside = room * density[np.searchsorted(-size, -room, "left")]
-    up[:with_large] = work[:with_large] + np.ceil(beside * (1 + 2.0**-50) + 2).astype(np.int64)
-    return np.sort(up)[::-1]
+    large = work[:with_large] + np.ceil(beside * (1 + 2.0**-50) + 2).astype(np.int64)
+    up[:with_large] = large
+    together = densest(column, np.arange(n_batches + 1) * budget)
+    if n_large < len(size):  # without a large one they hold the densest of the others
+        others = Column(size[n_large:], work[n_large:], budget)
+        each = np.diff(densest(others, np.arange(n_batches + 1) * budget)) + 3
+        merged = np.sort(np.concatenate([large, each]))[::-1][:n_batches]
+        together = np.minimum(together, np.append(0, np.cumsum(merged)))
+    return np.sort(up)[::-1], together
 
 
 def densest(column: Column, room: Ints) -> Ints:
@@ -250,33 +279,57 @@ def deal(samples: Samples, gaps: list[int]) -> Ints:
 
     As many samples as there are empty micro-batches are kept for these.
     """
-    n_batches, budgets = len(gaps), samples.budgets.tolist()
+    n_batches, left = len(gaps), len(samples)
     order = sorted((-gap, number) for number, gap in enumerate(gaps))
-    room = [list(budgets) for _ in gaps]
-    empty, left = n_batches, len(samples)
-    filled = [False] * n_batches
-    batches = np.empty(len(samples), np.int64)
-    single = len(budgets) == 1
-    sizes = samples.sizes[:, 0].tolist() if single else samples.sizes.tolist()
-    for sample, (size, work) in enumerate(zip(sizes, samples.work.tolist(), strict=True)):
-        chosen = -1
-        for place, (_, number) in enumerate(order):
+    full: list[tuple[int, int, int]] = []  # without room for a sample as large as the last
+    rooms, filled, empty = Rooms(samples.budgets.tolist(), n_batches), [False] * n_batches, n_batches
+    batches = np.empty(left, np.int64)
+    for sample, (size, work) in enumerate(zip(samples.sizes.tolist(), samples.work.tolist(), strict=True)):
+        while full and -full[0][0] >= size[0]:
+            _, lack, number = heappop(full)
+            insort(order, (lack, number))
+        place = 0
+        while place < len(order):
+            lack, number = order[place]
             if empty >= left and filled[number]:
-                continue
-            if room[number][0] >= size if single else all(a >= b for a, b in zip(room[number], size, strict=True)):
-                chosen = place
+                place += 1
+            elif rooms.fit(number, size):
                 break
-        if chosen < 0:  # the emptiest
-            chosen = max(range(n_batches), key=lambda place: (min(room[order[place][1]]), -place))
-        lack, number = order.pop(chosen)
+            elif rooms.of[number][0] < size[0]:
+                del order[place]
+                heappush(full, (-rooms.of[number][0], lack, number))
+            else:
+                place += 1
+        if place == len(order):  # the emptiest
+            order += [(lack, number) for _, lack, number in full]
+            order.sort()
+            full = []
+            place = max(range(n_batches), key=lambda place: (min(rooms.of[order[place][1]]), -place))
+        lack, number = order.pop(place)
         insort(order, (lack + work, number))
-        for column, taken in enumerate((size,) if single else size):
-            room[number][column] -= taken
+        rooms.take(number, size)
         empty -= not filled[number]
         filled[number] = True
         left -= 1
         batches[sample] = number
     return batches
+
+
+class Rooms:
+    """What each micro-batch has left of its budgets."""
+
+    def __init__(self, budgets: list[int], n_batches: int) -> None:
+        self.of = [list(budgets) for _ in range(n_batches)]
+        self._one = len(budgets) == 1
+
+    def fit(self, number: int, size: list[int]) -> bool:
+        """Whether a sample fits."""
+        room = self.of[number]
+        return room[0] >= size[0] and (self._one or all(map(ge, room, size)))
+
+    def take(self, number: int, size: list[int]) -> None:
+        """Add a sample."""
+        self.of[number] = [room - each for room, each in zip(self.of[number], size, strict=True)]
 
 
 class MicroBatches:
@@ -381,6 +434,7 @@ class MicroBatches:
 # The objectives, and what makes them smaller.
 
 ROUNDS = 24  # of swaps
+IDLE = 8  # of these in a row without progress, at most
 GOOD = 2**9  # a gap to the bound of one part in so many ends the search
 WIDTH = 12  # samples of a micro-batch that a swap looks at
 PAIRS = 8  # of these, those that may go by twos
@@ -410,7 +464,7 @@ def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> Micro
     best, batches, idle = lockstep(held.work, n_ranks), held.batches.copy(), 0
     goal = np.sort(targets)[::-1].repeat(n_ranks)
     for turn in range(ROUNDS if half else 0):
-        if near(best, bound) or idle > 8:
+        if near(best, bound) or idle > IDLE:
             break
         order = np.argsort(-held.work, kind="stable")
         over = np.zeros(n_batches, np.int64)
@@ -450,15 +504,15 @@ def seat(work: Ints, n_ranks: int) -> tuple[Ints, Ints]:
     return rank, micro_batch
 
 
-def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int) -> tuple[MicroBatches, int]:
-    """Swap between micro-batches of the ranks with most and least work; the best that was seen, and its largest."""
+def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int) -> MicroBatches:
+    """Swap between micro-batches of the ranks with most and least work; the best that was seen."""
     n_rows = held.n_batches // n_ranks
     place = np.empty((n_ranks, n_rows), np.int64)
     place[seats] = np.arange(held.n_batches)
     totals = held.work[place].sum(axis=1)
     best, batches, idle, half = int(totals.max()), held.batches.copy(), 0, n_ranks // 2
     for turn in range(2 * ROUNDS if half else 0):
-        if near(best, bound) or idle > 8:
+        if near(best, bound) or idle > IDLE:
             break
         order = np.argsort(-totals, kind="stable")
         from_rank, to_rank = order[:half], np.roll(order[::-1][:half], turn // 4 % half)
@@ -473,7 +527,67 @@ def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int
         idle = 0 if now < best else idle + 1
         if now < best:
             best, batches = now, held.batches.copy()
-    return held.moved(batches), best
+    return held.moved(batches)
+
+
+# Small steps: all ways, breadth first.
+
+SMALL = 20  # samples, at most, of a step that is searched
+KEPT = 2048  # partial plans that are kept
+
+
+def search(samples: Samples, n_rows: int, n_ranks: int, meet: Meet) -> Ints | None:
+    """Return the best micro-batches of a beam search, numbered rank by rank for ``meet="step"``, None if none fits.
+
+    Samples are placed one by one, the largest first; of all partial plans those are kept whose least possible value is
+    smallest, evenly loaded ones first. Of micro-batches, or ranks, that are equal as yet only the first is tried.
+    """
+    length, n_batches, budgets = len(samples), n_rows * n_ranks, samples.budgets
+    load = np.zeros((1, n_batches, len(budgets)), np.int64)
+    work = np.zeros((1, n_batches), np.int64)
+    count = np.zeros((1, n_batches), np.int64)
+    at = np.zeros((1, 0), np.int64)
+    left = int(samples.work.sum())
+    short = max(0, left.bit_length() - 28)  # bits to leave out, so that squares are exact
+    number = np.arange(n_batches)
+    for sample in range(length):
+        size, weight = samples.sizes[sample], int(samples.work[sample])
+        left -= weight
+        allowed = (load + size <= budgets).all(axis=2)
+        empty = count == 0
+        if meet == "micro_batch":  # of the empty ones the first
+            allowed &= ~empty | (empty.argmax(axis=1)[:, None] == number)
+        else:  # of the empty ones of a rank the first; of the empty ranks the first
+            of_rank = empty.reshape(-1, n_ranks, n_rows)
+            allowed &= ~empty | (of_rank.argmax(axis=2)[:, :, None] == np.arange(n_rows)).reshape(empty.shape)
+            unused = of_rank.all(axis=2)
+            first = ~unused | (unused.argmax(axis=1)[:, None] == np.arange(n_ranks))
+            allowed &= first.repeat(n_rows, axis=1)
+        # The samples that are left have to fill what is empty.
+        allowed &= (empty.sum(axis=1)[:, None] - empty) <= length - 1 - sample
+        state, batch = np.nonzero(allowed)
+        if not len(state):
+            return None
+        new = np.arange(len(state))
+        work = work[state]
+        work[new, batch] += weight
+        if meet == "micro_batch":
+            rows = np.sort(work, axis=1)[:, ::-1].reshape(len(work), n_rows, n_ranks)
+            highest = rows[:, :, 0].sum(axis=1)
+            room = n_ranks * highest - work.sum(axis=1)
+            value = highest + np.maximum(0, -(-(left - room) // n_ranks))
+            even = (rows[:, :, 0] - rows[:, :, -1]).sum(axis=1)
+        else:
+            totals = work.reshape(len(work), n_ranks, n_rows).sum(axis=2)
+            value = np.maximum(totals.max(axis=1), -(-(work.sum(axis=1) + left) // n_ranks))
+            even = ((totals >> short) ** 2).sum(axis=1)
+        kept = np.lexsort((even, value))[:KEPT] if len(state) > KEPT or sample == length - 1 else new
+        state, batch, work = state[kept], batch[kept], work[kept]
+        load, count, at = load[state], count[state], np.concatenate([at[state], batch[:, None]], axis=1)
+        new = new[: len(kept)]
+        load[new, batch] += size
+        count[new, batch] += 1
+    return at[0]
 
 
 # The whole.
@@ -519,7 +633,7 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet) -> Assi
         NoPlanError: If there are fewer samples than micro-batches.
     """
     at_once = n_ranks * multiple
-    few = -(-fewest(samples, len(samples) * at_once) // at_once) * multiple
+    few = -(-fewest(samples) // at_once) * multiple
     most = len(samples) // at_once * multiple
     if few > most:
         raise NoPlanError(few)
@@ -551,12 +665,26 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet) -> Assi
             else:
                 low = middle
     targets, bound = aims[count]
+    least = rank_bound(samples, count, n_ranks)
+    bound = max(bound, least) if meet == "micro_batch" else least
+    seats = seat(held.work, n_ranks)
+    if near(objective(held.work, *seats, n_ranks, meet), bound):
+        return assigned(held, seats, count, few, bound)
     if meet == "micro_batch":
-        held = polish(held, n_ranks, targets, max(bound, rank_bound(samples, count, n_ranks)))
-        bound = max(bound, rank_bound(samples, count, n_ranks))
-        rank, micro_batch = seat(held.work, n_ranks)
+        held = polish(held, n_ranks, targets, bound)
+        seats = seat(held.work, n_ranks)
     else:
-        bound = rank_bound(samples, count, n_ranks)
-        rank, micro_batch = seat(held.work, n_ranks)
-        held, _ = level(held, (rank, micro_batch), n_ranks, bound)
-    return Assignment(rank[held.batches], micro_batch[held.batches], count, few, bound)
+        held = level(held, seats, n_ranks, bound)
+    value = objective(held.work, *seats, n_ranks, meet)
+    found = search(samples, count, n_ranks, meet) if len(samples) <= SMALL and not near(value, bound) else None
+    if found is not None:
+        other = held.moved(found)
+        places = seat(other.work, n_ranks) if meet == "micro_batch" else np.divmod(np.arange(other.n_batches), count)
+        if objective(other.work, *places, n_ranks, meet) < value:
+            held, seats = other, places
+    return assigned(held, seats, count, few, bound)
+
+
+def assigned(held: MicroBatches, seats: tuple[Ints, Ints], count: int, few: int, bound: int) -> Assignment:
+    """Return the assignment of samples from that of their micro-batches."""
+    return Assignment(seats[0][held.batches], seats[1][held.batches], count, few, bound)
