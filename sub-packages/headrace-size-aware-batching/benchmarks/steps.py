@@ -37,6 +37,8 @@ Batches = list[list[list[int]]]  # of each rank
 
 
 class Step(NamedTuple):
+    """The samples of a step."""
+
     sizes: Ints
     cap: int
     work: Ints
@@ -168,6 +170,8 @@ def headrace(step: Step, ranks: int, meet: Any) -> StepPlan:
 
 
 class Figures(NamedTuple):
+    """What a plan of it is worth."""
+
     over: float
     more: float
     lockstep: float

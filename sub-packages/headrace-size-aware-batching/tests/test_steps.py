@@ -1,8 +1,6 @@
 """The plan of one optimizer step: its laws for every input, and how near to the best it is."""
 
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
@@ -98,17 +96,24 @@ def small_step(generator: np.random.Generator) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
+def planned(step: dict[str, Any]) -> StepPlan | None:
+    """Return the plan, None where there are too few samples and nothing else is wrong."""
+    try:
+        return plan_step(**step)
+    except ValueError as error:
+        if step["pad"] or "pad=True" not in str(error):
+            raise
+    return None
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(3 * 60 * 60)
 def test_no_random_step_breaks_a_law(count: int, request: pytest.FixtureRequest) -> None:
     generator = np.random.default_rng(request.config.getoption("seed"))
     for _ in range(count):
         step = small_step(generator)
-        try:
-            plan = plan_step(**step)
-        except ValueError as error:
-            assert not step["pad"]
-            assert "pad=True" in str(error)
+        plan = planned(step)
+        if plan is None:
             continue
         check_laws(
             plan,

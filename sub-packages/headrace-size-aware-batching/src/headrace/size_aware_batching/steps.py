@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,8 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, checked_flag, one_of, whole_number
+from headrace.size_aware_batching._validation import UNLIMITED, checked_flag, checked_int, one_of, shown, whole_number
+from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of, given_work
+from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups
 from headrace.size_aware_batching.planning.limits import Budget, Capacity, plain_budget
 from headrace.size_aware_batching.planning.micro_batches import (
     Assignment,
@@ -20,6 +22,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     NoPlanError,
     Samples,
     binding_columns,
+    least_value,
     lockstep,
     plan_sums,
     rank_bound,
@@ -29,7 +32,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
 )
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
-from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, refuse_oversize
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
 from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
@@ -37,8 +40,9 @@ from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
 __all__ = ["StepPlan", "StepReport", "plan_step"]
 
 MEET: tuple[Meet, ...] = ("micro_batch", "step")
-Oversize = Literal["raise", "own_batch"]
-OVERSIZE: tuple[Oversize, ...] = ("raise", "own_batch")
+GROUP_ON: tuple[GroupOn, ...] = ("rank", "micro_step")
+Oversize = Literal["raise", "own_batch", "split"]
+OVERSIZE: tuple[Oversize, ...] = ("raise", "own_batch", "split")
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,9 @@ class StepReport:
         largest: Largest cost of a micro-batch, against that budget.
         fill: Mean cost of a micro-batch as a share of the budget.
         meet: Where ranks wait for one another.
-        lockstep: Sum over the micro-steps of the largest rank's work, over the mean rank's work.
-        totals: Largest rank's work of the whole step, over the mean rank's.
-        bound: The one of these that ``meet`` asks for is at least this in every plan of as many micro-batches.
+        lockstep: Sum over the micro-steps of the largest rank's work, over the mean rank's work; of each kind of work.
+        totals: Largest rank's work of the whole step, over the mean rank's; likewise.
+        bounds: What ``meet`` asks for is at least this in every plan of as many micro-batches; likewise.
         repeated: Samples that are there once more, for micro-batches that would be empty.
         oversize: Samples that exceed a budget by themselves.
     """
@@ -69,14 +73,13 @@ class StepReport:
     largest: float
     fill: float
     meet: Meet
-    lockstep: float
-    totals: float
-    bound: float
+    lockstep: dict[str, float]
+    totals: dict[str, float]
+    bounds: dict[str, float]
     repeated: int
     oversize: int
 
     def __str__(self) -> str:
-        least = f"  (at least {self.bound:.4f})"
         rows = {
             "samples": f"{self.samples:,}",
             "ranks": f"{self.num_replicas:,}",
@@ -84,12 +87,19 @@ class StepReport:
             "budget": f"{self.budget:,.10g}",
             "largest": f"{self.largest:,.10g}",
             "fill": f"{self.fill:.2%}",
-            "lockstep": f"{self.lockstep:.4f}{least if self.meet == 'micro_batch' else ''}",
-            "totals": f"{self.totals:.4f}{least if self.meet == 'step' else ''}",
+            "lockstep": self._shown(self.lockstep, self.meet == "micro_batch"),
+            "totals": self._shown(self.totals, self.meet == "step"),
             "repeated": f"{self.repeated:,}",
             "oversize": f"{self.oversize:,}",
         }
         return "\n".join(f"{name:22}{text}" for name, text in rows.items())
+
+    def _shown(self, values: dict[str, float], bounded: bool) -> str:
+        several = len(values) > 1
+        return ", ".join(
+            f"{f'{name} ' * several}{value:.4f}{f'  (at least {self.bounds[name]:.4f})' * bounded}"
+            for name, value in values.items()
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,25 +109,35 @@ class StepPlan:
     Args:
         micro_batches: ``micro_batches[rank][k]`` are the samples of a rank's micro-batch k, ascending; as many on every
             rank, none empty. Micro-step 0 has most work.
-        cost: Cost of each micro-batch, shape ``[ranks, k]``, or ``[ranks, k, budgets]`` where there are several.
-        work: Work of each micro-batch, shape ``[ranks, k]``.
-        imbalance: What was minimised, over the mean rank's work; 1 is perfect. With ``meet="micro_batch"`` the sum over
-            the micro-steps of the largest rank's work, with ``"step"`` the largest rank's work of the whole step.
-        bound: No plan of as many micro-batches has a smaller ``imbalance``, see `plan_step`.
+        starts: Where each of them begins in its sample, likewise: 0, unless ``oversize="split"`` cut it.
+        lengths: How much of its sample it is, likewise: its size, shape ``[samples]`` or ``[samples, k]``.
+        contexts: How many ranks run a micro-batch together, shape ``[ranks, k]``: 1, unless ``contexts`` allowed more.
+            The first of them is a multiple of their number.
+        cost: Cost of each micro-batch, shape ``[ranks, k]``, or ``[ranks, k, budgets]`` where there are several; its
+            part for each rank where several share it.
+        works: Work of each micro-batch, shape ``[ranks, k]``, of each kind: ``{"work": ...}``, or by the names of the
+            mapping that was given.
+        imbalances: For each kind what was minimised, over the mean rank's work; 1 is perfect. With
+            ``meet="micro_batch"`` the sum over the micro-steps of the largest rank's work, with ``"step"`` the largest
+            rank's work of the whole step.
+        bounds: For each kind what no plan of as many micro-batches goes below, see `plan_step`.
         fewest: No plan has fewer micro-batches on each rank.
         restore: Permutation that puts outputs back: with all outputs joined rank by rank and micro-batch by
-            micro-batch, ``joined[restore]`` is in the order of ``sizes``.
+            micro-batch, ``joined[restore]`` is in the order of ``sizes``; pieces of a sample follow one another.
         repeated: Samples that are there once more (``pad=True``), an entry for each time.
-        oversize: Samples that exceed a budget by themselves, each in a micro-batch of its own.
+        oversize: Samples that exceed a budget by themselves.
         budget: Budgets of a micro-batch.
         meet: Where ranks wait for one another.
     """
 
     micro_batches: tuple[tuple[NDArray[np.int64], ...], ...]
+    starts: tuple[tuple[NDArray[np.int64], ...], ...]
+    lengths: tuple[tuple[NDArray[Any], ...], ...]
+    contexts: NDArray[np.int64]
     cost: NDArray[np.float64]
-    work: NDArray[np.float64]
-    imbalance: float
-    bound: float
+    works: dict[str, NDArray[np.float64]]
+    imbalances: dict[str, float]
+    bounds: dict[str, float]
     fewest: int
     restore: NDArray[np.int64]
     repeated: NDArray[np.int64]
@@ -135,11 +155,27 @@ class StepPlan:
         """Micro-batches of each rank."""
         return len(self.micro_batches[0])
 
+    @property
+    def work(self) -> NDArray[np.float64]:
+        """Work of each micro-batch, shape ``[ranks, k]``; of several kinds the sum of their shares of their totals."""
+        if len(self.works) == 1:
+            return next(iter(self.works.values()))
+        shares = [work / total for work in self.works.values() if (total := float(work.sum()))]
+        return np.sum(shares, axis=0) if shares else np.zeros(self.contexts.shape)
+
+    @property
+    def imbalance(self) -> float:
+        """The largest of ``imbalances``."""
+        return max(self.imbalances.values())
+
+    @property
+    def bound(self) -> float:
+        """The largest of ``bounds``."""
+        return max(self.bounds.values())
+
     def report(self) -> StepReport:
         """Return figures about the plan; ``print`` shows them line by line."""
-        mean = float(self.work.sum()) / self.num_replicas
-        lockstep, totals = (float(self.work.max(axis=0).sum()), float(self.work.sum(axis=1).max()))
-        costs = self.cost.reshape(self.cost.shape[0] * self.cost.shape[1], -1)
+        costs = self.cost.reshape(self.contexts.size, -1)
         fills = costs.mean(axis=0) / np.array(self.budget)
         column = int(fills.argmax())
         return StepReport(
@@ -151,22 +187,34 @@ class StepPlan:
             largest=float(costs[:, column].max()),
             fill=float(fills[column]),
             meet=self.meet,
-            lockstep=lockstep / mean if mean else 1.0,
-            totals=totals / mean if mean else 1.0,
-            bound=self.bound,
+            lockstep={name: imbalance(work, "micro_batch") for name, work in self.works.items()},
+            totals={name: imbalance(work, "step") for name, work in self.works.items()},
+            bounds=self.bounds,
             repeated=len(self.repeated),
             oversize=len(self.oversize),
         )
 
     def __repr__(self) -> str:
-        more = [f"{len(found)} {name}" for name, found in self._unusual().items() if len(found)]
-        return (
-            f"StepPlan({', '.join([f'{len(self.restore)} samples', *more])}: {self.num_replicas} ranks x "
-            f"{self.num_micro_batches} micro-batches, imbalance {self.imbalance:.4f}, at least {self.bound:.4f})"
+        more = {"repeated": self.repeated, "oversize": self.oversize}
+        counts = [
+            f"{len(self.restore)} samples",
+            *(f"{len(found)} {name}" for name, found in more.items() if len(found)),
+        ]
+        several = len(self.works) > 1
+        values = ", ".join(
+            f"{f'{name} ' * several}{value:.4f} (at least {self.bounds[name]:.4f})"
+            for name, value in self.imbalances.items()
         )
+        samples = ", ".join([f"{len(self.restore)} samples", *counts])
+        shape = f"{self.num_replicas} ranks x {self.num_micro_batches} micro-batches"
+        return f"StepPlan({samples}: {shape}, imbalance {values})"
 
-    def _unusual(self) -> dict[str, NDArray[np.int64]]:
-        return {"repeated": self.repeated, "oversize": self.oversize}
+
+def imbalance(work: NDArray[np.float64], meet: Meet) -> float:
+    """Return what ``meet`` asks for from the work ``[ranks, k]``, over the mean rank's work."""
+    mean = float(work.sum()) / len(work)
+    value = float(work.max(axis=0).sum() if meet == "micro_batch" else work.sum(axis=1).max())
+    return value / mean if mean else 1.0
 
 
 def plan_step(
@@ -182,7 +230,10 @@ def plan_step(
     meet: Meet = "micro_batch",
     multiple_of: int = 1,
     pad: bool = False,
+    group_by: Any = None,
+    group_on: GroupOn = "rank",
     oversize: Oversize = "raise",
+    contexts: Sequence[int] | None = None,
 ) -> StepPlan:
     """Plan one optimizer step: which rank runs which samples in which micro-batch.
 
@@ -212,25 +263,34 @@ def plan_step(
         max_items: Largest number of samples in a micro-batch.
         length_multiple: The length of a micro-batch is rounded up to a multiple of this; not with ``cost="sum"``.
         work: Work of each sample, shape ``[n]``, in any unit: that of a micro-batch is the sum. By default it follows
-            from sizes and cost, as in `PlanReport`.
+            from sizes and cost, as in `PlanReport`. A mapping of names to works, such as of an encoder and a decoder:
+            all of them are balanced at once (``cost="sum"`` only).
         meet: Where ranks wait for one another. ``"micro_batch"``: at each micro-batch (FSDP, pipelines), so the sum
             over the micro-steps of the largest rank's work is minimised. ``"step"``: once, at the end of the step
             (gradient accumulation under ``no_sync``), so the largest rank's work of the whole step is.
         multiple_of: The number of micro-batches is a multiple of this, such as the virtual stages of a pipeline.
         pad: Whether too few samples are repeated: the one with least work, for each micro-batch that would be empty.
             They are in ``repeated``. Else too few are an error.
-        oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error, or give it its
-            ``"own_batch"``, over the budget (samples of size 0 may share it).
+        group_by: Group of each sample, shape ``[n]``, numbers or strings: samples of one group, such as the answers to
+            one prompt, stay together (``cost="sum"`` only).
+        group_on: Where they do: on one ``"rank"``, or in one ``"micro_step"``, micro-batch k of all ranks.
+        oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error; give it its
+            ``"own_batch"``, over the budget (samples of size 0 may share it); or ``"split"`` it into as few pieces as
+            fit, of nearly equal size (sizes of shape ``[n]``, ``cost="sum"``), see ``StepPlan.starts``. Its work, if
+            given, is split likewise.
+        contexts: Powers of two up to the number of ranks, such as ``(1, 2, 4, 8)``: a sample that exceeds the budget of
+            one rank is run by the smallest group of consecutive ranks whose budgets together hold it (dynamic context
+            parallelism; ``cost="sum"`` only). Each rank of a group has its part of the cost and of the work.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument has a value that is not allowed, a sample is too large and ``oversize="raise"``, or
-            there are fewer samples than micro-batches and ``pad=False``.
+        ValueError: If an argument has a value that is not allowed, a sample is too large and ``oversize="raise"``,
+            there are fewer samples than micro-batches and ``pad=False``, or no plan keeps the groups together.
 
     Example:
         >>> plan = plan_step([5, 3, 4, 4, 2, 6, 1, 7], 8, num_replicas=2, work=[5, 3, 4, 4, 2, 6, 1, 7])
         >>> plan
-        StepPlan(8 samples: 2 ranks x 2 micro-batches, imbalance 1.0000, at least 1.0000)
+        StepPlan(8 samples: 2 ranks x 2 micro-batches, imbalance 1.0000 (at least 1.0000))
         >>> plan.cost.tolist()
         [[8.0, 8.0], [8.0, 8.0]]
         >>> joined = np.concatenate([batch for rank in plan.micro_batches for batch in rank])
@@ -239,22 +299,45 @@ def plan_step(
     """
     one_of("meet", meet, MEET)
     one_of("oversize", oversize, OVERSIZE)
+    one_of("group_on", group_on, GROUP_ON)
     multiple = whole_number("multiple_of", multiple_of) or 1
     pad = checked_flag("pad", pad)
     n_ranks = Ranks(num_replicas, None, mesh).world_size()
     table, budget = read_sizes(sizes), plain_budget(max_total_size)
     if not len(table):
         raise ValueError("sizes must hold at least one sample, got none: a step without samples has no plan")
-    options = Options("sequential", cost, max_items=max_items, length_multiple=length_multiple, oversize=oversize)
-    prepared = prepare(table, budget, options, "'own_batch'")
-    works = None if work is None else work_vector(work, len(table))
-    step = _Step(table, budget, prepared, options, works)
+    options_of_sums = {"group_by": group_by, "contexts": contexts, "oversize": "split" if oversize == "split" else None}
+    for name, given in options_of_sums.items():
+        if given is not None and cost != "sum":
+            raise ValueError(f"{name}={shown(given)} needs cost='sum', got {shown(cost)}")
+    if contexts is not None and (group_by is not None or oversize != "raise"):
+        raise ValueError("contexts goes with neither group_by nor oversize, which say otherwise where a sample runs")
+    works = work_columns(work, len(table), cost)
+    groups = None if group_by is None else group_numbers(group_by, len(table))
+    widths = None if contexts is None else checked_contexts(contexts, n_ranks)
+    cuts = cut(table, budget if oversize == "split" else math.inf)
+    policy: Literal["raise", "own_batch"] = "own_batch" if widths or oversize != "raise" else "raise"
+    options = Options("sequential", cost, max_items=max_items, length_multiple=length_multiple, oversize=policy)
+    prepared = prepare(cuts.lengths, budget, options, "'own_batch' or 'split'")
+    parts = {name: of * cuts.shares for name, of in works.items()}
+    step = _Step(cuts, budget, prepared, options, parts)
+    again = np.zeros(0, np.int64)
     try:
-        assignment = step.assign(n_ranks, multiple, meet)
-        again = np.zeros(0, np.int64)
+        if widths is not None:
+            assignment = step.assign_contexts(widths, n_ranks, multiple)
+        elif groups is not None:
+            assignment = step.assign_groups(groups[cuts.samples], n_ranks, multiple, meet, group_on)
+        else:
+            assignment = step.assign(n_ranks, multiple, meet)
     except NoPlanError as error:
         count = error.n_micro_batches
-        if not pad:
+        if groups is not None:
+            raise ValueError(
+                f"group_by must leave samples for {count} or more micro-batches on each of {n_ranks} ranks, got "
+                f"{int(groups.max()) + 1} groups of {len(table)} samples, for which no plan was found: give more or "
+                "smaller groups, fewer num_replicas, or a larger max_total_size"
+            ) from None
+        if not pad or widths is not None:
             raise ValueError(
                 f"sizes must hold a sample for each micro-batch, got {len(table)} samples for {count} micro-batches on "
                 f"each of {n_ranks} ranks: give at least {count * n_ranks} samples, fewer num_replicas, a smaller "
@@ -264,20 +347,96 @@ def plan_step(
     return step.plan(assignment, again, n_ranks, meet)
 
 
+def work_columns(work: Any, n_samples: int, cost: object) -> dict[str, NDArray[np.float64]]:
+    """Return the works of all samples by name, none where they follow from the sizes."""
+    if work is None:
+        return {}
+    if not isinstance(work, Mapping):
+        return {"work": work_vector(work, n_samples)}
+    if not work or not all(isinstance(name, str) for name in work):
+        raise ValueError(f"work must be numbers, or a mapping of names to numbers, got {shown(work)}")
+    if len(work) > 1 and cost != "sum":
+        raise ValueError(f"work must be one number for each sample, unless cost='sum', got {len(work)} names")
+    return {name: work_vector(values, n_samples, f"work[{name!r}]") for name, values in work.items()}
+
+
+def group_numbers(group_by: Any, n_samples: int) -> NDArray[np.int64]:
+    """Return the number of each sample's group, from 0 on."""
+    groups = np.asarray(group_by)
+    if groups.shape != (n_samples,) or groups.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"group_by must hold an int or a string for each of {n_samples} samples, got {groups.dtype} of shape "
+            f"{groups.shape}"
+        )
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def checked_contexts(contexts: Any, n_ranks: int) -> tuple[int, ...]:
+    """Return the numbers of ranks that may share a micro-batch, ascending, 1 among them."""
+    given = [checked_int("contexts", number, 1) for number in contexts] if isinstance(contexts, Sequence) else []
+    if not given or any(number & (number - 1) or number > n_ranks for number in given):
+        raise ValueError(
+            f"contexts must be powers of two up to num_replicas={n_ranks}, such as (1, 2), got {shown(contexts)}"
+        )
+    return tuple(sorted({1, *given}))
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Samples, or pieces of them: which sample, where it begins there, its size, and its share of the sample."""
+
+    samples: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[Any]
+    shares: NDArray[np.float64]
+    n_samples: int
+
+
+def cut(sizes: NDArray[Any], budget: Budget) -> Cuts:
+    """Cut samples over the budget into as few pieces as fit, of nearly equal size."""
+    count = len(sizes)
+    if isinstance(budget, list) or math.isinf(budget):
+        if isinstance(budget, list) and (len(budget) > 1 or sizes.ndim > 1):
+            raise ValueError(f"oversize='split' needs sizes of shape [n], got {sizes.shape}")
+        limit = budget[0] if isinstance(budget, list) else budget
+    else:
+        limit = budget
+    if math.isinf(limit):
+        return Cuts(np.arange(count), np.zeros(count, np.int64), sizes, np.ones(count), count)
+    if sizes.ndim > 1 or not (sizes == np.floor(sizes)).all() or limit < 1:
+        raise ValueError(
+            f"oversize='split' needs whole sizes of shape [n] and max_total_size >= 1, got {sizes.dtype} of shape "
+            f"{sizes.shape} and {limit}"
+        )
+    whole = sizes.astype(np.int64)
+    pieces = np.maximum(1, -(-whole // math.floor(limit)))
+    samples = np.repeat(np.arange(count), pieces)
+    number = np.arange(len(samples)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    even, longer = np.divmod(whole, pieces)
+    starts = number * even[samples] + np.minimum(number, longer[samples])
+    lengths = even[samples] + (number < longer[samples])
+    shares = np.divide(lengths, whole[samples], out=np.ones(len(samples)), where=whole[samples] > 0)
+    return Cuts(samples, starts, lengths, shares, count)
+
+
 class _Step:
-    """The samples of one step, ready for planning."""
+    """The samples of one step, or their pieces, ready for planning."""
 
     def __init__(
         self,
-        sizes: NDArray[Any],
+        cuts: Cuts,
         budget: Budget,
         prepared: PreparedSizes,
         options: Options,
-        work: NDArray[np.float64] | None,
+        works: dict[str, NDArray[np.float64]],
     ) -> None:
-        self.sizes, self.prepared, self.options, self.given_work = sizes, prepared, options, work
+        self.cuts, self.sizes, self.prepared, self.options = cuts, cuts.lengths, prepared, options
         self.budgets = tuple(budget) if isinstance(budget, list) else (budget,)
-        self.own_work = self._own_work() if work is None else work
+        self.padded_work = not works and prepared.cost.pads
+        self.works = works or {"work": self._own_work()}
+        totals = [max(float(work.sum()), 1e-300) for work in self.works.values()]
+        self.shares = [work / total for work, total in zip(self.works.values(), totals, strict=True)]
+        self.own_work = next(iter(self.works.values())) if len(self.works) == 1 else np.sum(self.shares, axis=0)
 
     def _own_work(self) -> NDArray[np.float64]:
         """Return the work of each sample by itself, that of oversize ones in full."""
@@ -295,34 +454,56 @@ class _Step:
 
     def assign(self, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
         """Return rank and micro-batch of each sample, in the order of the sizes."""
-        if (capacity := self.prepared.limits.capacity) is None:
-            order, found = self._assign_sums(n_ranks, multiple, meet)
-        else:
-            order, found = self._assign_padded(capacity, n_ranks, multiple, meet)
-        rank, micro_batch = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-        rank[order], micro_batch[order] = found.rank, found.micro_batch
-        return replace(found, rank=rank, micro_batch=micro_batch)
+        if (capacity := self.prepared.limits.capacity) is not None:
+            return self._assign_padded(capacity, n_ranks, multiple, meet)
+        order, samples = self._samples()
+        return unsorted(order, plan_sums(samples, n_ranks, multiple, meet))
 
-    def _assign_sums(self, n_ranks: int, multiple: int, meet: Meet) -> tuple[NDArray[np.int64], Assignment]:
+    def assign_groups(
+        self, groups: NDArray[np.int64], n_ranks: int, multiple: int, meet: Meet, group_on: GroupOn
+    ) -> Assignment:
+        """Return the same where samples of a group stay together."""
+        order, samples = self._samples()
+        return unsorted(order, plan_groups(samples, groups[order], n_ranks, multiple, meet, group_on))
+
+    def assign_contexts(self, widths: tuple[int, ...], n_ranks: int, multiple: int) -> Assignment:
+        """Return the same where samples over a budget are run by several ranks."""
+        order, samples = self._samples(unclipped=True)
+        need = (-(-samples.sizes // samples.budgets)).max(axis=1)
+        if need.max() > widths[-1]:
+            over = np.sort(order[need > widths[-1]])
+            refuse_oversize(
+                self.sizes, over, list(self.budgets), replace(self.options, oversize="raise"), "'own_batch' or 'split'"
+            )
+        width = np.array(widths)[np.searchsorted(np.array(widths), np.maximum(need, 1))]
+        return unsorted(order, plan_contexts(samples, width, n_ranks, multiple))
+
+    def _samples(self, unclipped: bool = False) -> tuple[NDArray[np.int64], Samples]:
+        """Return the samples, the largest first, and their order."""
         sizes = columns_of(self.prepared.sizes).astype(np.int64)
+        if unclipped:
+            sizes = columns_of(whole_units(self.sizes, self.budgets)[0]).astype(np.int64)
         budgets = np.array([min(budget, UNLIMITED) for budget in self.prepared.limits.budgets], np.int64)
         if self.options.max_items is not None:  # one more column, of which each sample takes 1
             sizes = np.concatenate([sizes, np.ones((len(sizes), 1), np.int64)], axis=1)
             budgets = np.append(budgets, self.options.max_items)
         sizes, budgets = binding_columns(sizes, budgets)
-        work = whole_work(self.own_work)
+        work, parts = whole_work(self.own_work), None
+        if len(self.works) > 1:
+            parts = np.stack([np.rint(np.ldexp(of, work_exponent(self.own_work))) for of in self.shares], axis=1)
+            parts = parts.astype(np.int64)
+            work = parts.sum(axis=1)
         order = np.lexsort((-work, -(sizes / budgets).max(axis=1)))
-        return order, plan_sums(Samples(sizes[order], budgets, work[order]), n_ranks, multiple, meet)
+        return order, Samples(sizes, budgets, work, parts).of(order)
 
-    def _assign_padded(
-        self, capacity: Capacity, n_ranks: int, multiple: int, meet: Meet
-    ) -> tuple[NDArray[np.int64], Assignment]:
+    def _assign_padded(self, capacity: Capacity, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
         units, limits = self.prepared.sizes, self.prepared.limits
         largest = units if units.ndim == 1 else (units / np.maximum(units.max(axis=0), 1)).max(axis=1)
         order = np.lexsort((-self.own_work, -largest.astype(np.float64)))
-        units, own, additive = units[order], self.own_work[order], self.given_work is not None
-        work = given_work(own) if additive else self.prepared.cost.work(units, limits)
-        return order, plan_padded(PaddedSamples(units, limits, capacity, own, work, additive), n_ranks, multiple, meet)
+        units, own = units[order], self.own_work[order]
+        work = self.prepared.cost.work(units, limits) if self.padded_work else given_work(own)
+        samples = PaddedSamples(units, limits, capacity, own, work, not self.padded_work)
+        return unsorted(order, plan_padded(samples, n_ranks, multiple, meet))
 
     def assign_alone(self, n_ranks: int, count: int, meet: Meet) -> tuple[Assignment, NDArray[np.int64]]:
         """Give each sample a micro-batch of its own, and each of the others the sample with least work."""
@@ -339,33 +520,76 @@ class _Step:
 
     def plan(self, found: Assignment, again: NDArray[np.int64], n_ranks: int, meet: Meet) -> StepPlan:
         """Return the plan of an assignment; ``again`` are the samples that come once more."""
-        number = found.rank * found.n_micro_batches + found.micro_batch
-        order = np.argsort(number, kind="stable")
-        shape = n_ranks, found.n_micro_batches
-        offsets = np.append(0, np.cumsum(np.bincount(number, minlength=shape[0] * shape[1])))
-        joined = np.append(np.arange(len(self.sizes)), again)[order]
-        batches = [joined[start:stop] for start, stop in pairwise(offsets.tolist())]
+        count, n_items = found.n_micro_batches, len(self.sizes)
+        items = np.append(np.arange(n_items), again)
+        ranks, rows = found.rank, found.micro_batch
+        context = np.ones((n_ranks, count), np.int64)
+        if found.width is not None:  # once more for each further rank of the group
+            further = np.repeat(np.arange(n_items), found.width - 1)
+            number = np.arange(len(further)) - np.repeat(np.cumsum(found.width - 1) - found.width + 1, found.width - 1)
+            items = np.append(items, further)
+            ranks, rows = np.append(ranks, ranks[further] + number + 1), np.append(rows, rows[further])
+            context[ranks, rows] = found.width[items]
+        number = ranks * count + rows
+        order = np.lexsort((items, number))
+        offsets = np.append(0, np.cumsum(np.bincount(number, minlength=n_ranks * count)))
+        joined = items[order]
         restore = np.empty(len(order), np.int64)
         restore[order] = np.arange(len(order))
-        cost = self.prepared.cost.of(self.sizes[joined].astype(np.float64), offsets)
-        if self.given_work is None and self.prepared.cost.pads:
-            work = self._padded_work(joined, offsets).reshape(shape)
+        cost = self.prepared.cost.of(self.sizes[joined].astype(np.float64), offsets) / context.reshape(-1, 1)
+        if self.padded_work:
+            works = {"work": self._padded_work(joined, offsets).reshape(context.shape)}
         else:
-            work = np.add.reduceat(self.own_work[joined], offsets[:-1]).reshape(shape)
-        mean = float(work.sum()) / n_ranks
-        value = float(work.max(axis=0).sum() if meet == "micro_batch" else work.sum(axis=1).max())
-        imbalance = value / mean if mean else 1.0
-        bound = math.ldexp(found.bound, -work_exponent(self.own_work)) / mean if mean else 1.0
+            works = {
+                name: np.add.reduceat(work[joined], offsets[:-1]).reshape(context.shape) / context
+                for name, work in self.works.items()
+            }
+        imbalances = {name: imbalance(work, meet) for name, work in works.items()}
+        bounds = self._bounds(found, works, n_ranks, meet)
+
+        def nested(values: NDArray[Any]) -> tuple[tuple[NDArray[Any], ...], ...]:
+            batches = [values[start:stop] for start, stop in pairwise(offsets.tolist())]
+            return tuple(tuple(batches[rank * count : (rank + 1) * count]) for rank in range(n_ranks))
+
         return StepPlan(
-            micro_batches=tuple(tuple(batches[rank * shape[1] : (rank + 1) * shape[1]]) for rank in range(n_ranks)),
-            cost=cost.reshape(shape if len(self.budgets) == 1 else (*shape, -1)),
-            work=work,
-            imbalance=imbalance,
-            bound=min(bound, imbalance),  # whole works are rounded
+            micro_batches=nested(self.cuts.samples[joined]),
+            starts=nested(self.cuts.starts[joined]),
+            lengths=nested(self.sizes[joined]),
+            contexts=context,
+            cost=cost.reshape(context.shape if len(self.budgets) == 1 else (*context.shape, -1)),
+            works=works,
+            imbalances=imbalances,
+            bounds={name: min(bound, imbalances[name]) for name, bound in bounds.items()},  # whole works are rounded
             fewest=found.fewest,
-            restore=restore[: len(self.sizes)],
-            repeated=again,
+            restore=restore[:n_items],
+            repeated=self.cuts.samples[again],
             oversize=self.prepared.oversize,
             budget=self.budgets,
             meet=meet,
         )
+
+    def _bounds(
+        self, found: Assignment, works: dict[str, NDArray[np.float64]], n_ranks: int, meet: Meet
+    ) -> dict[str, float]:
+        """Return the least imbalance of each kind of work."""
+        means = {name: float(work.sum()) / n_ranks for name, work in works.items()}
+        if len(works) == 1:
+            least = {name: math.ldexp(found.bound, -work_exponent(self.own_work)) for name in works}
+        elif found.width is not None or len(found.rank) != len(self.sizes):
+            least = means
+        else:
+            order, samples = self._samples()
+            least = {}
+            for name, work in self.works.items():
+                own = replace(samples, work=whole_work(work)[order], parts=None)
+                bound = least_value(own, found.n_micro_batches, n_ranks, meet)
+                least[name] = math.ldexp(bound, -work_exponent(work))
+        return {name: least[name] / mean if mean else 1.0 for name, mean in means.items()}
+
+
+def unsorted(order: NDArray[np.int64], found: Assignment) -> Assignment:
+    """Return an assignment of samples in some order in that of the sizes."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    width = None if found.width is None else found.width[place]
+    return replace(found, rank=found.rank[place], micro_batch=found.micro_batch[place], width=width)

@@ -36,19 +36,22 @@ Ints = NDArray[np.int64]
 class Samples:
     """The samples of a step, the largest first, in whole units.
 
-    ``sizes`` ``[n, d]`` are bounded by ``budgets`` ``[d]`` in a micro-batch; ``work`` ``[n]`` is what is balanced.
+    ``sizes`` ``[n, d]`` are bounded by ``budgets`` ``[d]`` in a micro-batch; ``work`` ``[n]`` is what is balanced, the
+    sum of its ``parts`` ``[n, c]`` where there are several kinds.
     """
 
     sizes: Ints
     budgets: Ints
     work: Ints
+    parts: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.work)
 
-    def head(self, count: int) -> Samples:
-        """Return the first samples alone."""
-        return Samples(self.sizes[:count], self.budgets, self.work[:count])
+    def of(self, chosen: Ints) -> Samples:
+        """Return some of the samples, in this order."""
+        parts = None if self.parts is None else self.parts[chosen]
+        return Samples(self.sizes[chosen], self.budgets, self.work[chosen], parts)
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,23 @@ class Assignment:
     n_micro_batches: int
     fewest: int
     bound: int  # in units of `whole_work`
+    width: Ints | None = None  # ranks that run a sample together, from ``rank`` on
 
 
 def binding_columns(sizes: Ints, budgets: Ints) -> tuple[Ints, Ints]:
-    """Return the columns whose budget all samples together exceed, in units so large that sums are exact in float64."""
+    """Return the columns whose budget all samples together exceed, in units so large that sums are exact in float64.
+
+    What fits by itself does so in these units, too.
+    """
     totals = np.array([int(column.sum()) for column in sizes.T])
     binding = totals > budgets
     if not binding.any():
         return np.zeros((len(sizes), 1), np.int64), np.ones(1, np.int64)
     sizes, budgets = sizes[:, binding], budgets[binding]
     unit = np.maximum(-(-budgets // FINE), 1)
-    budgets = np.maximum(budgets // unit, 1)
-    return np.minimum(-(-sizes // unit), budgets), budgets
+    fit, budgets = sizes <= budgets, np.maximum(budgets // unit, 1)
+    sizes = -(-sizes // unit)
+    return np.where(fit, np.minimum(sizes, budgets), sizes), budgets
 
 
 def whole_work(work: NDArray[np.float64]) -> Ints:
@@ -271,6 +279,14 @@ def rank_bound(samples: Samples, n_micro_batches: int, n_ranks: int) -> int:
     return max(-(-total // n_ranks), together, int(work[heaviest]) + beside)
 
 
+def least_value(samples: Samples, n_rows: int, n_ranks: int, meet: Meet, of_rows: int | None = None) -> int:
+    """Return the lower bound of the objective; ``of_rows``: that of `row_targets`, where it is known."""
+    least = rank_bound(samples, n_rows, n_ranks)
+    if meet == "step":
+        return least
+    return max(least, row_targets(samples, n_rows, n_ranks)[1] if of_rows is None else of_rows)
+
+
 # From targets to micro-batches.
 
 
@@ -338,17 +354,26 @@ class MicroBatches:
     def __init__(self, samples: Samples, n_batches: int, batches: Ints) -> None:
         self.samples, self.n_batches, self.batches = samples, n_batches, batches
         self._sizes = np.concatenate([samples.sizes, np.zeros((1, samples.sizes.shape[1]), np.int64)])
-        self._work = np.append(samples.work, 0)
+        works = samples.work[:, None] if samples.parts is None else samples.parts
+        self._works = np.concatenate([works, np.zeros((1, works.shape[1]), np.int64)])
         self._turn = 0
         self.load = np.stack(
             [np.bincount(batches, column, minlength=n_batches) for column in samples.sizes.T], axis=1
         ).astype(np.int64)
-        self.work = np.bincount(batches, samples.work, minlength=n_batches).astype(np.int64)
+        self.works = np.stack([np.bincount(batches, column, minlength=n_batches) for column in works.T], axis=1).astype(
+            np.int64
+        )
         self.count = np.bincount(batches, minlength=n_batches)
 
     def moved(self, batches: Ints) -> MicroBatches:
         """Return the same samples in other micro-batches."""
         return MicroBatches(self.samples, self.n_batches, batches)
+
+    @property
+    def work(self) -> Ints:
+        """Work of each micro-batch, all kinds together."""
+        works: Ints = self.works[:, 0] if self.works.shape[1] == 1 else self.works.sum(axis=1)
+        return works
 
     def fits(self) -> bool:
         """Return whether none is over a budget, and none is empty."""
@@ -358,13 +383,17 @@ class MicroBatches:
         """Make in each pair of micro-batches the swap that moves nearest to ``half`` of work from giver to taker.
 
         Only swaps that keep the budgets and leave something in both. Of each ``group`` neighbouring pairs only the best
-        is made. All micro-batches of a call differ. With ``pairs`` two of so many samples may go together. Returns how
+        is made. All micro-batches of a call differ. With ``pairs`` two of so many samples may go together. ``half`` has
+        a column for each kind of work, shape ``[pairs, c]``, or none: then it is of all kinds together. Returns how
         many were made.
         """
         table = members(self.batches, self.n_batches, 7 * self._turn, width)
         self._turn += 1
         none = len(self.samples)
-        sizes, work, parts = self._sizes, self._work, None
+        sizes, works, parts = self._sizes, self._works, None
+        if half.ndim == 1:
+            half = half[:, None]
+            works = works if works.shape[1] == 1 else works.sum(axis=1, keepdims=True)
         if pairs:
             rows = np.concatenate([givers, takers])
             first, second = (table[rows][:, slots] for slots in np.triu_indices(min(pairs, table.shape[1] - 1), 1))
@@ -376,24 +405,26 @@ class MicroBatches:
             wide[rows, table.shape[1] :] = both
             table = wide
             sizes = np.concatenate([sizes, sizes[parts[0]] + sizes[parts[1]]])
-            work = np.concatenate([work, work[parts[0]] + work[parts[1]]])
-        slots = best_swaps(table, (givers, takers), self._nearest(sizes, work, givers, takers, half))
+            works = np.concatenate([works, works[parts[0]] + works[parts[1]]])
+        slots = best_swaps(table, (givers, takers), self._nearest(sizes, works, givers, takers, half))
         gives, takes = table[givers, slots[0]], table[takers, slots[1]]
         # Exactly, what was compared in short numbers.
-        size, moved = sizes[gives] - sizes[takes], work[gives] - work[takes]
-        left, count = np.abs(2 * moved - 2 * half), self._counts(gives) - self._counts(takes)
+        size, moved = sizes[gives] - sizes[takes], works[gives] - works[takes]
+        left, before = np.abs(moved - half).sum(axis=1), np.abs(half).sum(axis=1)
+        count = self._counts(gives) - self._counts(takes)
         fits = (self.load[takers] + size <= self.samples.budgets).all(axis=1)
         fits &= (self.load[givers] - size <= self.samples.budgets).all(axis=1)
         fits &= (self.count[givers] - count > 0) & (self.count[takers] + count > 0)
-        fits &= left < 2 * np.abs(half) - (np.abs(half) >> 12)
+        fits &= left < before - (before >> 13)
         chosen = np.flatnonzero(fits)
         if group > 1 and len(chosen):
             rated = np.where(fits, left, np.iinfo(np.int64).max).reshape(-1, group)
             chosen = (np.arange(len(rated)) * group + rated.argmin(axis=1))[fits.reshape(-1, group).any(axis=1)]
         givers, takers, gives, takes = givers[chosen], takers[chosen], gives[chosen], takes[chosen]
+        change = (self._works_of(gives, parts) - self._works_of(takes, parts)) if len(chosen) else moved[chosen]
         for batch, sign in ((givers, -1), (takers, 1)):
             self.load[batch] += sign * size[chosen]
-            self.work[batch] += sign * moved[chosen]
+            self.works[batch] += sign * change
             self.count[batch] += sign * count[chosen]
         for item, batch in ((gives, takers), (takes, givers)):
             alone = item < none
@@ -403,22 +434,32 @@ class MicroBatches:
                 self.batches[parts[:, item[double] - none - 1]] = batch[double]
         return len(chosen)
 
+    def _works_of(self, items: Ints, parts: Ints | None) -> Ints:
+        """Return the works of samples, of nothing, and of two samples."""
+        none = len(self.samples)
+        works = self._works[np.minimum(items, none)]
+        if parts is not None and len(double := np.flatnonzero(items > none)):
+            works[double] = self._works[parts[:, items[double] - none - 1]].sum(axis=0)
+        return works
+
     def _counts(self, items: Ints) -> Ints:
         none = len(self.samples)
         counts: Ints = (items != none).astype(np.int64) + (items > none)
         return counts
 
-    def _nearest(self, sizes: Ints, work: Ints, givers: Ints, takers: Ints, half: Ints) -> Score:
+    def _nearest(self, sizes: Ints, works: Ints, givers: Ints, takers: Ints, half: Ints) -> Score:
         """Return the score of swaps by how far the work that they move is from ``half``."""
-        size, works = sizes.T.astype(np.float32), work.astype(np.float32)
+        size, work = sizes.T.astype(np.float32), works.T.astype(np.float32)
         # A float32 has 24 bits: what is a little over is told apart exactly, afterwards.
         rooms = [(self.samples.budgets - self.load[batch]).T.astype(np.float32) for batch in (takers, givers)]
-        halves, few = half.astype(np.float32), int(self.count.min()) < 3
+        halves, few = half.T.astype(np.float32), int(self.count.min()) < 3
 
         def score(part: slice, given: Ints, taken: Ints) -> NDArray[np.float32]:
-            found: NDArray[np.float32] = works[given][:, :, None] - works[taken][:, None, :]
-            found -= halves[part, None, None]
-            np.abs(found, out=found)
+            found: NDArray[np.float32] = np.zeros((len(given), given.shape[1], taken.shape[1]), np.float32)
+            for column, wish in zip(work, halves, strict=True):
+                moved = column[given][:, :, None] - column[taken][:, None, :]
+                moved -= wish[part, None, None]
+                found += np.abs(moved, out=moved)
             for column, there, here in zip(size, *rooms, strict=True):
                 change = column[given][:, :, None] - column[taken][:, None, :]
                 found[(change > there[part, None, None]) | (change < -here[part, None, None])] = np.inf
@@ -435,6 +476,7 @@ class MicroBatches:
 
 ROUNDS = 24  # of swaps
 IDLE = 8  # of these in a row without progress, at most
+PARTS_ROUNDS = 64  # the same for several kinds of work
 GOOD = 2**9  # a gap to the bound of one part in so many ends the search
 WIDTH = 12  # samples of a micro-batch that a swap looks at
 PAIRS = 8  # of these, those that may go by twos
@@ -446,10 +488,10 @@ def lockstep(work: Ints, n_ranks: int) -> int:
     return int(np.sort(work)[::-1][::n_ranks].sum())
 
 
-def objective(work: Ints, rank: Ints, micro_batch: Ints, n_ranks: int, meet: Meet) -> int:
-    """Return what a plan is measured by, from the work, the rank and the number of each micro-batch."""
+def objective(work: Ints, seats: tuple[Ints, Ints], n_ranks: int, meet: Meet) -> int:
+    """Return what a plan is measured by, from the work, and the rank and the number of each micro-batch."""
     table = np.zeros((n_ranks, len(work) // n_ranks), np.int64)
-    table[rank, micro_batch] = work
+    table[seats] = work
     return int(table.max(axis=0).sum() if meet == "micro_batch" else table.sum(axis=1).max())
 
 
@@ -485,6 +527,18 @@ def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> Micro
         if now < best:
             best, batches = now, held.batches.copy()
     return held.moved(batches)
+
+
+def toward(held: MicroBatches, goals: Ints) -> None:
+    """Swap towards a target for each micro-batch, in place."""
+    half = held.n_batches // 2
+    for turn in range(ROUNDS if half else 0):
+        over = held.work - goals
+        order = np.argsort(-over, kind="stable")
+        givers, takers = order[:half], np.roll(order[::-1][:half], turn // 2)
+        wide = PAIRS if turn % 2 else 0
+        if not held.swap(givers, takers, (over[givers] - over[takers]) // 2, width=WIDTH, pairs=wide) and wide:
+            break
 
 
 def seat(work: Ints, n_ranks: int) -> tuple[Ints, Ints]:
@@ -530,9 +584,44 @@ def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int
     return held.moved(batches)
 
 
+def even_parts(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, meet: Meet) -> MicroBatches:
+    """Swap so that each kind of work is even, inside micro-steps or between the totals of ranks; the best seen."""
+    n_rows, half = held.n_batches // n_ranks, n_ranks // 2
+    place = np.empty((n_ranks, n_rows), np.int64)
+    place[seats] = np.arange(held.n_batches)
+    best, batches, idle = parts_objective(held.works, seats, n_ranks, meet), held.batches.copy(), 0
+    for turn in range(PARTS_ROUNDS if half else 0):
+        if idle > PARTS_ROUNDS // 4:
+            break
+        wide = PAIRS if turn % 2 else 0
+        if meet == "micro_batch":  # in each micro-step, in the order of one kind
+            kind = turn // 2 % held.works.shape[1]
+            order = np.argsort(-held.works[place, kind], axis=0, kind="stable")
+            rows = np.take_along_axis(place, order, axis=0)
+            givers, takers = rows[:half].ravel(), np.roll(rows[::-1][:half], turn // 4 % half, axis=0).ravel()
+            held.swap(givers, takers, (held.works[givers] - held.works[takers]) // 2, width=WIDTH, pairs=wide)
+        else:
+            totals = held.works[place].sum(axis=1)
+            order = np.argsort(-totals[:, turn // 2 % totals.shape[1]], kind="stable")
+            from_rank, to_rank = order[:half], np.roll(order[::-1][:half], turn // 4 % half)
+            givers, takers = place[from_rank].ravel(), np.roll(place[to_rank], turn, axis=1).ravel()
+            wish = ((totals[from_rank] - totals[to_rank]) // 2).repeat(n_rows, axis=0)
+            held.swap(givers, takers, wish, group=n_rows, width=WIDTH, pairs=wide)
+        now = parts_objective(held.works, seats, n_ranks, meet)
+        idle = 0 if now < best else idle + 1
+        if now < best:
+            best, batches = now, held.batches.copy()
+    return held.moved(batches)
+
+
+def parts_objective(works: Ints, seats: tuple[Ints, Ints], n_ranks: int, meet: Meet) -> int:
+    """Return the sum of the objectives of all kinds of work."""
+    return sum(objective(column, seats, n_ranks, meet) for column in works.T)
+
+
 # Small steps: all ways, breadth first.
 
-SMALL = 20  # samples, at most, of a step that is searched
+SMALL = 12  # samples, at most, of a step that is searched
 KEPT = 2048  # partial plans that are kept
 
 
@@ -587,7 +676,8 @@ def search(samples: Samples, n_rows: int, n_ranks: int, meet: Meet) -> Ints | No
         new = new[: len(kept)]
         load[new, batch] += size
         count[new, batch] += 1
-    return at[0]
+    found: Ints = at[0]
+    return found
 
 
 # The whole.
@@ -626,14 +716,14 @@ def spread(batches: Ints, n_batches: int) -> Ints:
     return batches
 
 
-def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
-    """Plan one step of samples, the largest first, whose sizes add up in a micro-batch.
+def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet, least: int = 1) -> Assignment:
+    """Plan one step of samples, the largest first, whose sizes add up in a micro-batch; ``least`` so many on a rank.
 
     Raises:
         NoPlanError: If there are fewer samples than micro-batches.
     """
     at_once = n_ranks * multiple
-    few = -(-fewest(samples) // at_once) * multiple
+    few = max(least, -(-fewest(samples) // at_once) * multiple)
     most = len(samples) // at_once * multiple
     if few > most:
         raise NoPlanError(few)
@@ -664,23 +754,26 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet) -> Assi
                 count, held = middle, found
             else:
                 low = middle
-    targets, bound = aims[count]
-    least = rank_bound(samples, count, n_ranks)
-    bound = max(bound, least) if meet == "micro_batch" else least
+    targets, bound = aims[count][0], least_value(samples, count, n_ranks, meet, aims[count][1])
     seats = seat(held.work, n_ranks)
-    if near(objective(held.work, *seats, n_ranks, meet), bound):
+    if samples.parts is None and near(objective(held.work, seats, n_ranks, meet), bound):
         return assigned(held, seats, count, few, bound)
     if meet == "micro_batch":
         held = polish(held, n_ranks, targets, bound)
         seats = seat(held.work, n_ranks)
     else:
         held = level(held, seats, n_ranks, bound)
-    value = objective(held.work, *seats, n_ranks, meet)
-    found = search(samples, count, n_ranks, meet) if len(samples) <= SMALL and not near(value, bound) else None
-    if found is not None:
-        other = held.moved(found)
-        places = seat(other.work, n_ranks) if meet == "micro_batch" else np.divmod(np.arange(other.n_batches), count)
-        if objective(other.work, *places, n_ranks, meet) < value:
+    if samples.parts is not None:
+        held = even_parts(held, seats, n_ranks, meet)
+        return assigned(held, seats, count, few, bound)
+    value = objective(held.work, seats, n_ranks, meet)
+    small = len(samples) <= SMALL and not near(value, bound)
+    if small and (batches := search(samples, count, n_ranks, meet)) is not None:
+        other = held.moved(batches)
+        places = np.divmod(np.arange(other.n_batches), count)
+        if meet == "micro_batch":
+            places = seat(other.work, n_ranks)
+        if objective(other.work, places, n_ranks, meet) < value:
             held, seats = other, places
     return assigned(held, seats, count, few, bound)
 

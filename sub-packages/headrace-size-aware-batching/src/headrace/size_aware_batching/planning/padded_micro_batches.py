@@ -72,8 +72,7 @@ def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet)
     works = whole_work(np.concatenate([batch_works(samples, batches, n_batches) for batches in found]))
     seats = [seat(work, n_ranks) for work in works.reshape(-1, n_batches)]
     values = [
-        objective(work, *places, n_ranks, meet)
-        for work, places in zip(works.reshape(-1, n_batches), seats, strict=True)
+        objective(work, places, n_ranks, meet) for work, places in zip(works.reshape(-1, n_batches), seats, strict=True)
     ]
     best = values.index(min(values))
     rank, micro_batch = seats[best]

@@ -1,0 +1,192 @@
+"""One optimizer step whose samples come in groups that stay together: on one rank, or in one micro-step. Pure.
+
+First the groups are packed as wholes: onto ranks, each with the room of its K micro-batches, or into micro-steps with
+the room of R. Then the samples of each rank, or of each micro-step, are packed by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from headrace.size_aware_batching.planning.micro_batches import (
+    IDLE,
+    PAIRS,
+    ROUNDS,
+    WIDTH,
+    Assignment,
+    Ints,
+    Meet,
+    MicroBatches,
+    NoPlanError,
+    Samples,
+    assigned,
+    fewest,
+    least_value,
+    near,
+    packed,
+    plan_sums,
+    polish,
+    row_targets,
+    toward,
+)
+
+GroupOn = Literal["rank", "micro_step"]
+
+
+def plan_groups(
+    samples: Samples, groups: Ints, n_ranks: int, multiple: int, meet: Meet, group_on: GroupOn
+) -> Assignment:
+    """Plan one step of samples, the largest first, of which those of one group (numbers from 0 on) stay together.
+
+    Raises:
+        NoPlanError: If no number of micro-batches was found for which groups and samples fit.
+    """
+    at_once = n_ranks * multiple
+    few = -(-fewest(samples) // at_once) * multiple
+    most = len(samples) // at_once * multiple
+    if few > most:
+        raise NoPlanError(few)
+    works, total = np.zeros((n_ranks, 0), np.int64), int(samples.work.sum())
+    count, step = few, multiple
+    while count <= most:
+        if meet == "micro_batch" and works.shape[1] < count:
+            works = free_works(samples, n_ranks, multiple, count)
+            count = works.shape[1]
+        targets, bound = row_targets(samples, count, n_ranks)
+        bound = least_value(samples, count, n_ranks, meet, bound)
+        held, parts = None, n_ranks if group_on == "rank" else count
+        goals = [np.full(parts, -(-total // parts))]
+        if meet == "micro_batch":
+            goals.insert(0, works.sum(axis=1 if group_on == "rank" else 0))
+        for totals in goals:
+            if held is None and group_on == "rank":
+                held = on_ranks(samples, groups, count, n_ranks, totals, targets, bound)
+            elif held is None:
+                held = in_micro_steps(samples, groups, totals, n_ranks)
+        if held is not None:
+            number = np.arange(held.n_batches)
+            seats = np.divmod(number, count)
+            if group_on == "rank":  # the heaviest of each rank in one micro-step
+                order = np.argsort(-held.work.reshape(n_ranks, count), axis=1, kind="stable")
+                row = np.empty_like(order)
+                np.put_along_axis(row, order, np.arange(count)[None, :].repeat(n_ranks, axis=0), axis=1)
+                seats = seats[0], row.ravel()
+            else:
+                seats = seated_rows(held.work.reshape(count, n_ranks))
+            return assigned(held, seats, count, few, bound)
+        count, step = count + step, step if count < few + 8 * multiple else 2 * step
+    raise NoPlanError(few)
+
+
+def together(samples: Samples, groups: Ints, room: int) -> tuple[Samples, Ints]:
+    """Return each group as one sample with the room of so many micro-batches, by its heaviest member, and the order."""
+    n_groups = int(groups.max()) + 1
+    sizes = np.stack([np.bincount(groups, column, minlength=n_groups) for column in samples.sizes.T], axis=1)
+    work = np.bincount(groups, samples.work, minlength=n_groups).astype(np.int64)
+    heaviest = np.zeros(n_groups, np.int64)
+    np.maximum.at(heaviest, groups, samples.work)
+    order = np.lexsort((-work, -heaviest))
+    return Samples(sizes.astype(np.int64)[order], samples.budgets * room, work[order]), order
+
+
+def placed(samples: Samples, groups: Ints, goals: Ints, room: int) -> Ints | None:
+    """Return the part of each sample: groups as wholes in parts of given work, each with the room of micro-batches."""
+    wholes, order = together(samples, groups, room)
+    if len(wholes) < len(goals) or (wholes.sizes > wholes.budgets).any():
+        return None
+    held = packed(wholes, len(goals), goals)
+    if held is None:
+        return None
+    toward(held, goals)
+    part = np.empty(len(order), np.int64)
+    part[order] = held.batches
+    return part[groups]
+
+
+def free_works(samples: Samples, n_ranks: int, multiple: int, count: int) -> Ints:
+    """Return the works ``[ranks, k]`` of a plan without groups, which shows where the heaviest samples belong."""
+    found = plan_sums(replace(samples, parts=None), n_ranks, multiple, "micro_batch", count)
+    works = np.zeros((n_ranks, found.n_micro_batches), np.int64)
+    np.add.at(works, (found.rank, found.micro_batch), samples.work)
+    return works
+
+
+def on_ranks(
+    samples: Samples, groups: Ints, count: int, n_ranks: int, totals: Ints, targets: Ints, bound: int
+) -> MicroBatches | None:
+    """Return samples in micro-batches, those of rank r being r * count and the following, or None."""
+    rank = placed(samples, groups, totals, count)
+    if rank is None or np.bincount(rank, minlength=n_ranks).min() < count:
+        return None
+    batches = np.empty(len(samples), np.int64)
+    goals = np.sort(targets)[::-1]
+    for number in range(n_ranks):
+        own = np.flatnonzero(rank == number)
+        held = packed(samples.of(own), count, goals)
+        if held is None:
+            return None
+        batches[own] = number * count + held.batches
+    return polish_ranks(MicroBatches(samples, n_ranks * count, batches), n_ranks, goals, bound)
+
+
+def polish_ranks(held: MicroBatches, n_ranks: int, goals: Ints, bound: int) -> MicroBatches:
+    """Swap towards the targets between micro-batches of one rank; the best that was seen."""
+    count = held.n_batches // n_ranks
+    half, ranks = count // 2, np.arange(n_ranks)[:, None] * count
+
+    def value() -> int:
+        return int(np.sort(held.work.reshape(n_ranks, count), axis=1).max(axis=0).sum())
+
+    best, batches, idle = value(), held.batches.copy(), 0
+    for turn in range(2 * ROUNDS if half else 0):
+        if near(best, bound) or idle > IDLE:
+            break
+        work = held.work.reshape(n_ranks, count)
+        order = np.argsort(-work, axis=1, kind="stable")
+        over = np.empty_like(work)
+        # What a rank has more than the targets is spread over its micro-batches.
+        own = goals + np.maximum(0, -(-(work.sum(axis=1) - int(goals.sum()))[:, None] // count))
+        np.put_along_axis(over, order, np.take_along_axis(work, order, axis=1) - own, axis=1)
+        order = np.argsort(-over, axis=1, kind="stable")
+        givers = (ranks + order[:, :half]).ravel()
+        takers = (ranks + np.roll(order[:, ::-1][:, :half], turn // 2 % half, axis=1)).ravel()
+        wish = (over.ravel()[givers] - over.ravel()[takers]) // 2
+        held.swap(givers, takers, wish, width=WIDTH, pairs=PAIRS if turn % 2 else 0)
+        now = value()
+        idle = 0 if now < best else idle + 1
+        if now < best:
+            best, batches = now, held.batches.copy()
+    return held.moved(batches)
+
+
+def in_micro_steps(samples: Samples, groups: Ints, totals: Ints, n_ranks: int) -> MicroBatches | None:
+    """Return samples in micro-batches, those of micro-step k being k * n_ranks and the following, or None."""
+    count = len(totals)
+    row = placed(samples, groups, totals, n_ranks)
+    if row is None or np.bincount(row, minlength=count).min() < n_ranks:
+        return None
+    batches = np.empty(len(samples), np.int64)
+    for number in range(count):
+        own = np.flatnonzero(row == number)
+        part = samples.of(own)
+        targets, bound = row_targets(part, 1, n_ranks)
+        held = packed(part, n_ranks, targets.repeat(n_ranks))
+        if held is None:
+            return None
+        batches[own] = number * n_ranks + polish(held, n_ranks, targets, bound).batches
+    return MicroBatches(samples, n_ranks * count, batches)
+
+
+def seated_rows(work: Ints) -> tuple[Ints, Ints]:
+    """Return rank and number of micro-batches ``[k, ranks]``: a micro-step's heaviest to the rank with least so far."""
+    rank, total = np.empty(work.shape, np.int64), np.zeros(work.shape[1], np.int64)
+    row = np.empty(len(work), np.int64)
+    row[np.argsort(-work.max(axis=1), kind="stable")] = np.arange(len(work))
+    for number, works in enumerate(work):
+        heaviest, lightest = np.argsort(-works, kind="stable"), np.argsort(total, kind="stable")
+        rank[number, heaviest] = lightest
+        total[lightest] += works[heaviest]
+    return rank.ravel(), row.repeat(work.shape[1])
