@@ -196,10 +196,7 @@ class StepPlan:
 
     def __repr__(self) -> str:
         more = {"repeated": self.repeated, "oversize": self.oversize}
-        counts = [
-            f"{len(self.restore)} samples",
-            *(f"{len(found)} {name}" for name, found in more.items() if len(found)),
-        ]
+        counts = [f"{len(found)} {name}" for name, found in more.items() if len(found)]
         several = len(self.works) > 1
         values = ", ".join(
             f"{f'{name} ' * several}{value:.4f} (at least {self.bounds[name]:.4f})"
@@ -319,7 +316,7 @@ def plan_step(
     policy: Literal["raise", "own_batch"] = "own_batch" if widths or oversize != "raise" else "raise"
     options = Options("sequential", cost, max_items=max_items, length_multiple=length_multiple, oversize=policy)
     prepared = prepare(cuts.lengths, budget, options, "'own_batch' or 'split'")
-    parts = {name: of * cuts.shares for name, of in works.items()}
+    parts = {name: of[cuts.samples] * cuts.shares for name, of in works.items()}
     step = _Step(cuts, budget, prepared, options, parts)
     again = np.zeros(0, np.int64)
     try:
@@ -339,8 +336,8 @@ def plan_step(
             ) from None
         if not pad or widths is not None:
             raise ValueError(
-                f"sizes must hold a sample for each micro-batch, got {len(table)} samples for {count} micro-batches on "
-                f"each of {n_ranks} ranks: give at least {count * n_ranks} samples, fewer num_replicas, a smaller "
+                f"sizes must hold a sample for each micro-batch, got {len(step.sizes)} samples for {count} micro-batches "
+                f"on each of {n_ranks} ranks: give at least {count * n_ranks} samples, fewer num_replicas, a smaller "
                 "multiple_of, or pad=True, which repeats the sample with least work"
             ) from None
         assignment, again = step.assign_alone(n_ranks, count, meet)

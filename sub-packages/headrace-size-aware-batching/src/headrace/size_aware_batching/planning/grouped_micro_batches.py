@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from headrace.size_aware_batching.planning.micro_batches import (
-    IDLE,
     PAIRS,
     ROUNDS,
     WIDTH,
@@ -27,6 +26,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     least_value,
     near,
     packed,
+    patience,
     plan_sums,
     polish,
     row_targets,
@@ -142,7 +142,7 @@ def polish_ranks(held: MicroBatches, n_ranks: int, goals: Ints, bound: int) -> M
 
     best, batches, idle = value(), held.batches.copy(), 0
     for turn in range(2 * ROUNDS if half else 0):
-        if near(best, bound) or idle > IDLE:
+        if near(best, bound) or idle > patience(held):
             break
         work = held.work.reshape(n_ranks, count)
         order = np.argsort(-work, axis=1, kind="stable")

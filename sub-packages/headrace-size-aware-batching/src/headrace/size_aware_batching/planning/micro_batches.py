@@ -475,7 +475,7 @@ class MicroBatches:
 # The objectives, and what makes them smaller.
 
 ROUNDS = 24  # of swaps
-IDLE = 8  # of these in a row without progress, at most
+IDLE = 8  # of these in a row without progress, at most; fewer where there are few samples
 PARTS_ROUNDS = 64  # the same for several kinds of work
 GOOD = 2**9  # a gap to the bound of one part in so many ends the search
 WIDTH = 12  # samples of a micro-batch that a swap looks at
@@ -500,13 +500,18 @@ def near(value: int, bound: int) -> bool:
     return (value - bound) * GOOD <= bound
 
 
+def patience(held: MicroBatches) -> int:
+    """Return how many rounds in a row may bring nothing."""
+    return min(IDLE, 2 + len(held.samples) // 16)
+
+
 def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> MicroBatches:
     """Swap towards the targets across all micro-batches, then inside micro-steps; the best that was seen."""
     n_batches, half = held.n_batches, held.n_batches // 2
     best, batches, idle = lockstep(held.work, n_ranks), held.batches.copy(), 0
     goal = np.sort(targets)[::-1].repeat(n_ranks)
     for turn in range(ROUNDS if half else 0):
-        if near(best, bound) or idle > IDLE:
+        if near(best, bound) or idle > patience(held):
             break
         order = np.argsort(-held.work, kind="stable")
         over = np.zeros(n_batches, np.int64)
@@ -566,7 +571,7 @@ def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int
     totals = held.work[place].sum(axis=1)
     best, batches, idle, half = int(totals.max()), held.batches.copy(), 0, n_ranks // 2
     for turn in range(2 * ROUNDS if half else 0):
-        if near(best, bound) or idle > IDLE:
+        if near(best, bound) or idle > patience(held):
             break
         order = np.argsort(-totals, kind="stable")
         from_rank, to_rank = order[:half], np.roll(order[::-1][:half], turn // 4 % half)
