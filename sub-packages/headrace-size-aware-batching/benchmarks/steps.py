@@ -9,7 +9,9 @@ A row for each distribution of lengths and each way, means over the draws:
 - ``more``: micro-batches of a rank beyond the lower bound;
 - ``lockstep``: sum over the micro-steps of the largest rank's work, over the mean rank's, and over its lower bound;
 - ``totals``: largest rank's work of the whole step, likewise;
-- ``time``: over that of Karmarkar-Karp ("verl") in the same run, medians.
+- ``/KK``: time over that of Karmarkar-Karp of all samples into all micro-batches, in the same run;
+- ``/ranks``: over that of Karmarkar-Karp of all samples into one part for each rank;
+- ``/verl``: over that of "verl". Medians.
 
 The others, written anew from what they do:
 
@@ -210,12 +212,12 @@ def figures(step: Step, batches: Batches, bounds: dict[str, StepPlan], seconds: 
 
 def compare(count: int, ranks: int, draws: int, runs: int) -> None:
     print(f"\n{count} samples, {ranks} ranks")
-    print(
-        f"{'':14} {'':22} {'over':>6} {'more':>5} {'lockstep':>8} {'/bound':>7} {'totals':>7} {'/bound':>7} {'time':>6}"
-    )
+    names = ("lockstep", "/bound", "totals", "/bound", "/KK", "/ranks", "/verl")
+    print(f"{'':37} {'over':>6} {'more':>5}", " ".join(f"{name:>{max(7, len(name))}}" for name in names))
     others = {"verl": verl, "slime": slime, "first fit": descending}
     for name in steps(2, 0):
         rows: dict[str, list[Figures]] = {}
+        whole, part = [], []  # seconds of Karmarkar-Karp
         for seed in range(draws):
             step = steps(count, seed)[name]
             plans = {meet: timed(partial(headrace, step, ranks, meet), runs) for meet in ("micro_batch", "step")}
@@ -223,15 +225,21 @@ def compare(count: int, ranks: int, draws: int, runs: int) -> None:
             for meet, (plan, seconds) in plans.items():
                 batches = [[batch.tolist() for batch in rank] for rank in plan.micro_batches]
                 rows.setdefault(f'meet="{meet}"', []).append(figures(step, batches, bounds, seconds))
+            work = step.work.tolist()
+            if not seed or count < 1000:
+                n_batches = ranks * plans["step"][0].num_micro_batches
+                whole.append(timed(partial(karmarkar_karp, work, n_batches), 1)[1])
+            part.append(timed(partial(karmarkar_karp, work, ranks), 1)[1])
             for other, run in others.items():
                 found, seconds = timed(partial(run, step, ranks), 1 if count > 1000 else runs)
                 rows.setdefault(other, []).append(figures(step, found, bounds, seconds))
-        unit = median(row.seconds for row in rows["verl"])
+        units = [median(whole), median(part), median(row.seconds for row in rows["verl"])]
         for way, found in rows.items():
             over, more, *values = (mean(column) for column in list(zip(*found, strict=True))[:-1])
-            share = median(row.seconds for row in found) / unit
+            seconds = median(row.seconds for row in found)
+            shares = " ".join(f"{seconds / unit:7.3f}" for unit in units)
             text = " ".join(f"{value:{width}.4f}" for value, width in zip(values, (8, 7, 7, 7), strict=True))
-            print(f"{name:14} {way:22} {over:6.1f} {more:5.1f} {text} {share:6.3f}", flush=True)
+            print(f"{name:14} {way:22} {over:6.1f} {more:5.1f} {text} {shares}", flush=True)
 
 
 def main() -> None:

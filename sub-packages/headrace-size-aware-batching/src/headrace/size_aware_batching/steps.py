@@ -32,7 +32,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
 )
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
-from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, refuse_oversize
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
 from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
@@ -334,11 +334,17 @@ def plan_step(
                 f"{int(groups.max()) + 1} groups of {len(table)} samples, for which no plan was found: give more or "
                 "smaller groups, fewer num_replicas, or a larger max_total_size"
             ) from None
-        if not pad or widths is not None:
+        if widths is not None:
             raise ValueError(
-                f"sizes must hold a sample for each micro-batch, got {len(step.sizes)} samples for {count} micro-batches "
-                f"on each of {n_ranks} ranks: give at least {count * n_ranks} samples, fewer num_replicas, a smaller "
-                "multiple_of, or pad=True, which repeats the sample with least work"
+                f"sizes must hold a sample for each micro-batch, got {len(table)} samples for {count} micro-batches on "
+                f"each of {n_ranks} ranks, some of which share long samples: give more short samples, fewer "
+                "num_replicas, or a smaller multiple_of"
+            ) from None
+        if not pad:
+            raise ValueError(
+                f"sizes must hold a sample for each micro-batch, got {len(step.sizes)} samples for {count} "
+                f"micro-batches on each of {n_ranks} ranks: give at least {count * n_ranks} samples, "
+                "fewer num_replicas, a smaller multiple_of, or pad=True, which repeats the sample with least work"
             ) from None
         assignment, again = step.assign_alone(n_ranks, count, meet)
     return step.plan(assignment, again, n_ranks, meet)
@@ -431,7 +437,7 @@ class _Step:
         self.budgets = tuple(budget) if isinstance(budget, list) else (budget,)
         self.padded_work = not works and prepared.cost.pads
         self.works = works or {"work": self._own_work()}
-        totals = [max(float(work.sum()), 1e-300) for work in self.works.values()]
+        totals = [max(math.fsum(work), 1e-300) for work in self.works.values()]
         self.shares = [work / total for work, total in zip(self.works.values(), totals, strict=True)]
         self.own_work = next(iter(self.works.values())) if len(self.works) == 1 else np.sum(self.shares, axis=0)
 
@@ -469,8 +475,11 @@ class _Step:
         need = (-(-samples.sizes // samples.budgets)).max(axis=1)
         if need.max() > widths[-1]:
             over = np.sort(order[need > widths[-1]])
-            refuse_oversize(
-                self.sizes, over, list(self.budgets), replace(self.options, oversize="raise"), "'own_batch' or 'split'"
+            raise ValueError(
+                f"contexts must hold every sample, got up to {widths[-1]} ranks of "
+                f"max_total_size={shown(self.budgets)} and {len(over)} samples that exceed these together "
+                f"(sample {over[0]} has size {shown(self.sizes[over[0]].tolist())}): "
+                "allow more ranks, or raise the budget"
             )
         width = np.array(widths)[np.searchsorted(np.array(widths), np.maximum(need, 1))]
         return unsorted(order, plan_contexts(samples, width, n_ranks, multiple))

@@ -101,6 +101,7 @@ def fewest(samples: Samples) -> int:
 
 # Targets and bounds.
 
+ASKED = 2**20  # pairs of samples that a bound looks at, at most
 FINENESS = 14  # targets are found to one part of the whole work in 2**14
 
 
@@ -202,16 +203,21 @@ def needed_by_largest(column: Column, most: int) -> Ints:
     the i-th; nor more than there is room for.
     """
     size, budget = column.size[:most], column.budget
-    number = np.arange(1, len(size) + 1)
+    needed = np.arange(1, len(size) + 1)
     n_large = int(np.searchsorted(-column.size, -(budget // 2), "left"))
-    large = size[:n_large]
-    beside = (budget - large)[None, :] // size[n_large:, None]
-    others = number[n_large:] - n_large - beside.sum(axis=1)
-    needed = number.copy()
-    needed[n_large:] = n_large + np.maximum(0, -(-others // (budget // size[n_large:])))
-    room = np.where(beside > 0, budget - large, 0).sum(axis=1)
-    left = np.cumsum(size[n_large:]) - room
-    needed[n_large:] = np.maximum(needed[n_large:], n_large + np.maximum(0, -(-left // budget)))
+    needed[n_large:] = min(n_large, len(size))
+    if n_large < len(size):
+        large = size[:n_large]
+        asked = np.linspace(n_large, len(size) - 1, min(len(size) - n_large, 1 + ASKED // (n_large + 1))).astype(
+            np.int64
+        )
+        least = size[asked]
+        beside = (budget - large)[None, :] // least[:, None]
+        others = asked + 1 - n_large - beside.sum(axis=1)
+        room = np.where(beside > 0, budget - large, 0).sum(axis=1)
+        left = np.cumsum(size[n_large:])[asked - n_large] - room
+        further = np.maximum(-(-others // (budget // least)), -(-left // budget))
+        needed[asked] = n_large + np.maximum(0, further)
     return np.maximum.accumulate(needed)
 
 
@@ -479,6 +485,7 @@ IDLE = 8  # of these in a row without progress, at most; fewer where there are f
 PARTS_ROUNDS = 64  # the same for several kinds of work
 GOOD = 2**9  # a gap to the bound of one part in so many ends the search
 WIDTH = 12  # samples of a micro-batch that a swap looks at
+PROGRESS = 11  # of the lockstep: less than one part in 2**11 is none
 PAIRS = 8  # of these, those that may go by twos
 WORST = 24  # pairs of micro-batches that exchange two samples for two in a round
 
@@ -511,7 +518,7 @@ def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> Micro
     best, batches, idle = lockstep(held.work, n_ranks), held.batches.copy(), 0
     goal = np.sort(targets)[::-1].repeat(n_ranks)
     for turn in range(ROUNDS if half else 0):
-        if near(best, bound) or idle > patience(held):
+        if near(best, bound) or idle > patience(held) // 2:
             break
         order = np.argsort(-held.work, kind="stable")
         over = np.zeros(n_batches, np.int64)
@@ -528,7 +535,7 @@ def polish(held: MicroBatches, n_ranks: int, targets: Ints, bound: int) -> Micro
             givers, takers = givers[:WORST], takers[:WORST]
         held.swap(givers, takers, (over[givers] - over[takers]) // 2, width=WIDTH, pairs=PAIRS if turn % 3 == 2 else 0)
         now = lockstep(held.work, n_ranks)
-        idle = 0 if now < best else idle + 1
+        idle = 0 if now < best - (best >> PROGRESS) else idle + 1
         if now < best:
             best, batches = now, held.batches.copy()
     return held.moved(batches)
