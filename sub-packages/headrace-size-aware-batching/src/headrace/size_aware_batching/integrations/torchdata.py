@@ -1,0 +1,58 @@
+"""The sampler's state inside the state of torchdata's ``StatefulDataLoader``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_STATE = {"version", "seed", "epoch", "position", "fingerprint"}
+
+
+def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampler's own state out of the state of a torchdata ``StatefulDataLoader``.
+
+    Such a loader refuses a state that was saved with another number of workers. The sampler does not: load its state
+    into the sampler instead, before the loader is iterated, and not into the loader. The states of the workers
+    themselves, which only a dataset with ``state_dict`` has, are left out.
+
+    Args:
+        loader_state: What ``StatefulDataLoader.state_dict()`` returned, with any number of workers.
+
+    Returns:
+        State for ``load_state_dict`` of the ``batch_sampler``, or of the ``sampler``, that the loader was given. One
+        that was saved at the end of an epoch makes the next iteration empty: call ``set_epoch`` for the next epoch.
+
+    Raises:
+        TypeError: If it is not a mapping.
+        ValueError: If it holds no such state, or not that of the last batch (``snapshot_every_n_steps``), or if batches
+            came out of order (``in_order=False``). To see this when a checkpoint is saved and not when it is needed,
+            save what this function returns.
+
+    Example:
+        >>> state = {"version": 1, "seed": 0, "epoch": 2, "position": 40, "fingerprint": "c0ffee"}
+        >>> sampler_state({"_index_sampler_state": state, "_num_yielded": 5})["position"]
+        40
+    """
+    if not isinstance(loader_state, Mapping):
+        raise TypeError(f"loader_state must be a dict that state_dict() returned, got {type(loader_state).__name__}")
+    if behind := loader_state.get("_steps_since_snapshot"):
+        raise ValueError(
+            f"loader_state must hold the state of the last batch, got one that is {behind} batches behind: construct "
+            "the StatefulDataLoader with snapshot_every_n_steps=1 and in_order=True, its defaults"
+        )
+    snapshot = loader_state.get("_snapshot", {})
+    main = snapshot.get("_main_snapshot", loader_state)  # with workers, else without
+    # Where batches come as they are ready, the sampler's state may be older than the batches that were delivered.
+    delivered, given = snapshot.get("_snapshot_step"), main.get("_sampler_iter_yielded")
+    if None not in (delivered, given) and delivered != given:
+        raise ValueError(
+            f"loader_state must hold a position of the order, got one of in_order=False, where {delivered} batches "
+            f"were delivered and not the first {delivered}: a resume would lose and repeat samples. Construct the "
+            "StatefulDataLoader with in_order=True, and take a checkpoint that was saved so"
+        )
+    iterator = main.get("_sampler_iter_state") or {}
+    for state in (main.get("_index_sampler_state"), iterator.get("sampler_state")):
+        if isinstance(state, Mapping) and set(state) >= _STATE:
+            return dict(state)
+    raise ValueError(
+        "loader_state must be that of a StatefulDataLoader over a sampler of headrace, got one without a sampler's "
+        f"state: {sorted(loader_state)}; give the sampler as batch_sampler=, or as sampler= with batch_size="
+    )
