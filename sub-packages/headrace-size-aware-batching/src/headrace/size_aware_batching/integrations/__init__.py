@@ -1,9 +1,22 @@
-"""For training loops of others: Hugging Face's ``Trainer``, torchdata's ``StatefulDataLoader``.
+"""For training loops of others: Hugging Face's ``Trainer``, torchdata's ``StatefulDataLoader``, verl, slime, AReaL.
 
 Nothing here imports them.
 """
 
+from headrace.size_aware_batching.integrations.seqlen_balancing import (
+    ffd_allocate,
+    get_minimum_num_micro_batch_size,
+    get_seqlen_balanced_partitions,
+    micro_batch_indices,
+)
 from headrace.size_aware_batching.integrations.torchdata import sampler_state
 from headrace.size_aware_batching.integrations.trainer import TrainerGuard
 
-__all__ = ["TrainerGuard", "sampler_state"]
+__all__ = [
+    "TrainerGuard",
+    "ffd_allocate",
+    "get_minimum_num_micro_batch_size",
+    "get_seqlen_balanced_partitions",
+    "micro_batch_indices",
+    "sampler_state",
+]

@@ -1,0 +1,222 @@
+"""Micro-batches by length under the names that loops of reinforcement learning and fine-tuning call today.
+
+Each plans with `headrace.size_aware_batching.steps.plan_step`: change an import, and the loop stays as it is. A loop
+that is yours to change does better with `plan_step` itself, which sees all ranks and micro-batches of a step at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._validation import checked_flag, checked_int
+from headrace.size_aware_batching.sizes.read import size_vector
+from headrace.size_aware_batching.steps import plan_step
+
+Groups = list[list[int]]
+Work = Callable[[NDArray[Any]], Any]
+
+
+def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> Groups:
+    """Divide samples among partitions of nearly equal sums, as verl, slime and OpenRLHF do by Karmarkar-Karp.
+
+    It takes the same arguments as their function and returns the same kind of lists. It knows no cap of tokens: use
+    `micro_batch_indices` or `plan_step` where there is one.
+
+    Args:
+        seqlen_list: Length or work of each sample, integers or floats >= 0: a list, array or tensor, shape ``[n]``.
+        k_partitions: Number of partitions, at most ``n``.
+        equal_size: Whether all partitions get the same number of samples; ``n`` is then a multiple of
+            ``k_partitions``.
+
+    Returns:
+        ``k_partitions`` lists of indices, each ascending and none empty; every index is in one of them.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If there are fewer samples than partitions, or they cannot be divided into equal numbers. verl and
+            slime raise an ``AssertionError`` there.
+
+    >>> sorted(get_seqlen_balanced_partitions([900, 300, 200, 100], 2, equal_size=False))
+    [[0], [1, 2, 3]]
+    >>> sorted(get_seqlen_balanced_partitions([900, 300, 200, 100], 2, equal_size=True))
+    [[0, 3], [1, 2]]
+    """
+    lengths = _lengths(seqlen_list, "seqlen_list")
+    count, equal = checked_int("k_partitions", k_partitions, least=1), checked_flag("equal_size", equal_size)
+    if len(lengths) < count:
+        raise ValueError(f"k_partitions must be at most the number of samples, {len(lengths)}, got {count}")
+    if equal and len(lengths) % count:
+        raise ValueError(
+            f"k_partitions must divide the number of samples, {len(lengths)}, where equal_size is True, got {count}: "
+            "take another number of samples, or equal_size=False"
+        )
+    # Every sample is one item, and the budget a number of items.
+    items = len(lengths) // count if equal else len(lengths)
+    plan = plan_step(np.ones(len(lengths), np.int64), items, num_replicas=count, work=lengths, meet="step")
+    return [indices.tolist() for [indices] in plan.micro_batches]
+
+
+def get_minimum_num_micro_batch_size(
+    total_lengths: Any, max_tokens_per_gpu: int, ring_attn_size: int = 1, ds_tensor_parallel_size: int = 1
+) -> int:
+    """Return how many micro-batches the samples of a rank need, as slime, miles and OpenRLHF count by first fit.
+
+    Loops call it before `get_seqlen_balanced_partitions`, to which they give no cap. The number is therefore one for
+    which those partitions of the same lengths stay within the cap. Where a loop takes the largest number of all ranks,
+    or balances work instead of lengths, nothing holds the cap but `micro_batch_indices`.
+
+    Args:
+        total_lengths: Tokens of each sample, shape ``[n]``. A sample over the cap counts as a micro-batch of its own,
+            as it does in these loops.
+        max_tokens_per_gpu: Cap of a micro-batch, in tokens of one GPU.
+        ring_attn_size: GPUs that share a sequence by context parallelism: they multiply the cap.
+        ds_tensor_parallel_size: The same for tensor parallelism, the name as in OpenRLHF.
+
+    Returns:
+        The number, at least 1.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a length is negative or a number less than 1, or there is no sample.
+
+    >>> get_minimum_num_micro_batch_size([5, 3, 7, 2, 6], 12)
+    2
+    """
+    cap = checked_int("max_tokens_per_gpu", max_tokens_per_gpu, least=1)
+    cap *= checked_int("ring_attn_size", ring_attn_size, least=1)
+    cap *= checked_int("ds_tensor_parallel_size", ds_tensor_parallel_size, least=1)
+    lengths = np.minimum(_lengths(total_lengths, "total_lengths"), cap)  # a longer one fills it alone
+    count = _fewest(lengths, cap)
+    while count < len(lengths):
+        groups = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
+        if max(lengths[group].sum() for group in groups) <= cap:
+            break
+        count += 1
+    return count
+
+
+def ffd_allocate(values: Any, capacity: int, min_groups: int | None, n_groups_divisor: int = 1) -> Groups:
+    """Divide samples into the fewest groups within a capacity, of nearly equal sums, as AReaL does by first fit.
+
+    Args:
+        values: Tokens of each sample, shape ``[n]``.
+        capacity: Most tokens of a group.
+        min_groups: Least number of groups; None: 1.
+        n_groups_divisor: The number of groups is a multiple of it.
+
+    Returns:
+        Lists of indices, each ascending and none empty; every index is in one of them.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a sample is over the capacity, or there are fewer samples than groups. AReaL raises a
+            ``RuntimeError`` there.
+
+    >>> sorted(ffd_allocate([6, 2, 5, 4, 3], capacity=10, min_groups=1))
+    [[0, 3], [1, 2, 4]]
+    >>> [len(ffd_allocate([6, 2, 5, 4, 3], 10, 3, divisor)) for divisor in (1, 2)]
+    [3, 4]
+    """
+    cap = checked_int("capacity", capacity, least=1)
+    lengths = _lengths(values, "values", cap, "capacity")
+    least = checked_int("min_groups", min_groups or 1, least=1)
+    multiple = checked_int("n_groups_divisor", n_groups_divisor, least=1)
+    [groups] = _same_number([lengths], [lengths], cap, least, multiple)
+    return groups
+
+
+def micro_batch_indices(
+    lengths_of_ranks: Sequence[Any],
+    max_token_len: int,
+    *,
+    num_batches_divided_by: int | None = None,
+    min_num_micro_batch: int | None = None,
+    work: Work | None = None,
+) -> list[Groups]:
+    """Divide the samples of each rank into micro-batches within a cap, the same number on all ranks.
+
+    It gives the indices that verl's ``rearrange_micro_batches`` selects by. Every rank gives the lengths of all ranks,
+    one ``all_gather_object`` before, and takes its own part of the result: no rank asks the others whether a number of
+    micro-batches fitted. Samples stay on their ranks; `plan_step` also chooses the rank of each.
+
+    Args:
+        lengths_of_ranks: For each rank, tokens of each of its samples. One rank alone: ``[lengths]``.
+        max_token_len: Most tokens of a micro-batch.
+        num_batches_divided_by: The number of micro-batches is a multiple of it; None: 1. A pipeline with virtual
+            stages needs it.
+        min_num_micro_batch: Least number of micro-batches; None: 1.
+        work: Function of an int64 array of lengths that returns the work of each, by which micro-batches are balanced;
+            None: the lengths. verl takes ``lambda lengths: 24576 * lengths + lengths**2``.
+
+    Returns:
+        For each rank its micro-batches, lists of ascending indices into its own lengths, the one with most work first:
+        micro-batches that ranks do at the same time are alike.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a sample is over the cap, or a rank has fewer samples than there are micro-batches.
+
+    >>> micro_batch_indices([[6, 2, 5, 4, 3], [7, 2]], 10)
+    [[[0, 3], [1, 2, 4]], [[0], [1]]]
+    """
+    cap = checked_int("max_token_len", max_token_len, least=1)
+    multiple = checked_int("num_batches_divided_by", num_batches_divided_by or 1, least=1)
+    least = checked_int("min_num_micro_batch", min_num_micro_batch or 1, least=1)
+    lengths = [
+        _lengths(own, f"lengths_of_ranks[{rank}]", cap, "max_token_len") for rank, own in enumerate(lengths_of_ranks)
+    ]
+    if not lengths:
+        raise ValueError("lengths_of_ranks must hold the lengths of each rank, got no rank: give [lengths] for one")
+    loads = lengths if work is None else [_work_of(own, work) for own in lengths]
+    ranks = _same_number(lengths, loads, cap, least, multiple)
+    return [
+        sorted(groups, key=lambda group, of=own: (-of[group].sum(), group))  # type: ignore[misc]
+        for groups, own in zip(ranks, loads, strict=True)
+    ]
+
+
+def _same_number(
+    lengths: list[NDArray[Any]], work: list[NDArray[Any]], cap: int, least: int, multiple: int
+) -> list[Groups]:
+    """Return the groups of each list within the cap, balanced by work: the least number that all lists can have."""
+    count = max([least, *(_fewest(own, cap) for own in lengths)])
+    count = -(-count // multiple) * multiple
+    while (short := min(map(len, lengths))) >= count:
+        plans = [
+            plan_step(own, cap, num_replicas=count, work=loads, meet="step")
+            for own, loads in zip(lengths, work, strict=True)
+        ]
+        if all(plan.num_micro_batches == 1 for plan in plans):
+            return [[indices.tolist() for [indices] in plan.micro_batches] for plan in plans]
+        count += multiple
+    raise ValueError(
+        f"there must be a sample for each of {count} micro-batches, got {short} samples: take more of them, or a "
+        "smaller least number or multiple of micro-batches"
+    )
+
+
+def _fewest(lengths: NDArray[Any], cap: int) -> int:
+    """Return how many groups within the cap there are at least."""
+    return plan_step(lengths, cap, num_replicas=1).num_micro_batches
+
+
+def _lengths(values: Any, name: str, cap: int | None = None, cap_name: str = "") -> NDArray[Any]:
+    """Return an array of at least one length, all up to the cap."""
+    lengths = size_vector(values, name)
+    if not len(lengths):
+        raise ValueError(f"{name} must hold at least one length, got none")
+    if cap is not None and (over := np.flatnonzero(lengths > cap)).size:
+        raise ValueError(
+            f"{name} must hold lengths up to {cap_name}={cap}, got {lengths[over[0]]} at index {over[0]} "
+            f"({over.size} are over it): leave such samples out, or raise {cap_name}"
+        )
+    return lengths
+
+
+def _work_of(lengths: NDArray[Any], work: Work) -> NDArray[Any]:
+    found = size_vector(work(lengths), "work")
+    if len(found) != len(lengths):
+        raise ValueError(f"work must return one number for each of {len(lengths)} lengths, got {len(found)} numbers")
+    return found
