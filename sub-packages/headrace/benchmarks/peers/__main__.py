@@ -1,11 +1,11 @@
 """Measure headrace and its peers on this machine: ``./scripts/peers``, or ``./scripts/peers --quick``.
 
-    python benchmarks/peers --only batching reading    # parts: batching reading mixing resume
+    python benchmarks/peers --only batching reading    # parts: batching reading mixing resume steps
     python benchmarks/peers --page                     # nothing but the page and its plots, from the JSON that is there
 
-Every library whose distribution is installed is measured as its documentation uses it; ``requirements-peers.txt`` names
-the versions. Each part writes ``docs/figures/peers_PART.json``; tables and plots of ``docs/peers.md`` come from these
-files alone. With ``--quick`` they are written to ``--out`` only, for a look.
+Every library whose distribution is installed is measured as its documentation uses it; ``requirements-peers.txt`` and
+``requirements-steps.txt`` name the versions. Each part writes ``docs/figures/peers_PART.json``; tables and plots of
+``docs/peers.md`` come from these files alone. With ``--quick`` they are written to ``--out`` only, for a look.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from measure import environment, quiet, save, without_vision
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 BUDGET = 16_384
-PARTS = ("batching", "reading", "mixing", "resume")
+PARTS = ("batching", "reading", "mixing", "resume", "steps")
 
 
 def sizes_and_counts(small: bool) -> dict[str, int]:
@@ -32,6 +32,7 @@ def sizes_and_counts(small: bool) -> dict[str, int]:
         "draws": 2_048 if small else 8_192,
         "resumed": 2_000 if small else 20_000,
         "runs": 1 if small else 3,
+        "seeds": 1 if small else 5,
     }
 
 
@@ -83,6 +84,19 @@ def resume(much: dict[str, int], folder: Path) -> dict[str, Any]:
     return {"samples": much["resumed"], "rows": part.measure(folder, much["resumed"], much["runs"])}
 
 
+def steps(much: dict[str, int], folder: Path) -> dict[str, Any]:
+    import steps as part
+
+    return {
+        "samples": part.SAMPLES,
+        "ranks": part.RANKS,
+        "seeds": much["seeds"],
+        "cases": {name: {"cap": case.cap or "longest", "linear": case.linear} for name, case in part.CASES.items()},
+        "contracts": part.contracts(much["seeds"]),
+        **part.measure(much["seeds"]),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sets, a few minutes")
@@ -94,7 +108,7 @@ def main() -> None:
     without_vision()
     warnings.simplefilter("ignore")  # of the libraries
     out = options.out or (Path(tempfile.mkdtemp(prefix="peers-")) if options.quick else DOCS / "figures")
-    makers = {"batching": batching, "reading": reading, "mixing": mixing, "resume": resume}
+    makers = {"batching": batching, "reading": reading, "mixing": mixing, "resume": resume, "steps": steps}
     much = sizes_and_counts(options.quick)
     for name in () if options.page else options.only:
         begin = time.perf_counter()

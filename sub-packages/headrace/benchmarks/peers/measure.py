@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 PEERS = (
-    "bionemo-size-aware-batching", "fairchem-core", "grain", "lhotse", "litdata", "lmdb", "megatron-energon",
-    "mosaicml-streaming", "torch_geometric", "torchdata", "transformers", "webdataset",
+    "areal", "bionemo-size-aware-batching", "fairchem-core", "grain", "lhotse", "litdata", "lmdb", "megatron-energon",
+    "mosaicml-streaming", "openrlhf", "skyrl", "torch_geometric", "torchdata", "torchtitan", "transformers", "trl",
+    "verl", "webdataset",
 )  # fmt: skip
 OURS = ("headrace-size-aware-batching", "headrace-weighted-sampler", "headrace-webdatamodule")
 Work = Callable[[], Any]

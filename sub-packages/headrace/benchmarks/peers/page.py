@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PARTS = ("batching", "reading", "mixing", "resume")
+PARTS = ("batching", "reading", "mixing", "resume", "steps")
 Row = dict[str, Any]
 PICTURES = {
     "batching": "Real tokens of the budget",
     "reading": "Random batches",
     "mixing": "Worst share in a window",
     "resume": "Time to the first batch",
+    "steps": "Waiting in lockstep",
 }
 MISSING = "Not measured yet: `./scripts/peers` does.\n"
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -170,6 +171,29 @@ def resume_table(found: dict[str, Any]) -> str:
     return table(list(columns), list(columns.values()))
 
 
+def steps_table(found: dict[str, Any], case: str) -> str:
+    """What the micro-batches of one optimizer step are worth."""
+    rows = found["rows"][case]
+    ours = [row["name"].startswith("headrace") for row in rows]
+
+    def lawful(key: str, texts: Sequence[str]) -> list[str]:
+        # What breaks the cap wins nothing by it.
+        return marked(texts, [None if row["broken"] else row[key] for row in rows], True, ours)
+
+    columns = {
+        "": [row["name"] for row in rows],
+        "caps broken": [number(row["broken"]) for row in rows],
+        "largest": [number(row["largest"]) for row in rows],
+        "empty": [number(row["empty"]) for row in rows],
+        "micro-batches over the bound": lawful("micro_batches", [percent(row["micro_batches"] - 1) for row in rows]),
+        "lockstep": lawful("lockstep", pair(rows, "lockstep", 4)[0]),
+        "totals": lawful("totals", pair(rows, "totals", 4)[0]),
+        "time": marked(*pair(rows, "time", 2), True, ours),
+    }
+    least = {"": "no plan is below", **{key: number(bound, 4) for key, bound in found["bounds"][case].items()}}
+    return table(list(columns), [[*column, least.get(head, "")] for head, column in columns.items()])
+
+
 def versions_table(figures: Path) -> str:
     """Every version that took part in any of the files."""
     names: dict[str, str] = {}
@@ -193,6 +217,8 @@ def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
             made |= {f"planning {cost}": planning_table(found, cost) for cost in ("sum", "padded")}
         elif part == "reading":
             made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
+        elif part == "steps":
+            made |= {f"steps {case}": steps_table(found, case) for case in found["rows"]}
         else:
             made[part] = (mixing_table if part == "mixing" else resume_table)(found)
     return made
@@ -247,6 +273,9 @@ def plots(figures: Path) -> None:
         elif part == "mixing":
             window = found["window"] * found["ranks"]
             key, title = "global_window", f"worst share in {window:,} samples, percentage points off"
+        elif part == "steps":
+            key, title = "lockstep", "work that ranks wait for at micro-batches, % of the mean, rollouts"
+            rows = [{**row, key: 100 * (row[key] - 1)} for row in rows["rollouts"] if not row["broken"]]
         else:
             key, title = "first_batch", "first batch of a resume, time over a fresh epoch's"
         bars(figures, part, rows, key, title)
