@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.packing import first_fit, martello_toth, pack
+from headrace.size_aware_batching.planning.packing import first_fit, lower_bound, martello_toth, pack
 from headrace.size_aware_batching.planning.repair import Score, best_swaps, members, repair
 from headrace.size_aware_batching.planning.units import FINE
 
@@ -746,6 +746,13 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet, least: 
         return packed(samples, count * n_ranks, aims[count][0].repeat(n_ranks))
 
     count, held = few, attempt(few)
+    if held is None:  # a slower bound may be a better one
+        better = max(few, -(-lower_bound(samples.sizes, samples.budgets) // at_once) * multiple)
+        if better > few:
+            few = better
+            if few > most:
+                raise NoPlanError(few)
+            count, held = few, attempt(few)
     if held is None:
         bins = first_fit(samples.sizes, samples.budgets)
         last = -(-(int(bins.max()) + 1) // at_once) * multiple
@@ -753,8 +760,7 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet, least: 
         if last <= most:
             held = MicroBatches(samples, last * n_ranks, spread(bins, last * n_ranks))
             aims[last] = row_targets(samples, last, n_ranks)
-            if better := attempt(last):
-                held = better
+            held = attempt(last) or held
         else:
             held = attempt(most)
         if held is None:
