@@ -5,8 +5,8 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from itertools import chain, islice
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,18 @@ from headrace.size_aware_batching.planning.fingerprint import differing, fingerp
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
 from headrace.size_aware_batching.planning.last_step import TAILS, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
+from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepPlanner, TokenSchedule, TokenSteps
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
-from headrace.size_aware_batching.planning.order import SliceOrder
-from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, make_planner
+from headrace.size_aware_batching.planning.order import ShuffledOrder, SliceOrder, natural_order
+from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, last_below, make_planner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
 from headrace.size_aware_batching.planning.strata import index_type
 from headrace.size_aware_batching.report import PlanReport, batch_costs
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
+
+Batch = TypeVar("Batch")
 
 VERSION = 1
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
@@ -147,6 +150,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         curriculum: int | None = None,
         window: int | None = None,
         work: Any = None,
+        tokens_per_step: float | Sequence[tuple[int, float]] | None = None,
+        accumulate: int | None = None,
     ) -> None:
         self.options = Options(
             strategy,
@@ -165,6 +170,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 f"curriculum={self.options.curriculum} was given beside sampler, which decides the order: leave out one"
             )
         one_of("tail", tail, TAILS)
+        schedule = None if tokens_per_step is None else TokenSchedule.of(tokens_per_step)
+        accumulate = whole_number("accumulate", accumulate)
+        if schedule is not None:
+            _refuse_beside_tokens(self.options, tail)
+        elif accumulate is not None:
+            raise ValueError(f"accumulate={accumulate} goes with tokens_per_step: give both, or neither")
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
         self.sizes = _kept(read_sizes(sizes))
@@ -179,10 +190,19 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             rank = None
         self._ranks = Ranks(num_replicas, rank, mesh)
         self.work = None if work is None else work_vector(work, len(self.sizes))
-        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, self.options)
+        capped = capped_sizes(self.sizes, self.max_length)
+        prepared = prepare(capped, self.max_total_size, self.options)
         self._prepared = replace(prepared, work=self.work)
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
-        self._planner: tuple[SliceOrder | None, Planner] | None = None  # and the order it reads, if a sampler gives it
+        self._steps: TokenSteps | None = None
+        if schedule is not None:
+            tokens = capped if capped.ndim == 1 else capped[:, 0]
+            self._steps = TokenSteps(self._prepared, tokens, schedule, tail == "drop", accumulate)
+            self._steps.refuse_short_steps()
+        self._planner: tuple[SliceOrder | None, tuple[int, ...], Planner] | None = None  # and what it was made for
+        self._firsts = [0]  # numbers of the first optimizer steps of epochs, as far as they were asked for
+        self._began: _Beginning | None = None  # the latest iteration
+        self._segments: list[Segment] = []  # of the position that was loaded, inside an optimizer step
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
         self._cursor = EpochCursor()  # its positions count samples of the epoch's list
 
@@ -212,6 +232,82 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return "all" if self._of_all else self._ranks.current()[1]
 
     @property
+    def tokens_per_step(self) -> Any:
+        """Tokens of an optimizer step, or ``((first step, tokens), ...)``; None where they were not given."""
+        return None if self._steps is None else self._steps.schedule.value
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches of the optimizer step that the latest batch belongs to, or the next one where none was yielded.
+
+        1 without ``tokens_per_step``. With workers the latest batch is ahead of the loop, which matters where a
+        schedule has stages: `optimizer_steps` and `accumulation` are right there, too.
+        """
+        if self._steps is None:
+            return 1
+        micro_batches, began, step = self.accumulation, self._began, 0
+        if began is not None:
+            first, position = began.position, max(self._cursor.position - 1, began.position)
+            step = last_below(began.planner.starts, position) - last_below(began.planner.starts, first)
+        return int(micro_batches[step]) if len(micro_batches) else 1
+
+    @property
+    def accumulation(self) -> NDArray[np.int64]:
+        """Micro-batches of each optimizer step of the latest iteration, from where it began; their sum is its batches.
+
+        Of the next iteration where a state was loaded, or another epoch chosen, since the latest one.
+        """
+        self._with_tokens()
+        if self._began is not None:
+            return self._began.micro_batches
+        return self._plan_steps().micro_batches(self._cursor.start, self._segments)
+
+    def optimizer_steps(self, loader: Iterable[Batch]) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each optimizer step, taken from a loader of this sampler.
+
+        Whatever its workers have read ahead. A checkpoint that is saved between two of these lists begins with a new
+        step.
+
+        Args:
+            loader: Gives the batches of this sampler, in order: a ``DataLoader``, a ``ResumableLoader``, or the sampler.
+
+        Raises:
+            ValueError: If the sampler has no ``tokens_per_step``.
+            RuntimeError: If the loader gives other numbers of batches.
+
+        >>> sampler = DistributedSizeAwareBatchSampler([2, 3, 4, 1, 2, 4], 5, shuffle=False, tokens_per_step=8)
+        >>> [[sum(sampler.sizes[batch]) for batch in step] for step in sampler.optimizer_steps(sampler)]
+        [[4, 5], [5, 2]]
+        """
+        self._with_tokens()
+        return self._grouped(loader)
+
+    def _grouped(self, loader: Iterable[Batch]) -> Iterator[list[Batch]]:
+        batches = iter(loader)
+        if not (group := list(islice(batches, 1))):
+            return
+        for count in self.accumulation.tolist():  # known once the first batch is there
+            group += islice(batches, count - len(group))
+            if len(group) < count:
+                raise RuntimeError(f"the loader must give the batches of this sampler, got {len(group)} of {count}")
+            yield group
+            group = []
+        if next(batches, self) is not self:
+            raise RuntimeError("the loader must give the batches of this sampler, got more of them")
+
+    def tokens_at(self, step: int) -> float:
+        """Return the tokens of an optimizer step by its number, which counts over all epochs; for learning rates."""
+        return self._with_tokens().schedule.at(checked_int("step", step))
+
+    def num_optimizer_steps(self, epoch: int | None = None) -> int:
+        """Return the number of optimizer steps of a whole epoch, the same at any world size; by default the current one.
+
+        Without a ``sampler`` of one's own it needs no planning.
+        """
+        steps, epoch = self._with_tokens(), self.epoch if epoch is None else checked_epoch(epoch)
+        return self._n_steps(steps, self._first_step(epoch), epoch)
+
+    @property
     def oversize_indices(self) -> NDArray[np.int64]:
         """Samples that exceed a budget by themselves, ascending: skipped, or in batches of their own."""
         return self._prepared.oversize
@@ -239,6 +335,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
+        if self._steps is not None:
+            steps, position = self._plan_steps(), self._cursor.position
+            left = int(steps.micro_batches(position, self._current_segments()).sum())
+            return left * self.num_replicas if self._of_all else left
         return self._n_batches(self._plan_epoch().count(self._key(self.epoch), self._cursor.position))
 
     def __len__(self) -> int:
@@ -271,10 +371,15 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self._cursor.start == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
         this, position = self._cursor.begin(), self._cursor.position
-        balance = None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
-        for steps in distribute_steps(planner.batches(self._key(epoch), position), replicas, self.tail, balance):
+        if isinstance(planner, StepPlanner):
+            tail, distributed = self._begin_steps(planner, position, replicas)
+        else:
+            balance = None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
+            batches = planner.batches(self._key(epoch), position)
+            tail, distributed = self.tail, distribute_steps(batches, replicas, self.tail, balance)
+        for steps in distributed:
             offsets = steps.offsets
-            if steps.repeated and self.tail == "split":
+            if steps.repeated and tail == "split":
                 _warn_of_repetition(steps, replicas)
             repeated_from = len(offsets) - 1 - steps.repeated
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
@@ -306,6 +411,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 ``take``.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
+        self._first_step(epoch)
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             return self._planned(epoch, self._plan_epoch(epoch), self.shapes)
 
@@ -370,6 +476,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
         changed = self._cursor.choose(checked_epoch(epoch))
+        if changed:
+            self._began, self._segments = None, []
         if self._order is not None:
             self._order.set_epoch(self.epoch, changed)
 
@@ -381,9 +489,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
                 default those of the batches that were taken from this sampler, which with workers runs ahead of
                 the loop.
         """
+        segments = self._current_segments(position)
         position = self._cursor.position if position is None else self._checked_position(position)
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
-        return dict(zip(STATE, values, strict=True))
+        state = dict(zip(STATE, values, strict=True))
+        return state | {"inside_step": [list(segment) for segment in segments]} if segments else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -403,28 +513,88 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if order is not None:
             if state["position"]:
                 order.refuse_resume()
+            self._first_step(epoch)
             order.set_epoch(epoch, changed)
+        segments: list[Segment] = []
         try:
-            position = self._checked_position(state["position"])
+            position = self._checked_position(state["position"], epoch)
+            if self._steps is not None and position:
+                segments = self._plan_steps(epoch).checked_segments(position, state.get("inside_step"))
         except (TypeError, ValueError):
             if order is not None:
                 order.set_epoch(self.epoch, changed)
             raise
         self._cursor.resume(epoch, position)
+        self._began, self._segments = None, segments
 
     def _key(self, epoch: int) -> int:
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
     def _plan_epoch(self, epoch: int | None = None) -> Planner:
-        """Return the planner, which reads the order of the current epoch where a sampler gives it."""
+        """Return the planner, which reads the order of an epoch, by default the current one, where a sampler gives it."""
         order = None if self._order is None else self._order.order()
-        if self._planner is None or self._planner[0] is not order:
-            self._planner = order, make_planner(self._prepared, self.options, order)
-        planner = self._planner[1]
+        needed: tuple[int, ...] = ()
+        if self._steps is not None:
+            needed = self.epoch if epoch is None else epoch, self.num_replicas
+        if self._planner is None or self._planner[0] is not order or self._planner[1] != needed:
+            made = self._make_step_planner(order, *needed) if needed else None
+            self._planner = order, needed, made or make_planner(self._prepared, self.options, order)
+        planner = self._planner[2]
         if isinstance(planner, StrataPlanner):  # where a curriculum stands depends on the epochs before
             planner = planner.after((self.epoch if epoch is None else epoch) * planner.count(0, 0))
-            self._planner = order, planner
+            self._planner = order, needed, planner
         return planner
+
+    def _make_step_planner(self, order: SliceOrder | None, epoch: int, replicas: int) -> StepPlanner:
+        steps = self._with_tokens()
+        own = (ShuffledOrder if self.options.shuffle else natural_order)(self._prepared.n_samples, self._prepared.kept)
+        total = steps.total(order)
+        return StepPlanner(steps, order or own, self._key(epoch), self._first_step(epoch), total, replicas)
+
+    def _begin_steps(self, planner: StepPlanner, position: int, replicas: int) -> tuple[Tail, Iterator[Steps]]:
+        """Begin an iteration over optimizer steps, which are distributed to the ranks one by one."""
+        micro_batches = planner.micro_batches(position, self._segments)
+        batches, segments = planner.begin(position, self._segments)
+        self._began, self._segments = _Beginning(planner, position, segments, micro_batches), []
+        return "split", chain.from_iterable(distribute_steps([step], replicas, "split") for step in batches)
+
+    def _plan_steps(self, epoch: int | None = None) -> StepPlanner:
+        planner = self._plan_epoch(epoch)
+        assert isinstance(planner, StepPlanner)
+        return planner
+
+    def _with_tokens(self) -> TokenSteps:
+        if self._steps is None:
+            raise ValueError("the sampler must have tokens_per_step for that, got none: give it to the constructor")
+        return self._steps
+
+    def _n_steps(self, steps: TokenSteps, first: int, epoch: int) -> int:
+        """Return the number of optimizer steps of an epoch, reading its order where a sampler gives it."""
+        if self._order is None:
+            return steps.n_steps(first, None)
+        with self._order.at_epoch(epoch, self.epoch):
+            return steps.n_steps(first, self._order.order())
+
+    def _first_step(self, epoch: int) -> int:
+        """Return the number of the first optimizer step of an epoch; 0 where all steps are alike."""
+        if self._steps is None or len(self._steps.schedule.stages) == 1:
+            return 0
+        while len(self._firsts) <= epoch:
+            first = self._firsts[-1]
+            self._firsts.append(first + self._n_steps(self._steps, first, len(self._firsts) - 1))
+        return self._firsts[epoch]
+
+    def _current_segments(self, position: int | None = None) -> list[Segment]:
+        """Return how the optimizer step at the current position, or at another one, was packed so far."""
+        if self._steps is None or (position is None and self._began is None):
+            return self._segments
+        position = self._cursor.position if position is None else self._checked_position(position)
+        planner, began, segments = self._plan_steps(), self._cursor.start, self._segments
+        if self._began is not None:
+            planner, began, segments = self._began[:3]
+        elif segments:
+            segments = planner.begin(began, segments)[1]
+        return planner.segments(position, began, segments)
 
     def _n_batches(self, n_batches: int) -> int:
         """Return how many of a list of batches are this rank's, or those of all ranks."""
@@ -460,6 +630,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "tail": self.tail,
             "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
             "work": self.work,
+            "tokens_per_step": self.tokens_per_step,
         }
 
     def _checked_epoch_of(self, state: Mapping[str, Any]) -> int:
@@ -491,13 +662,23 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "start a new run"
         )
 
-    def _checked_position(self, position: Any) -> int:
-        n_samples = self._plan_epoch().n_samples
+    def _checked_position(self, position: Any, epoch: int | None = None) -> int:
+        n_samples = self._plan_epoch(epoch).n_samples
         return checked_int("position", position, end=n_samples + 1, noun=", the samples of the epoch")
 
     def __getstate__(self) -> dict[str, Any]:
         # A planner is large and is made again when it is needed.
-        return self.__dict__ | {"_planner": None, "_cursor": copy(self._cursor)}
+        segments = {"_began": None, "_segments": self._current_segments()}
+        return self.__dict__ | {"_planner": None, "_cursor": copy(self._cursor)} | segments
+
+
+class _Beginning(NamedTuple):
+    """Where the latest iteration over optimizer steps began."""
+
+    planner: StepPlanner
+    position: int
+    segments: list[Segment]
+    micro_batches: NDArray[np.int64]
 
 
 class EpochSetter:
@@ -509,6 +690,21 @@ class EpochSetter:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next."""
         self._owner.set_epoch(epoch)
+
+
+def _refuse_beside_tokens(options: Options, tail: Tail) -> None:
+    """Refuse options that mean nothing where optimizer steps are packed by their tokens."""
+    allowed = "stratified" if options.batch_cost.name == "sum" else "bucketed"
+    if options.strategy != allowed:
+        raise ValueError(
+            f"strategy must be {allowed!r} for this cost with tokens_per_step, got {options.strategy!r}: the samples of "
+            "a step come in the order of the list, and are packed for all ranks together"
+        )
+    if tail == "pad":
+        raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")
+    for name, usual in (("window", None), ("batch_size_multiple", 1), ("shapes", None), ("curriculum", None)):
+        if (value := getattr(options, name)) != usual:
+            raise ValueError(f"{name} must be {usual} with tokens_per_step, whose steps are packed whole, got {value}")
 
 
 def _kept(sizes: NDArray[Any]) -> NDArray[Any]:

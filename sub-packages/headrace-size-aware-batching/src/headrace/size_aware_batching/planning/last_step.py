@@ -103,12 +103,9 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
         order = np.argsort(sizes, kind="stable")[::-1]
         most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
         return samples[order], even_offsets(work[order], most, n_batches)
-    heap = [(0.0, 0, batch) for batch in range(n_batches)]
-    owner = np.zeros(len(samples), np.int64)
-    for place in np.argsort(-work, kind="stable").tolist():
-        load, count, batch = heap[0]
-        owner[place] = batch
-        heapreplace(heap, (load + work[place], count + 1, batch))
+    descending = np.argsort(-work, kind="stable")
+    owner = np.empty(len(samples), np.int64)
+    owner[descending] = lightest_first(work[descending].tolist(), n_batches)
     order = np.argsort(owner, kind="stable")
     counts = np.bincount(owner, minlength=n_batches)
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -116,6 +113,21 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
     if counts.max() > limits.most_items or (sums > np.array(limits.budgets)).any():
         return None
     return samples[order], offsets
+
+
+def lightest_first(descending: list[float], n_batches: int) -> NDArray[np.int64]:
+    """Give each sample to the batch that has the least work so far; return the batch of each.
+
+    >>> lightest_first([5, 4, 2, 1], 2).tolist()
+    [0, 1, 1, 0]
+    """
+    heap: list[tuple[float, int, int]] = [(0, 0, batch) for batch in range(n_batches)]
+    owner = np.zeros(len(descending), np.int64)
+    for place, work in enumerate(descending):
+        load, count, batch = heap[0]
+        owner[place] = batch
+        heapreplace(heap, (load + work, count + 1, batch))
+    return owner
 
 
 def even_offsets(descending: NDArray[np.float64], most: NDArray[np.int64], n_batches: int) -> NDArray[np.int64]:

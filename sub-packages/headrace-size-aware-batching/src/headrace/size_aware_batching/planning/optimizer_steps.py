@@ -1,0 +1,504 @@
+"""Optimizer steps of so many tokens: an epoch's list is cut at tokens, and each step packed for the ranks there are.
+
+A step is a run of the list. Its end is the place whose cumulated tokens are nearest to its target, so that no step is
+off by more than the longest sample, and errors never add up. Which samples a step holds depends on the order, the sizes
+and the schedule alone. The world size decides into how many micro-batches the samples of a step are packed, and that is
+one function, `pack_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, real_number, shown
+from headrace.size_aware_batching.planning.last_step import Batches, balance_evenly, lightest_first, split_longest
+from headrace.size_aware_batching.planning.next_fit import next_fit
+from headrace.size_aware_batching.planning.order import Order
+from headrace.size_aware_batching.planning.packing import lower_bound, pack
+from headrace.size_aware_batching.planning.planner import GroupPlanner, last_below
+from headrace.size_aware_batching.planning.prepared import PreparedSizes
+
+AT_ONCE = 2**20  # samples of an order that are looked at together
+BLOCK = 16  # samples of like size that are shuffled among themselves in a random packing
+TRIES = 4  # random packings
+
+
+@dataclass(frozen=True)
+class TokenSchedule:
+    """Tokens of an optimizer step by its number, which counts over all epochs: ``((first step, tokens), ...)``.
+
+    >>> schedule = TokenSchedule.of([(0, 100), (3, 200)])
+    >>> schedule.at(2), schedule.at(3), schedule.ends(1, total=450, longest=10).tolist()
+    (100, 200, [100, 200, 400, 450])
+    """
+
+    stages: tuple[tuple[int, Number], ...]
+
+    @classmethod
+    def of(cls, given: Any) -> TokenSchedule:
+        """Return the schedule that users give, as a number or a list of pairs."""
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            return cls(((0, checked_tokens("tokens_per_step", given)),))
+        stages: list[tuple[int, Number]] = []
+        for number, stage in enumerate(given):
+            name = f"tokens_per_step[{number}]"
+            if not isinstance(stage, Sequence) or isinstance(stage, str | bytes) or len(stage) != 2:
+                raise TypeError(f"{name} must be a pair (first step, tokens), got {shown(stage)}")
+            first = checked_int(f"{name}[0]", stage[0], noun=", the number of an optimizer step")
+            if first <= stages[-1][0] if stages else first != 0:
+                expected = f"more than {stages[-1][0]}, the one before" if stages else "0"
+                raise ValueError(f"{name}[0], the first step of a stage, must be {expected}, got {first}")
+            stages.append((first, checked_tokens(f"{name}[1]", stage[1])))
+        if not stages:
+            raise ValueError("tokens_per_step must be a number or a list of (first step, tokens), got an empty list")
+        return cls(tuple(stages))
+
+    @property
+    def value(self) -> Number | tuple[tuple[int, Number], ...]:
+        """The number, or the pairs, in one form."""
+        return self.stages[0][1] if len(self.stages) == 1 else self.stages
+
+    def stage(self, step: int) -> int:
+        """Return the number of the stage that a step belongs to."""
+        return max(number for number, (first, _) in enumerate(self.stages) if first <= step)
+
+    def at(self, step: int) -> Number:
+        """Return the tokens of a step."""
+        return self.stages[self.stage(step)][1]
+
+    def ends(self, first: int, total: Number, longest: Number) -> NDArray[Any]:
+        """Return the cumulated tokens at which the steps of an epoch end, the last of them being ``total``.
+
+        ``first`` is the number of the epoch's first step. What is left at the end makes a shorter step, or belongs to
+        the one before where it is no more than half of the longest sample.
+        """
+        parts: list[NDArray[Any]] = []
+        done: Number = 0
+        for number in range(self.stage(first), len(self.stages)):
+            tokens = self.stages[number][1]
+            last = self.stages[number + 1][0] if number + 1 < len(self.stages) else UNLIMITED
+            count = min(last - first, int((total - done) // tokens))
+            parts.append(done + tokens * np.arange(1, count + 1))
+            done, first = done + tokens * count, first + count
+            if first < last:
+                break
+        ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if len(ends) and 2 * (total - done) <= longest:
+            ends[-1] = total
+            return ends
+        return np.append(ends, total)
+
+
+def checked_tokens(name: str, tokens: Any) -> Number:
+    """Return tokens of a step, finite and more than 0."""
+    number = real_number(tokens, name)
+    if not 0 < number < UNLIMITED:
+        raise ValueError(f"{name} must be more than 0 and less than 2**62, got {number}")
+    return number
+
+
+class Segment(NamedTuple):
+    """What was delivered of a step's samples while they were packed for so many ranks and micro-batches."""
+
+    num_replicas: int
+    accumulate: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class TokenSteps:
+    """Cuts epochs into optimizer steps.
+
+    Args:
+        sized: Sizes ready for planning, and what limits a batch.
+        tokens: Tokens of each sample, shape ``[n]``.
+        schedule: Tokens of each step.
+        drops: Whether a shorter step at the end of an epoch is left out.
+        accumulate: Micro-batches of a step on each rank, None for the fewest that hold every step of a stage.
+    """
+
+    sized: PreparedSizes
+    tokens: NDArray[Any]
+    schedule: TokenSchedule
+    drops: bool
+    accumulate: int | None
+
+    @cached_property
+    def planned(self) -> NDArray[Any]:
+        """Tokens of the samples that are planned."""
+        return self.tokens if self.sized.kept is None else self.tokens[self.sized.kept]
+
+    @cached_property
+    def longest(self) -> Number:
+        """Tokens of the longest sample."""
+        longest: Number = self.planned.max(initial=0).item()
+        return longest
+
+    def refuse_short_steps(self) -> None:
+        """Refuse steps that a single sample would fill."""
+        for _, tokens in self.schedule.stages:
+            if tokens <= self.longest:
+                raise ValueError(
+                    f"tokens_per_step must be more than {self.longest}, the size of the longest sample, got {tokens}"
+                )
+
+    def total(self, order: Order | None) -> Number:
+        """Return the tokens of an epoch; ``order`` is that of a user's sampler, None for all samples once."""
+        if order is None:
+            return summed(self.planned)
+        pieces = range(0, order.n_samples, AT_ONCE)
+        return sum(summed(self.tokens[order.take(0, start, start + AT_ONCE)]) for start in pieces)
+
+    def ends(self, first: int, total: Number) -> NDArray[Any]:
+        """Return the cumulated tokens at the ends of an epoch's steps, without a shorter one that is left out."""
+        ends = self.schedule.ends(first, total, self.longest)
+        if self.drops:
+            last = ends[-1] - (ends[-2] if len(ends) > 1 else 0)
+            if 2 * last < 2 * self.schedule.at(first + len(ends) - 1) - self.longest:
+                ends = ends[:-1]
+        return ends
+
+    def n_steps(self, first: int, order: Order | None) -> int:
+        """Return how many steps an epoch has that begins with this one."""
+        n_samples = self.sized.n_samples if order is None else order.n_samples
+        return len(self.ends(first, self.total(order))) if n_samples else 0
+
+    def starts(self, order: Order, epoch_key: int, first: int, total: Number) -> NDArray[np.int64]:
+        """Return the position at which each step of an epoch begins and, last, where the last one ends."""
+        ends = self.ends(first, total) if order.n_samples else np.zeros(0, np.int64)
+        found = [np.zeros(1, np.int64)]
+        done: Number = 0
+        for start in range(0, order.n_samples, AT_ONCE):
+            tokens = self.tokens[order.take(epoch_key, start, start + AT_ONCE)]
+            running = np.concatenate([[done], done + np.cumsum(tokens, dtype=wide(tokens))])
+            inside = ends[(ends > done) & (ends <= running[-1])]
+            above = np.searchsorted(running, inside)
+            found.append(start + above - (inside - running[above - 1] <= running[above] - inside))
+            done = running[-1].item()
+        starts = np.concatenate(found)
+        if len(ends) and ends[-1] >= total:  # samples without tokens at the end belong to the last step, too
+            starts = np.append(starts[: len(ends)], order.n_samples)
+        return starts
+
+
+def wide(tokens: NDArray[Any]) -> type[np.generic]:
+    """Return the type to sum tokens in."""
+    return np.float64 if tokens.dtype.kind == "f" else np.int64
+
+
+def summed(tokens: NDArray[Any]) -> Number:
+    """Return the sum of tokens; floats are added one after the other, as they are where the list is cut."""
+    total: Number = np.cumsum(tokens, dtype=wide(tokens))[-1].item() if len(tokens) else 0
+    return total
+
+
+class StepPlanner(GroupPlanner):
+    """The optimizer steps of one epoch as groups of batches, for one number of ranks.
+
+    The batches of a step come micro-batch by micro-batch: the first of every rank, then the second of every rank, ...
+
+    Args:
+        steps: Cuts epochs into steps.
+        order: The epoch's list.
+        epoch_key: Of the epoch.
+        first: Number of its first step, over all epochs.
+        total: Tokens of the epoch.
+        num_replicas: Number of ranks.
+    """
+
+    def __init__(
+        self, steps: TokenSteps, order: Order, epoch_key: int, first: int, total: Number, num_replicas: int
+    ) -> None:
+        super().__init__(steps.starts(order, epoch_key, first, total))
+        self.steps, self.order, self.epoch_key, self.num_replicas = steps, order, epoch_key, num_replicas
+        self._rest: tuple[tuple[Any, ...], Batches, list[Segment]] | None = None  # the latest one
+        schedule = steps.schedule
+        self.stages = np.array([schedule.stage(first + step) for step in range(self.n_steps)], np.int64)
+        if steps.drops and not self.n_steps and order.n_samples:
+            raise ValueError(
+                f"tail='drop' must leave a whole step, got an epoch of {total} tokens and steps of "
+                f"{schedule.at(first)}: use tail='split', or a smaller tokens_per_step"
+            )
+        self._short = self.n_steps > 0 and not steps.drops  # the last one may be shorter than the others
+
+    @property
+    def n_steps(self) -> int:
+        """Number of optimizer steps."""
+        return len(self.starts) - 1
+
+    def samples(self, step: int) -> NDArray[Any]:
+        """Return the samples of a step, in the order of the list."""
+        return self.order.take(self.epoch_key, *self.starts[step : step + 2].tolist())
+
+    def before(self, epoch_key: int) -> NDArray[np.int64]:  # noqa: ARG002  # of one epoch
+        """Return how many batches come before each step."""
+        return self._before
+
+    @cached_property
+    def _before(self) -> NDArray[np.int64]:
+        counts = self.accumulate * self.num_replicas
+        if self._short:  # samples that are too few for all ranks are given to some of them once more
+            counts[-1] = min(counts[-1], self.starts[-1] - self.starts[-2])
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def plan_group(self, epoch_key: int, group: int) -> Batches:  # noqa: ARG002  # of one epoch
+        """Pack a step."""
+        return self.pack(self.samples(group), self.num_replicas, int(self.accumulate[group]))
+
+    def pack(self, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches:
+        """Pack samples of a step that are known to fit."""
+        packed = pack_step(self.steps.sized, samples, num_replicas, accumulate)
+        if packed is None:
+            raise RuntimeError(f"{len(samples)} samples do not fit into {accumulate} micro-batches of a step")
+        return packed
+
+    def begin(self, position: int, segments: Sequence[Segment]) -> tuple[Iterator[Batches], list[Segment]]:
+        """Return the batches of each step from a position on, and the segments of one that is begun, the last open."""
+        step, parts = last_below(self.starts, position), list[Batches]()
+        if position > self.starts[step]:
+            rest, segments = self.rest(step, segments)
+            parts, step = [rest], step + 1
+        whole = (self.group(self.epoch_key, number) for number in range(step, self.n_steps))
+        return chain(parts, whole), list(segments) if parts else []
+
+    def rest(self, step: int, segments: Sequence[Segment]) -> tuple[Batches, list[Segment]]:
+        """Return the batches that are left of a step of which some samples were delivered, and the segments to go on.
+
+        On as many ranks these are the batches of the packing that it was stopped in. On others, or between the batches
+        of a micro-batch, the samples that are left are packed anew.
+        """
+        if self._rest is None or self._rest[0] != (step, *segments):
+            self._rest = (step, *segments), *self._left_of(step, segments)
+        return self._rest[1:]
+
+    def _left_of(self, step: int, segments: Sequence[Segment]) -> tuple[Batches, list[Segment]]:
+        samples, offsets, left = self.samples(step), np.zeros(1, np.int64), 0
+        for segment in segments:
+            samples, offsets = self.pack(samples[left:], segment.num_replicas, segment.accumulate)
+            left = segment.samples
+        if segments[-1].num_replicas == self.num_replicas and left in offsets[:: self.num_replicas]:
+            return (samples[left:], offsets[offsets >= left] - left), list(segments)
+        samples = samples[left:]
+        accumulate = fewest_micro_batches(self.steps.sized, [samples], self.num_replicas)
+        return self.pack(samples, self.num_replicas, accumulate), [
+            *segments,
+            Segment(self.num_replicas, accumulate, 0),
+        ]
+
+    def segments(self, position: int, began: int, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the segments of a position inside a step, for an iteration that began at another one with these."""
+        step = last_below(self.starts, position)
+        left = position - int(self.starts[step])
+        if not segments or last_below(self.starts, began) != step:
+            segments = [Segment(self.num_replicas, int(self.accumulate[step]), 0)] if left else []
+        found = []
+        for number, segment in enumerate(segments, 1):
+            taken = left if number == len(segments) else min(left, segment.samples)
+            left -= taken
+            found += [segment._replace(samples=taken)] * (taken > 0)
+        return found
+
+    def checked_segments(self, position: int, given: Any) -> list[Segment]:
+        """Return the segments of a state."""
+        left = position - int(self.starts[last_below(self.starts, position)])
+        if not left:
+            return []
+        try:
+            segments = [Segment(*(checked_int("inside_step", number, 1) for number in segment)) for segment in given]
+        except (TypeError, ValueError):
+            segments = []
+        if sum(segment.samples for segment in segments) != left:
+            raise ValueError(
+                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an optimizer "
+                f"step, got {shown(given)}: load the state as state_dict() returned it"
+            )
+        return segments
+
+    def micro_batches(self, position: int, segments: Sequence[Segment]) -> NDArray[np.int64]:
+        """Return the micro-batches on each rank of each step that is left from a position on."""
+        step = last_below(self.starts, position)
+        if position == self.starts[step]:
+            return self.accumulate[step:]
+        (_, offsets), _ = self.rest(step, segments)
+        return np.concatenate([[-(-(len(offsets) - 1) // self.num_replicas)], self.accumulate[step + 1 :]])
+
+    @cached_property
+    def accumulate(self) -> NDArray[np.int64]:
+        """Micro-batches of each step on each rank: as many in all whole steps of a stage."""
+        found = np.ones(self.n_steps, np.int64)
+        whole = self.n_steps - self._short
+        for stage in np.unique(self.stages[:whole]).tolist():
+            of_stage = np.flatnonzero(self.stages[:whole] == stage)
+            found[of_stage] = fewest = max(self._fewest(of_stage), self.steps.accumulate or 1)
+            least = int(np.diff(self.starts)[of_stage].min())
+            if least < self.num_replicas * fewest:
+                raise ValueError(
+                    f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of {least} samples, too few "
+                    f"for {fewest} micro-batches on each of {self.num_replicas} ranks: raise it, or max_total_size"
+                )
+        if self._short:
+            fewest = self._fewest(np.array([whole]))
+            most = int(self.starts[-1] - self.starts[-2]) // self.num_replicas
+            found[-1] = max(fewest, min(self.steps.accumulate or 1, most))
+        return found
+
+    def _fewest(self, of_stage: NDArray[np.int64]) -> int:
+        """Return the fewest micro-batches that hold each of some steps of a stage."""
+        fewest = fewest_micro_batches(self.steps.sized, map(self.samples, of_stage.tolist()), self.num_replicas)
+        if (given := self.steps.accumulate) is not None and fewest > given:
+            raise ValueError(
+                f"accumulate={given} must be at least {fewest} for steps of "
+                f"{self.steps.schedule.stages[self.stages[of_stage[0]]][1]} tokens on {self.num_replicas} ranks: raise "
+                "it or max_total_size, or leave it out"
+            )
+        return fewest
+
+
+def fewest_micro_batches(sized: PreparedSizes, steps: Iterable[NDArray[Any]], num_replicas: int) -> int:
+    """Return how many micro-batches on each rank hold every one of some steps.
+
+    A number that is sure to be enough is known without packing. Fewer are tried where fewer might do: a step that
+    cannot be packed into them ends that for all steps.
+    """
+    fewest = 1
+    for samples in steps:
+        sure = -(-sure_batches(sized, samples) // num_replicas)
+        if sure > fewest:
+            least = max(fewest, -(-volume(sized, samples) // num_replicas))
+            tried = (fewer for fewer in range(least, sure) if fewer * num_replicas <= len(samples))
+            fewest = next((fewer for fewer in tried if pack_step(sized, samples, num_replicas, fewer)), sure)
+    return fewest
+
+
+def volume(sized: PreparedSizes, samples: NDArray[Any]) -> int:
+    """Return a number of batches that no packing of a step's samples goes below."""
+    if sized.limits.capacity is not None:
+        return sure_batches(sized, samples)
+    return lower_bound(*limited_columns(sized, samples))
+
+
+def sure_batches(sized: PreparedSizes, samples: NDArray[Any]) -> int:
+    """Return a number of batches into which `pack_step` is sure to pack a step's samples.
+
+    One sum: greedy balancing gives a sample to the batch that holds least so far. In m batches that is at most the mth
+    part of all larger samples, and so it fits if m * (budget - size + 1) exceeds their sum. Or as many samples in each
+    batch as would fit if all were as large as the largest.
+
+    >>> from headrace.size_aware_batching.planning.costs import SumCost
+    >>> from headrace.size_aware_batching.planning.limits import Limits
+    >>> sized = PreparedSizes(np.array([5, 1, 4, 2, 4]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
+    >>> sure_batches(sized, np.arange(5))
+    3
+    """
+    limits, sizes = sized.limits, sized.sizes[samples]
+    if limits.capacity is not None or sizes.ndim > 1 or not limits.plain:
+        return len(cut(sized, samples)[1]) - 1
+    descending = np.sort(sizes.astype(np.int64))[::-1]
+    room = np.maximum(limits.budgets[0] - descending, 0) + 1
+    by_sum = int(((np.cumsum(descending) - descending) // room).max(initial=0)) + 1
+    each = max(1, limits.budgets[0] // max(1, int(descending[0]) if len(descending) else 1))
+    return min(by_sum, -(-len(descending) // each))
+
+
+def pack_step(sized: PreparedSizes, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches | None:
+    """Pack the samples of an optimizer step into ``accumulate`` micro-batches on each rank; None where they do not fit.
+
+    The batches come micro-batch by micro-batch, those of all ranks together being alike in work. No batch is empty;
+    where there are fewer samples than batches, each is a batch.
+    """
+    n_batches = min(num_replicas * accumulate, len(samples))
+    packed = pack_batches(sized, samples, n_batches)
+    if packed is None:  # what fits into fewer fits into more
+        for fewer in range(accumulate - 1, volume(sized, samples) // num_replicas, -1):
+            packed = packed or pack_batches(sized, samples, min(num_replicas * fewer, n_batches))
+    if packed is None:
+        return None
+    return in_rows(sized, (packed[0], np.array(split_longest(packed[1].tolist(), n_batches), np.int64)), num_replicas)
+
+
+def pack_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
+    """Pack samples into so many batches of like work, or by size alone; None where they do not fit."""
+    packed = balance_evenly(sized, samples, n_batches)
+    if packed is not None and len(packed[1]) == n_batches + 1:
+        return packed
+    return (summed_batches if sized.limits.capacity is None else cut_batches)(sized, samples, n_batches)
+
+
+def summed_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
+    """Pack samples into so many batches by the sums of their sizes alone."""
+    sizes, budgets = limited_columns(sized, samples)
+    order = np.argsort(-(sizes / np.maximum(budgets, 1)).max(axis=1), kind="stable")
+    descending = sizes[order]
+
+    def packings() -> Iterator[NDArray[np.int64] | None]:
+        yield lightest_first(descending[:, 0].tolist(), n_batches)
+        yield np.arange(len(samples)) % n_batches
+        for key in range(TRIES):
+            yield pack(descending, budgets, n_batches, key, BLOCK >> key)
+
+    for owner in packings():
+        if owner is not None:
+            loads = np.zeros((n_batches, len(budgets)), np.int64)
+            np.add.at(loads, owner, descending)
+            if (loads <= budgets).all():
+                by_batch = np.argsort(owner, kind="stable")
+                counts = np.bincount(owner, minlength=n_batches)
+                return samples[order[by_batch]], np.concatenate([[0], np.cumsum(counts)])
+    return cut_batches(sized, samples, n_batches)
+
+
+def cut_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
+    """Cut samples that are sorted by size, and halve the longest batches until there are so many."""
+    sorted_samples, offsets = cut(sized, samples)
+    if len(offsets) > n_batches + 1:
+        return None
+    return sorted_samples, np.array(split_longest(offsets.tolist(), n_batches), np.int64)
+
+
+def cut(sized: PreparedSizes, samples: NDArray[Any]) -> Batches:
+    """Cut samples that are sorted by size, the largest first, into as few batches as their neighbours allow."""
+    sizes = sized.sizes[samples]
+    weight = sizes if sizes.ndim == 1 else (sizes / np.maximum(sizes.max(axis=0, initial=0), 1)).sum(axis=1)
+    order = np.argsort(-weight.astype(np.float64), kind="stable")
+    return samples[order], next_fit(sizes[order], sized.limits)
+
+
+def limited_columns(sized: PreparedSizes, samples: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sizes of samples as columns, with their budgets; a column of ones where the count is limited."""
+    sizes, limits = sized.sizes[samples].astype(np.int64), sized.limits
+    columns, budgets = sizes[:, None] if sizes.ndim == 1 else sizes, np.array(limits.budgets, np.int64)
+    if limits.most_items < len(samples):
+        columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
+        budgets = np.append(budgets, limits.most_items)
+    return columns, budgets
+
+
+def in_rows(sized: PreparedSizes, packed: Batches, num_replicas: int) -> Batches:
+    """Order batches by work, so that the ranks of a micro-batch wait for one another least.
+
+    In each row the heaviest batch goes to the rank that has least work so far.
+    """
+    samples, offsets = packed
+    if sized.work is None:
+        work = sized.cost.work(sized.sizes[samples], sized.limits)(np.arange(len(samples))[None], offsets)[0]
+    else:
+        work = np.add.reduceat(sized.work[samples], offsets[:-1])
+    ranked = np.argsort(-work, kind="stable")
+    total, seats = np.zeros(num_replicas), [np.zeros(0, np.int64)]
+    for first in range(0, len(ranked), num_replicas):
+        row = ranked[first : first + num_replicas]
+        ranks = np.argsort(total, kind="stable")[: len(row)]
+        total[ranks] += work[row]
+        seats.append(row[np.argsort(ranks, kind="stable")])
+    places = np.concatenate(seats)
+    lengths = np.diff(offsets)[places]
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    taken = np.arange(begins[-1]) + np.repeat(offsets[:-1][places] - begins[:-1], lengths)
+    return samples[taken], begins

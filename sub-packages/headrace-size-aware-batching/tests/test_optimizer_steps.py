@@ -1,0 +1,390 @@
+"""Tokens of an optimizer step: the same samples at any world size, within every budget, resumed at every place."""
+
+import copy
+import json
+import pickle
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies_of_sizes import cases, examples
+from torch.utils.data import DataLoader, RandomSampler
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.planning.optimizer_steps import TokenSchedule
+from headrace.size_aware_batching.testing import check_resumes
+
+SIZES = np.random.default_rng(0).integers(1, 100, 603)
+PADDED: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"}
+WORLDS = (1, 2, 3, 8)
+
+
+class Mixture:
+    """An order with repeats, another one in each epoch, of epochs that hold other numbers of tokens."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 1000
+
+    def take(self, start: int, stop: int) -> Any:
+        return np.random.default_rng(self.epoch).integers(0, len(SIZES), 1000)[start:stop]
+
+
+def quadratic(count: int, largest: float) -> float:
+    return count * largest**1.5 / 10
+
+
+def half_as_much_work() -> Any:
+    return SIZES.astype(float) ** 2
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "padded": PADDED,
+    "padded to multiples": PADDED | {"length_multiple": 8},
+    "function": {"strategy": "bucketed", "cost": quadratic},
+    "in order": {"shuffle": False},
+    "at most so many": {"max_items": 9},
+    "work": {"work": half_as_much_work},
+    "padded work": PADDED | {"work": half_as_much_work},
+    "cut": {"max_length": 60},
+    "two columns": {"sizes": lambda: np.stack([SIZES, SIZES[::-1]], axis=1), "max_total_size": [500, 520]},
+    "two padded columns": PADDED
+    | {"sizes": lambda: np.stack([SIZES, SIZES[::-1]], axis=1), "max_total_size": [500, 520]},
+    "fractions": {"sizes": lambda: SIZES / 7, "max_total_size": 500 / 7, "tokens_per_step": 4000 / 7},
+    "skipped": {"max_total_size": 90, "oversize": "skip"},
+    "batches of their own": {"max_total_size": 90, "oversize": "own_batch"},
+    "dropped": {"tail": "drop"},
+    "mixture": {"sampler": Mixture},
+    "schedule": {"tokens_per_step": [(0, 4000), (3, 7000), (8, 5000)]},
+    "schedule of a mixture": {"sampler": Mixture, "tokens_per_step": [(0, 4000), (14, 7000)]},
+    "more than needed": {"accumulate": 6, "max_total_size": 700},
+}
+
+
+def made(rank: Any = 0, world: int = 1, **options: Any) -> DistributedSizeAwareBatchSampler:
+    options = {"max_total_size": 500, "tokens_per_step": 4000} | options
+    options = {
+        name: value() if callable(value) and name not in ("cost",) else value for name, value in options.items()
+    }
+    return DistributedSizeAwareBatchSampler(options.pop("sizes", SIZES), num_replicas=world, rank=rank, **options)
+
+
+def of_all_ranks(world: int, epoch: int = 0, **options: Any) -> list[list[list[list[int]]]]:
+    """Return the batches of an epoch as ``[step][micro-batch][rank]``."""
+    ranks = [made(rank, world, **options) for rank in range(world)]
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    of_rank = [list(sampler.optimizer_steps(sampler)) for sampler in ranks]
+    return [[list(row) for row in zip(*step, strict=True)] for step in zip(*of_rank, strict=True)]
+
+
+def flat(batches: Any) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def samples_of(step: list[list[list[int]]]) -> list[int]:
+    return sorted(flat(flat(step)))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.* left out as larger than:UserWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_every_law_holds(case: str) -> None:
+    options, sampler = CASES[case], made(**CASES[case])
+    tokens = (sampler.sizes if sampler.sizes.ndim == 1 else sampler.sizes[:, 0]).astype(float)
+    tokens = np.minimum(tokens, options.get("max_length", np.inf))
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        before = sum(sampler.num_optimizer_steps(earlier) for earlier in range(epoch))
+        at_one_rank = [samples_of(step) for step in of_all_ranks(1, epoch, **options)]
+        for world in WORLDS:
+            steps = of_all_ranks(world, epoch, **options)
+            assert [samples_of(step) for step in steps] == at_one_rank  # the same samples at any world size
+            assert len(steps) == sampler.num_optimizer_steps(epoch)
+            for number, step in enumerate(steps):
+                target = sampler.tokens_at(before + number)
+                off = abs(tokens[samples_of(step)].sum() - target)
+                assert off <= tokens.max() + 1e-6 or number == len(steps) - 1 and options.get("tail") != "drop"
+            report = made(0, world, **options).report(epoch)
+            assert report.over_budget == (len(sampler.oversize_indices) if options.get("oversize") == "own_batch" else 0)
+            counts = np.array([len(step) for step in steps])
+            ranked = made(world - 1, world, **options)
+            ranked.set_epoch(epoch)
+            assert ranked.accumulation.tolist() == counts.tolist()
+            assert len(ranked) == counts.sum() == ranked.remaining
+            assert len(made("all", world, **options)) % world == 0
+        if "sampler" not in options and options.get("tail") != "drop":
+            expected = sorted(set(range(len(SIZES))) - set(sampler.skipped_indices.tolist()))
+            assert sorted(flat(at_one_rank)) == expected  # each sample once
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_resumes_everywhere(case: str) -> None:
+    check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=7)
+
+
+@pytest.mark.parametrize("case", ["default", "padded", "mixture", "two columns"])
+@pytest.mark.parametrize("rank", [0, "all"])
+def test_every_place_resumes_on_any_number_of_ranks_with_nothing_lost_or_repeated(case: str, rank: Any) -> None:
+    options = CASES[case]
+    whole = Counter(flat(made(**options)))
+    ranks = [made("all", 3, **options)] if rank == "all" else [made(r, 3, **options) for r in range(3)]
+    running, done = [iter(sampler) for sampler in ranks], Counter[int]()
+    for number in range(10):
+        for other in (1, 2, 3, 8):
+            rest = Counter[int]()
+            for r in range(other):
+                resumed = made(r, other, **options)
+                resumed.load_state_dict(json.loads(json.dumps(ranks[0].state_dict())))
+                assert resumed.state_dict() == ranks[0].state_dict()
+                with warnings.catch_warnings(record=True) as repeated:
+                    warnings.simplefilter("always")
+                    remaining, batches = resumed.remaining, list(resumed.optimizer_steps(resumed))
+                assert sum(map(len, batches)) == remaining
+                assert [len(step) for step in batches] == resumed.accumulation.tolist()
+                rest += Counter(flat(flat(batches)))
+            if repeated:  # fewer samples were left of a step than there are ranks
+                rest = rest & (whole - done)
+            assert done + rest == whole, (number, other)
+        for batches in running:
+            done += Counter(next(batches))
+
+
+def test_a_step_that_is_stopped_again_and_again_on_other_ranks_goes_on() -> None:
+    whole, done = Counter(flat(made())), Counter[int]()
+    long = {"tokens_per_step": 14000}
+    state = made(**long).state_dict()
+    assert "inside_step" not in state
+    for world in (3, 2, 2, 1, 5, 1, 4):
+        ranks = [made(rank, world, **long) for rank in range(world)]
+        for sampler in ranks:
+            sampler.load_state_dict(state)
+            done += Counter(next(iter(sampler)))
+        assert all(sampler.state_dict() == ranks[0].state_dict() for sampler in ranks)
+        state = ranks[0].state_dict()
+    assert [world for world, *_ in state["inside_step"]] == [3, 2, 1, 5, 1, 4]  # two stops on 2 ranks are one segment
+    last = made(**long)
+    last.load_state_dict(state)
+    copies = [copy.copy(last), copy.deepcopy(last), pickle.loads(pickle.dumps(last))]
+    rest = list(last)
+    assert all(list(one) == rest for one in copies)
+    assert done + Counter(flat(rest)) == whole
+
+
+def test_between_two_steps_the_rest_of_the_epoch_is_the_same_steps_on_other_ranks() -> None:
+    sampler = made(0, 3)
+    steps = iter(sampler.optimizer_steps(sampler))
+    for _ in range(4):
+        next(steps)
+    state = sampler.state_dict()
+    assert set(state) == {"version", "seed", "epoch", "position", "fingerprint"}
+    for world in WORLDS:
+        ranks = [made(rank, world) for rank in range(world)]
+        for one in ranks:
+            one.load_state_dict(state)
+        rest = [samples_of([list(each)]) for each in zip(*(map(flat, one.optimizer_steps(one)) for one in ranks))]  # type: ignore[arg-type, list-item]
+        assert rest == [samples_of(step) for step in of_all_ranks(world)[4:]]
+
+
+@pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
+@given(case=cases(), share=st.floats(1.0, 9.0), padded=st.booleans(), drops=st.booleans(), seed=st.integers(0, 3))
+@examples(60)
+def test_the_laws_hold_for_any_sizes(case: Any, share: float, padded: bool, drops: bool, seed: int) -> None:
+    sizes, budget = case
+    assume(len(sizes) and sizes.max() > 0)
+    tokens = int(sizes.max() * share) + 1
+    options = {"sizes": sizes, "max_total_size": budget, "tokens_per_step": tokens, "seed": seed}
+    options |= {"tail": "drop"} if drops else {}
+    options |= PADDED if padded else {}
+    expected: list[list[int]] | None = None
+    for world in WORLDS:
+        try:
+            ranks = [list(one.optimizer_steps(one)) for one in (made(rank, world, **options) for rank in range(world))]
+        except ValueError as error:
+            assert "too few" in str(error) or "must leave a whole step" in str(error)
+            continue
+        steps = [[list(row) for row in zip(*step, strict=True)] for step in zip(*ranks, strict=True)]
+        found = [samples_of(step) for step in steps]
+        expected = expected or found
+        short = not drops and len(expected[-1]) < world
+        assert found[:-1] == expected[:-1]
+        assert found == expected or short  # too few for all ranks: some get them once more
+        assert len({len(rank) for rank in ranks}) == 1
+        for number, step in enumerate(steps):
+            for batch in flat(step):  # type: ignore[arg-type]
+                cost = sizes[batch].max() * len(batch) if padded else sizes[batch].sum()  # type: ignore[arg-type]
+                assert batch
+                assert cost <= budget
+            if number < len(steps) - 1 or drops:
+                assert abs(int(sizes[expected[number]].sum()) - tokens) <= sizes.max()
+    if expected is not None and not drops:
+        assert sorted(flat(expected)) == list(range(len(sizes)))
+
+
+def test_the_global_batch_stays_when_the_number_of_ranks_changes() -> None:
+    steps = {world: of_all_ranks(world, tokens_per_step=7000) for world in (8, 6)}
+    accumulate = {world: made(0, world, tokens_per_step=7000).accumulate for world in steps}
+    assert accumulate == {8: 2, 6: 3}
+    assert [samples_of(step) for step in steps[8]] == [samples_of(step) for step in steps[6]]
+
+
+def test_the_ranks_of_a_micro_batch_have_like_work() -> None:
+    assert made(0, 8).report().imbalance < 1.02
+    assert made(0, 8, **PADDED).report().imbalance < 1.1
+    assert made(0, 8, work=half_as_much_work).report().imbalance < 1.02
+
+
+def test_a_schedule_changes_the_tokens_at_its_step_in_the_middle_of_an_epoch() -> None:
+    sampler = made(0, 4, tokens_per_step=[(0, 2500), (5, 5000)])
+    first = [int(SIZES[flat(step)].sum()) * 4 for step in sampler.optimizer_steps(sampler)]
+    assert np.allclose(first[:5], 2500, rtol=0.1)
+    assert np.allclose(first[5:-1], 5000, rtol=0.1)
+    assert sampler.accumulation[:-1].tolist() == [2] * 5 + [3] * (len(first) - 6)
+    assert [sampler.tokens_at(step) for step in (0, 4, 5, 10**6)] == [2500, 2500, 5000, 5000]
+    sampler.set_epoch(1)
+    assert sampler.accumulation[0] == 3  # the second epoch begins in the second stage
+    assert sampler.num_optimizer_steps(1) < sampler.num_optimizer_steps(0) == len(first)
+
+
+def test_accumulate_follows_the_batches() -> None:
+    sampler, seen = made(0, 4, tokens_per_step=[(0, 2500), (5, 5000)]), []
+    assert sampler.accumulate == 2
+    for _ in sampler:
+        seen.append(sampler.accumulate)
+    assert seen == flat([count] * count for count in sampler.accumulation.tolist())
+    assert made(tokens_per_step=None).accumulate == 1
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_gets_whole_steps_from_a_loader_that_reads_ahead(workers: int) -> None:
+    sampler = made(0, 4, tokens_per_step=[(0, 2500), (5, 5000)])
+    loader: Any = DataLoader(
+        range(len(SIZES)),  # type: ignore[arg-type]  # has a length and indices
+        batch_sampler=sampler,
+        collate_fn=list,
+        num_workers=workers,
+    )
+    expected = list(made(0, 4, tokens_per_step=[(0, 2500), (5, 5000)]))
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        steps = list(sampler.optimizer_steps(loader))
+        if epoch == 0:
+            assert flat(steps) == expected
+        assert [len(step) for step in steps] == sampler.accumulation.tolist()
+
+
+def test_a_loader_of_other_batches_is_an_error() -> None:
+    sampler = made()
+    with pytest.raises(RuntimeError, match=r"the loader must give the batches of this sampler, got 1 of"):
+        list(sampler.optimizer_steps([[0]]))
+    with pytest.raises(RuntimeError, match="got more of them"):
+        list(sampler.optimizer_steps([*made(), [0]]))
+    with pytest.raises(ValueError, match="the sampler must have tokens_per_step"):
+        made(tokens_per_step=None).optimizer_steps([])
+
+
+def test_a_state_that_does_not_say_how_a_step_was_packed_is_refused() -> None:
+    sampler = made(0, 2)
+    next(iter(sampler))
+    state = sampler.state_dict()
+    assert state["inside_step"] == [[2, sampler.accumulate, state["position"]]]
+    broken = [{"inside_step": inside} for inside in (None, [], [[2, 8]], [[2, 8, 1]], "x", [[0, 8, 3]])]
+    for wrong in broken:
+        fresh = made()
+        with pytest.raises(ValueError, match=r"state\['inside_step'\] must tell how"):
+            fresh.load_state_dict(state | wrong)
+        assert list(fresh) == list(made())
+    begun = list(islice(made(0, 2), 4))
+    fresh = made(0, 2)
+    fresh.load_state_dict(made(0, 2).state_dict(len(flat(begun)) + len(flat(islice(made(1, 2), 4)))))
+    assert begun + list(fresh) == list(made(0, 2))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "nothing": ({"tokens_per_step": 0}, ValueError, "tokens_per_step must be more than 0"),
+    "no number": ({"tokens_per_step": "1M"}, TypeError, "tokens_per_step must be a real number, got '1M'"),
+    "infinite": ({"tokens_per_step": float("inf")}, ValueError, "tokens_per_step must be more than 0 and less than"),
+    "no stages": ({"tokens_per_step": []}, ValueError, "or a list of .first step, tokens., got an empty list"),
+    "no pair": ({"tokens_per_step": [7000]}, TypeError, r"tokens_per_step\[0\] must be a pair .first step, tokens."),
+    "late": ({"tokens_per_step": [(5, 7000)]}, ValueError, r"\[0\]\[0\], the first step of a stage, must be 0, got 5"),
+    "backwards": ({"tokens_per_step": [(0, 7000), (9, 8000), (9, 9000)]}, ValueError, "must be more than 9, the one"),
+    "a sample fills it": ({"tokens_per_step": 99}, ValueError, "must be more than 99, the size of the longest sample"),
+    "sequential": ({"strategy": "sequential"}, ValueError, "strategy must be 'stratified' for this cost"),
+    "packed": ({"strategy": "packed"}, ValueError, "strategy must be 'stratified' for this cost"),
+    "bucketed sum": ({"strategy": "bucketed"}, ValueError, "strategy must be 'stratified' for this cost"),
+    "sequential padded": (PADDED | {"strategy": "sequential"}, ValueError, "strategy must be 'bucketed' for this cost"),
+    "repeats": ({"tail": "pad"}, ValueError, "tail must be 'split' or 'drop' with tokens_per_step, got 'pad'"),
+    "window": ({"window": 50}, ValueError, "window must be None with tokens_per_step"),
+    "multiple": (PADDED | {"batch_size_multiple": 4}, ValueError, "batch_size_multiple must be 1 with tokens_per_step"),
+    "accumulate alone": ({"tokens_per_step": None, "accumulate": 3}, ValueError, "accumulate=3 goes with tokens_per_"),
+    "accumulate nothing": ({"accumulate": 0}, ValueError, "accumulate must be an int >= 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_at_once(case: str) -> None:
+    options, kind, message = REFUSED[case]
+    with pytest.raises(kind, match=message):
+        made(**options)
+
+
+LATER: dict[str, tuple[Callable[[], Any], str]] = {
+    "too few micro-batches": (lambda: made(accumulate=3), "accumulate=3 must be at least 9 for steps of 4000 tokens"),
+    "too few samples": (lambda: made(0, 99), "gives a step of .* samples, too few for 1 micro-batches on each of 99"),
+    "no whole step": (lambda: made(tail="drop", tokens_per_step=10**6), "tail='drop' must leave a whole step"),
+    "an order that cannot be read again": (
+        lambda: made(sampler=lambda: RandomSampler(range(9)), tokens_per_step=[(0, 7000), (5, 9000)]).num_optimizer_steps(1),
+        "epoch must be 0 for this sampler, got 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_what_the_ranks_or_the_order_make_impossible_is_refused_before_the_first_batch(case: str) -> None:
+    make, message = LATER[case]
+    with pytest.raises(ValueError, match=message):
+        len(make())
+
+
+def test_too_few_samples_at_the_end_are_given_to_some_ranks_once_more() -> None:
+    sizes = np.full(103, 10)
+    with pytest.warns(UserWarning, match="the last batches hold too few samples for one on each of 8 ranks"):
+        steps = of_all_ranks(8, sizes=lambda: sizes, tokens_per_step=200, max_total_size=50)
+    assert [len(set(samples_of(step))) for step in steps] == [20, 20, 20, 20, 20, 3]
+    assert len(samples_of(steps[-1])) == 8
+
+
+def test_no_samples_and_samples_without_tokens_make_steps_too() -> None:
+    assert list(made(sizes=lambda: np.zeros(0, int))) == []
+    assert made(sizes=lambda: np.zeros(0, int)).num_optimizer_steps() == 0
+    assert samples_of(of_all_ranks(2, sizes=lambda: np.zeros(5, int))[0]) == [0, 1, 2, 3, 4]
+    zeros = np.concatenate([np.zeros(9, int), SIZES, np.zeros(9, int)])
+    assert sorted(flat(made(sizes=lambda: zeros))) == list(range(len(zeros)))
+
+
+def test_any_way_to_write_the_same_schedule_is_the_same() -> None:
+    same = [7000, 7000.0, np.int64(7000), [(0, 7000)], ((0, 7000.0),), [[0, np.float32(7000)]]]
+    assert len({made(tokens_per_step=value).fingerprint for value in same}) == 1
+    assert made(tokens_per_step=7001).fingerprint != made(tokens_per_step=7000).fingerprint
+    assert TokenSchedule.of([(0, 5), (7, 9)]).value == ((0, 5), (7, 9))
+
+
+def test_batches_are_found_by_their_number() -> None:
+    sampler = made(0, 3)
+    assert [sampler.batch(number) for number in (0, 17, len(sampler.plan()) - 1)] == [
+        sampler.plan()[number].tolist() for number in (0, 17, -1)
+    ]
+    assert list(made("all", 3)) == [batch.tolist() for batch in sampler.plan()]
+    assert len(sampler.worst_batches(3)) == 3
