@@ -55,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dropped tail": {"num_replicas": 8, "rank": 7, "tail": "drop"},
     "padded tail": {"num_replicas": 8, "rank": 7, "tail": "pad"},
     "an order with slices": {"sampler": Order},
+    "tokens in a step": {"tokens_per_step": 2000, "num_replicas": 2, "rank": 1},
 }
 
 
@@ -120,11 +121,17 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "curriculum": [(PADDED, 100), (PADDED | {"curriculum": 50}, 100)],
     "window": [({}, 50)],
     "work": [({}, SIZES**2)],
+    "tokens_per_step": [
+        ({}, 2000),
+        ({"tokens_per_step": 2000}, None),
+        ({"tokens_per_step": 2000}, [(0, 2000), (5, 3000)]),
+    ],
 }
 ACCEPTED: dict[str, list[dict[str, Any]]] = {  # a resume may change these: the rest is dealt to other ranks
     "num_replicas": [{"num_replicas": 2, "rank": 0}, {"num_replicas": 4, "rank": 0}],
     "rank": [{"num_replicas": 2, "rank": 1}, {"num_replicas": 1, "rank": "all"}],
     "mesh": [{"mesh": type("Mesh", (), {"size": lambda self: 2, "get_local_rank": lambda self: 1})}],
+    "accumulate": [{"tokens_per_step": 2000, "accumulate": 9}],
 }
 
 
@@ -147,11 +154,15 @@ def test_another_value_of_an_argument_that_decides_the_batches_is_refused(name: 
 
 @pytest.mark.parametrize("options", [case for cases in ACCEPTED.values() for case in cases])
 def test_other_ranks_resume_each_sample_once(options: dict[str, Any]) -> None:
-    saved = made()
+    saved = made(**{name: value for name, value in options.items() if name == "tokens_per_step"})
     batches = iter(saved)
     delivered = [index for batch in islice(batches, 3) for index in batch]
     count = made(**options).num_replicas
-    ranks = [options] if options.get("rank") == "all" else [{"num_replicas": count, "rank": r} for r in range(count)]
+    ranks = (
+        [options]
+        if options.get("rank") == "all"
+        else [options | {"num_replicas": count, "rank": r, "mesh": None} for r in range(count)]
+    )
     for of_rank in ranks:
         resumed = made(**of_rank)
         resumed.load_state_dict(saved.state_dict())

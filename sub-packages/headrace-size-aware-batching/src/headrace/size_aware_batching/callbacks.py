@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -211,6 +211,111 @@ class OOMRescue(Callback):
         if loss is not None:  # in parts: Lightning reads the result from its closure
             closure._result = ClosureResult(loss)
         return closure._result.loss
+
+
+class TokensPerStep(Callback):
+    """Lets a trainer accumulate as many batches as each step of the optimizer has, with ``tokens_per_step``.
+
+    It sets ``trainer.accumulate_grad_batches`` before each batch, whatever the loader has read ahead, in a resumed epoch
+    and on other ranks too. The trainer divides the loss of each batch by that number. ``max_steps``, ``global_step``
+    and schedulers with ``interval="step"`` count steps of the optimizer; take the length of a schedule from
+    ``num_optimizer_steps`` of the sampler, and not from ``trainer.estimated_stepping_batches``.
+
+    Args:
+        sampler: The batch sampler, with ``accumulation``; by default that of the training's loader, also in a data
+            module of headrace.
+
+    Raises:
+        ValueError: From ``fit``, where the loader has no such sampler, the module optimizes by itself, the strategy
+            accumulates by itself (DeepSpeed), or the trainer has an ``accumulate_grad_batches`` of its own.
+
+    >>> # lightning.Trainer(callbacks=[TokensPerStep()])
+    """
+
+    def __init__(self, sampler: Any = None) -> None:
+        self.sampler = sampler
+        self._begun: tuple[int, Any, Any] | None = None  # number of the first batch, micro-batches, where steps end
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check what trains."""
+        refuse_manual_optimization(pl_module, type(self).__name__)
+        if trainer.strategy.handles_gradient_accumulation:
+            raise ValueError(
+                f"TokensPerStep needs a strategy that leaves accumulation to the trainer, got "
+                f"{type(trainer.strategy).__name__}: give the sampler accumulate=, and the strategy the same number"
+            )
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"accumulate_grad_batches must be 1 for TokensPerStep, got {trainer.accumulate_grad_batches}: leave it "
+                "out, the callback sets it"
+            )
+        self.on_train_epoch_start(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Begin an epoch; a loader keeps as many positions as it may have to go back."""
+        batches = trainer.fit_loop.epoch_loop.batch_idx + 1
+        trainer.accumulate_grad_batches = BatchesOfStep(self._accumulation(trainer).max(initial=1), batches)
+        self._begun = None
+
+    def on_train_batch_start(  # Lightning names the arguments
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:
+        """Say how many batches the step has that this one belongs to."""
+        if self._begun is None:
+            counts = self._accumulation(trainer)
+            self._begun = batch_idx, counts, np.cumsum(counts)
+        first, counts, ends = self._begun
+        step = int(np.searchsorted(ends, batch_idx - first, side="right"))
+        if step == len(counts):
+            raise RuntimeError(f"the loader must give the {ends[-1:]} batches of its sampler, got more of them")
+        trainer.accumulate_grad_batches = BatchesOfStep(counts[step], first + int(ends[step] - counts[step]))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Leave the trainer as it was."""
+        trainer.accumulate_grad_batches = 1
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Leave the trainer as it was."""
+        self.on_train_end(trainer, pl_module)
+
+    def _accumulation(self, trainer: Trainer) -> Any:
+        loader: Any = trainer.train_dataloader
+        for owner in (self.sampler, loader, getattr(loader, "batch_sampler", None)):
+            if owner is not None and (found := getattr(owner, "accumulation", None)) is not None:
+                return found
+        raise ValueError(
+            f"the loader's batch_sampler must have tokens_per_step, as DistributedSizeAwareBatchSampler may, got a "
+            f"{type(loader).__name__} without: give TokensPerStep sampler="
+        )
+
+
+class BatchesOfStep(int):
+    """Batches of a step of the optimizer; numbers of batches are taken modulo it from the step's first one on.
+
+    A trainer asks only for ``number % accumulate_grad_batches``, which takes all steps for equally long.
+
+    >>> batches = BatchesOfStep(3, first=10)
+    >>> 10 % batches, 12 % batches, 13 % batches, 9 / batches
+    (0, 2, 0, 3.0)
+    """
+
+    first: int
+
+    def __new__(cls, count: int, first: int) -> Self:
+        """Make one of a count and the number of the step's first batch."""
+        made = super().__new__(cls, count)
+        made.first = first
+        return made
+
+    def __rmod__(self, number: int) -> int:
+        return (number - self.first) % int(self)
+
+    def __getnewargs__(self) -> tuple[int, int]:
+        return int(self), self.first
 
 
 def training_step(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> Any:

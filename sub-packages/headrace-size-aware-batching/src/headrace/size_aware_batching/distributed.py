@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,19 +245,22 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         if self._steps is None:
             return 1
-        micro_batches, began, step = self.accumulation, self._began, 0
+        micro_batches, began, step = self._micro_batches(), self._began, 0
         if began is not None:
             first, position = began.position, max(self._cursor.position - 1, began.position)
             step = last_below(began.planner.starts, position) - last_below(began.planner.starts, first)
         return int(micro_batches[step]) if len(micro_batches) else 1
 
     @property
-    def accumulation(self) -> NDArray[np.int64]:
+    def accumulation(self) -> NDArray[np.int64] | None:
         """Micro-batches of each optimizer step of the latest iteration, from where it began; their sum is its batches.
 
-        Of the next iteration where a state was loaded, or another epoch chosen, since the latest one.
+        Of the next iteration where a state was loaded, or another epoch chosen, since the latest one. None without
+        ``tokens_per_step``.
         """
-        self._with_tokens()
+        return None if self._steps is None else self._micro_batches()
+
+    def _micro_batches(self) -> NDArray[np.int64]:
         if self._began is not None:
             return self._began.micro_batches
         return self._plan_steps().micro_batches(self._cursor.start, self._segments)
@@ -269,7 +272,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         step.
 
         Args:
-            loader: Gives the batches of this sampler, in order: a ``DataLoader``, a ``ResumableLoader``, or the sampler.
+            loader: Gives the batches of this sampler in order: a ``DataLoader``, a ``ResumableLoader``, the sampler.
 
         Raises:
             ValueError: If the sampler has no ``tokens_per_step``.
@@ -286,7 +289,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         batches = iter(loader)
         if not (group := list(islice(batches, 1))):
             return
-        for count in self.accumulation.tolist():  # known once the first batch is there
+        for count in self._micro_batches().tolist():  # known once the first batch is there
             group += islice(batches, count - len(group))
             if len(group) < count:
                 raise RuntimeError(f"the loader must give the batches of this sampler, got {len(group)} of {count}")
@@ -300,7 +303,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return self._with_tokens().schedule.at(checked_int("step", step))
 
     def num_optimizer_steps(self, epoch: int | None = None) -> int:
-        """Return the number of optimizer steps of a whole epoch, the same at any world size; by default the current one.
+        """Return the number of optimizer steps of a whole epoch, by default the current one, at any world size.
 
         Without a ``sampler`` of one's own it needs no planning.
         """
@@ -374,7 +377,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if isinstance(planner, StepPlanner):
             tail, distributed = self._begin_steps(planner, position, replicas)
         else:
-            balance = None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
+            balance = (
+                None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
+            )
             batches = planner.batches(self._key(epoch), position)
             tail, distributed = self.tail, distribute_steps(batches, replicas, self.tail, balance)
         for steps in distributed:
@@ -531,7 +536,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
     def _plan_epoch(self, epoch: int | None = None) -> Planner:
-        """Return the planner, which reads the order of an epoch, by default the current one, where a sampler gives it."""
+        """Return the planner of an epoch, by default the current one; it reads the order where a sampler gives it."""
         order = None if self._order is None else self._order.order()
         needed: tuple[int, ...] = ()
         if self._steps is not None:
@@ -559,9 +564,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         return "split", chain.from_iterable(distribute_steps([step], replicas, "split") for step in batches)
 
     def _plan_steps(self, epoch: int | None = None) -> StepPlanner:
-        planner = self._plan_epoch(epoch)
-        assert isinstance(planner, StepPlanner)
-        return planner
+        self._with_tokens()
+        return cast(StepPlanner, self._plan_epoch(epoch))
 
     def _with_tokens(self) -> TokenSteps:
         if self._steps is None:
@@ -697,8 +701,8 @@ def _refuse_beside_tokens(options: Options, tail: Tail) -> None:
     allowed = "stratified" if options.batch_cost.name == "sum" else "bucketed"
     if options.strategy != allowed:
         raise ValueError(
-            f"strategy must be {allowed!r} for this cost with tokens_per_step, got {options.strategy!r}: the samples of "
-            "a step come in the order of the list, and are packed for all ranks together"
+            f"strategy must be {allowed!r} for this cost with tokens_per_step, got {options.strategy!r}: the "
+            "samples of a step come in the order of the list, and are packed for all ranks together"
         )
     if tail == "pad":
         raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")

@@ -198,6 +198,14 @@ class ResumableLoader(EpochLoader):
         return own
 
     @property
+    def accumulation(self) -> Any:
+        """Batches of each optimizer step, from where the iteration begins, if the batch sampler knows them; else None.
+
+        `DistributedSizeAwareBatchSampler` knows them with `tokens_per_step`.
+        """
+        return getattr(self._batches(), "accumulation", None)
+
+    @property
     def epoch(self) -> int:
         """The present epoch."""
         return self._progress.epoch

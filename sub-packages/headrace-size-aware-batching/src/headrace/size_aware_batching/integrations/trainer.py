@@ -15,8 +15,8 @@ class TrainerGuard:
     the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
     accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a
     resumed epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's
-    batches once more, and epochs of different lengths, of which it would drop the rest. It reads no data and does
-    nothing at the steps.
+    batches once more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step`` another
+    number of batches in a step than ``gradient_accumulation_steps``. It reads no data and does nothing at the steps.
 
     Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
     return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
@@ -38,7 +38,7 @@ class TrainerGuard:
         if missing := [name for name in ("fingerprint", "set_epoch", "__len__") if not hasattr(sampler, name)]:
             raise TypeError(f"sampler must be a sampler of headrace, got {type(sampler).__name__} without {missing}")
         self._sampler = sampler
-        self._length = 0
+        self._length = self._accumulated = 0
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
         """Compare what is about to be trained on with the checkpoint, if there is one."""
@@ -48,6 +48,7 @@ class TrainerGuard:
             "world_size": args.world_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
         }
+        self._accumulated = args.gradient_accumulation_steps
         saved = state.stateful_callbacks.get(_KEY)
         if state.global_step and saved is None:
             warn("the checkpoint was saved without a TrainerGuard: whether its batches were the same is not known")
@@ -72,6 +73,8 @@ class TrainerGuard:
 
     def _begin(self, epoch: int) -> None:
         self._sampler.set_epoch(epoch)
+        if (accumulation := getattr(self._sampler, "accumulation", None)) is not None:
+            self._refuse_accumulation(epoch, accumulation.tolist())
         length = len(self._sampler)
         if length != (self._length or length):
             raise ValueError(
@@ -80,6 +83,16 @@ class TrainerGuard:
                 "and no sampler, or num_train_epochs=1"
             )
         self._length = length
+
+    def _refuse_accumulation(self, epoch: int, accumulation: list[int]) -> None:
+        """Refuse steps of other numbers of batches than a Trainer accumulates; it ends the last one of an epoch."""
+        *whole, last = accumulation
+        if wrong := [count for count in whole if count != self._accumulated] or [last] * (last > self._accumulated):
+            raise ValueError(
+                f"gradient_accumulation_steps must be {wrong[0]}, as an optimizer step of epoch {epoch} has by "
+                f"tokens_per_step, got {self._accumulated}: a Trainer accumulates the same number in all steps. Give "
+                "the sampler accumulate= a number that is enough for all epochs, and the TrainingArguments the same"
+            )
 
     def _refuse_loader(self, loader: Any, world_size: int) -> None:
         found, shards = loader, 1

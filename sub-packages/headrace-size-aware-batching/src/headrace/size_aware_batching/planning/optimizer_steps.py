@@ -316,8 +316,8 @@ class StepPlanner(GroupPlanner):
             segments = []
         if sum(segment.samples for segment in segments) != left:
             raise ValueError(
-                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an optimizer "
-                f"step, got {shown(given)}: load the state as state_dict() returned it"
+                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an "
+                f"optimizer step, got {shown(given)}: load the state as state_dict() returned it"
             )
         return segments
 
@@ -331,22 +331,23 @@ class StepPlanner(GroupPlanner):
 
     @cached_property
     def accumulate(self) -> NDArray[np.int64]:
-        """Micro-batches of each step on each rank: as many in all whole steps of a stage."""
+        """Micro-batches of each step on each rank: as many in all whole steps of a stage that have the samples."""
         found = np.ones(self.n_steps, np.int64)
-        whole = self.n_steps - self._short
+        whole, counts = self.n_steps - self._short, np.diff(self.starts)
         for stage in np.unique(self.stages[:whole]).tolist():
             of_stage = np.flatnonzero(self.stages[:whole] == stage)
             found[of_stage] = fewest = max(self._fewest(of_stage), self.steps.accumulate or 1)
-            least = int(np.diff(self.starts)[of_stage].min())
-            if least < self.num_replicas * fewest:
-                raise ValueError(
-                    f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of {least} samples, too few "
-                    f"for {fewest} micro-batches on each of {self.num_replicas} ranks: raise it, or max_total_size"
-                )
+            for step in of_stage[counts[of_stage] < self.num_replicas * fewest]:  # of a few large samples
+                found[step] = counts[step] // self.num_replicas
+                if found[step] < (least := self._fewest(np.array([step]))):
+                    raise ValueError(
+                        f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of {counts[step]} "
+                        f"samples, too few for {least} micro-batches on each of {self.num_replicas} ranks: raise it, "
+                        "or max_total_size"
+                    )
         if self._short:
             fewest = self._fewest(np.array([whole]))
-            most = int(self.starts[-1] - self.starts[-2]) // self.num_replicas
-            found[-1] = max(fewest, min(self.steps.accumulate or 1, most))
+            found[-1] = max(fewest, min(self.steps.accumulate or 1, counts[-1] // self.num_replicas))
         return found
 
     def _fewest(self, of_stage: NDArray[np.int64]) -> int:
