@@ -216,10 +216,10 @@ class OOMRescue(Callback):
 class TokensPerStep(Callback):
     """Lets a trainer accumulate as many batches as each step of the optimizer has, with ``tokens_per_step``.
 
-    It sets ``trainer.accumulate_grad_batches`` before each batch, whatever the loader has read ahead, in a resumed epoch
-    and on other ranks too. The trainer divides the loss of each batch by that number. ``max_steps``, ``global_step``
-    and schedulers with ``interval="step"`` count steps of the optimizer; take the length of a schedule from
-    ``num_optimizer_steps`` of the sampler, and not from ``trainer.estimated_stepping_batches``.
+    It sets ``trainer.accumulate_grad_batches`` before each batch, whatever the loader has read ahead, in a resumed
+    epoch and on other ranks too. The trainer divides the loss of each batch by that number. ``max_steps``,
+    ``global_step`` and schedulers with ``interval="step"`` count steps of the optimizer; take the length of a schedule
+    from ``num_optimizer_steps`` of the sampler, and not from ``trainer.estimated_stepping_batches``.
 
     Args:
         sampler: The batch sampler, with ``accumulation``; by default that of the training's loader, also in a data
@@ -305,7 +305,7 @@ class BatchesOfStep(int):
 
     first: int
 
-    def __new__(cls, count: int, first: int) -> Self:
+    def __new__(cls, count: int, first: int = 0) -> Self:
         """Make one of a count and the number of the step's first batch."""
         made = super().__new__(cls, count)
         made.first = first
@@ -313,9 +313,6 @@ class BatchesOfStep(int):
 
     def __rmod__(self, number: int) -> int:
         return (number - self.first) % int(self)
-
-    def __getnewargs__(self) -> tuple[int, int]:
-        return int(self), self.first
 
 
 def training_step(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> Any:

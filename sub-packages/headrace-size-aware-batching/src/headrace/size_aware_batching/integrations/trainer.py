@@ -15,8 +15,9 @@ class TrainerGuard:
     the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
     accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a
     resumed epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's
-    batches once more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step`` another
-    number of batches in a step than ``gradient_accumulation_steps``. It reads no data and does nothing at the steps.
+    batches once more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step``
+    another number of batches in a step than ``gradient_accumulation_steps``. It reads no data and does nothing at the
+    steps.
 
     Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
     return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.

@@ -1,0 +1,118 @@
+"""Training with tokens_per_step: real trainers and ranks, whose weights are those of one rank."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import steps_worker
+import torch
+from torch.utils.data import DataLoader
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.callbacks import BatchesOfStep, TokensPerStep
+from headrace.size_aware_batching.integrations import TrainerGuard
+
+WORKER = Path(steps_worker.__file__)
+
+
+def of_two_ranks(what: str, folder: Path) -> list[Any]:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, WORKER, what, str(rank), "2", folder / "store", folder / f"{rank}.json"],
+            env={"PYTHONPATH": ":".join(sys.path), "PATH": "", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_a_plain_loop_on_two_ranks_trains_the_weights_of_one(tmp_path: Path) -> None:
+    alone = steps_worker.loop()
+    for weights in of_two_ranks("loop", tmp_path):
+        np.testing.assert_allclose(weights, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+def test_lightning_on_two_ranks_trains_the_weights_of_one(tmp_path: Path) -> None:
+    alone, updates, accumulated = steps_worker.fit()
+    sampler = steps_worker.sampler_of()
+    assert updates == sum(sampler.num_optimizer_steps(epoch) for epoch in range(steps_worker.EPOCHS))
+    assert len(set(accumulated)) > 2  # two stages and shorter steps at the end
+    for weights, updates_of_rank, accumulated_of_rank in of_two_ranks("lightning", tmp_path):
+        np.testing.assert_allclose(weights, alone, rtol=0, atol=1e-12)
+        assert updates_of_rank == updates
+        assert sum(accumulated_of_rank) < sum(accumulated)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_workers_that_read_ahead_change_nothing() -> None:
+    assert steps_worker.fit(workers=2) == steps_worker.fit()
+    assert steps_worker.loop(workers=2) == steps_worker.loop()
+
+
+def test_batches_of_a_step_are_counted_from_its_first() -> None:
+    batches = BatchesOfStep(4, first=6)
+    assert [number % batches for number in range(6, 12)] == [0, 1, 2, 3, 0, 1]
+    assert torch.tensor(2.0) / batches == 0.5
+    assert 7 % pickle.loads(pickle.dumps(batches)) == 1
+
+
+class Without(steps_worker.Module):
+    def train_dataloader(self) -> Any:
+        return DataLoader(steps_worker.dataset(), collate_fn=torch.cat)  # type: ignore[arg-type]  # a list is a dataset
+
+
+def trainer_of(**options: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return lightning.Trainer(
+        max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[TokensPerStep()], **quiet, **options
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+def test_what_a_trainer_cannot_follow_is_refused() -> None:
+    sampler = steps_worker.sampler_of()
+    with pytest.raises(ValueError, match="accumulate_grad_batches must be 1 for TokensPerStep, got 2"):
+        trainer_of(accumulate_grad_batches=2).fit(steps_worker.Module(sampler))
+    with pytest.raises(ValueError, match=r"the loader's batch_sampler must have tokens_per_step, .* got a DataLoader"):
+        trainer_of().fit(Without(sampler))
+    manual = steps_worker.Module(sampler)
+    manual.automatic_optimization = False
+    with pytest.raises(ValueError, match="TokensPerStep needs automatic optimization"):
+        trainer_of().fit(manual)
+
+
+def begin(sampler: DistributedSizeAwareBatchSampler, accumulated: int) -> None:
+    loader = DataLoader(range(300), batch_sampler=sampler)  # type: ignore[arg-type]  # has a length and indices
+    arguments = SimpleNamespace(world_size=1, ignore_data_skip=False, gradient_accumulation_steps=accumulated)
+    state = SimpleNamespace(global_step=0, stateful_callbacks={}, num_train_epochs=2, epoch=0.0)
+    TrainerGuard(sampler).on_train_begin(arguments, state, None, train_dataloader=loader)
+
+
+def test_a_guard_refuses_another_number_of_batches_than_a_step_has() -> None:
+    constant = DistributedSizeAwareBatchSampler(steps_worker.LENGTHS, 220, tokens_per_step=900)
+    begin(constant, constant.accumulate)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps must be 5, as an optimizer step of epoch 0 has"):
+        begin(constant, 3)
+    with pytest.raises(
+        ValueError, match=r"got 5: a Trainer accumulates the same number in all steps. Give the sampler"
+    ):
+        begin(steps_worker.sampler_of(), 5)
+    with pytest.raises(ValueError, match="all epochs must have the same number of batches, got 70 in the first and 50"):
+        begin(steps_worker.sampler_of(accumulate=10), 10)  # the stages of a schedule make them differ
+    begin(DistributedSizeAwareBatchSampler(steps_worker.LENGTHS, 220, tokens_per_step=900, accumulate=6), 6)
