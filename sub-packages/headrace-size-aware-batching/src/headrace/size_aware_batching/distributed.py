@@ -65,6 +65,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
     loads its state only when it is iterated.)
 
+    **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
+    world size; `optimizer_steps` gives a loop the micro-batches of each. States between two steps are as above. Inside
+    a step they also hold ``inside_step``, how it was packed: the rest of it goes on, packed anew on other ranks.
+
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
             k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or
@@ -115,6 +119,13 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             default a length that suits the strategy.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
             batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
+        tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and
+            in all accumulated batches together, to within the longest sample; or ``[(first step, tokens), ...]``, by
+            the number of the step over all epochs. The last step of an epoch holds what is left. With
+            ``"stratified"`` for sums and ``"bucketed"`` for other costs; not with ``window``, ``batch_size_multiple``
+            and ``tail="pad"``. Planning an epoch takes about a second for a million samples.
+        accumulate: Micro-batches of an optimizer step on each rank, for loops that cannot change it. By default the
+            fewest that hold every step of the epoch, or of a stage of ``tokens_per_step``.
 
     Raises:
         TypeError: If an argument has the wrong type.
