@@ -69,10 +69,10 @@ def loop(workers: int = 0) -> list[float]:
             if dist.is_initialized():
                 for batch in micro_batches[:-1]:
                     with parallel.no_sync():
-                        token_weighted_loss(losses(parallel(batch)), total).backward()
+                        torch.autograd.backward(token_weighted_loss(losses(parallel(batch)), total))
                 micro_batches = micro_batches[-1:]
             for batch in micro_batches:
-                token_weighted_loss(losses(parallel(batch)), total).backward()
+                torch.autograd.backward(token_weighted_loss(losses(parallel(batch)), total))
             optimizer.step()
             optimizer.zero_grad()
             updates += 1

@@ -78,7 +78,7 @@ class Without(steps_worker.Module):
 
 
 def trainer_of(**options: Any) -> lightning.Trainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     return lightning.Trainer(
         max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[TokensPerStep()], **quiet, **options
     )
@@ -98,7 +98,7 @@ def test_what_a_trainer_cannot_follow_is_refused() -> None:
 
 
 def begin(sampler: DistributedSizeAwareBatchSampler, accumulated: int) -> None:
-    loader = DataLoader(range(300), batch_sampler=sampler)  # type: ignore[arg-type]  # has a length and indices
+    loader: Any = DataLoader(range(300), batch_sampler=sampler)  # type: ignore[arg-type]  # has a length and indices
     arguments = SimpleNamespace(world_size=1, ignore_data_skip=False, gradient_accumulation_steps=accumulated)
     state = SimpleNamespace(global_step=0, stateful_callbacks={}, num_train_epochs=2, epoch=0.0)
     TrainerGuard(sampler).on_train_begin(arguments, state, None, train_dataloader=loader)

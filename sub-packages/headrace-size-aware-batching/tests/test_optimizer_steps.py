@@ -236,7 +236,7 @@ def test_the_laws_hold_for_any_sizes(case: Any, share: float, padded: bool, drop
         assert len({len(rank) for rank in ranks}) == 1
         for number, step in enumerate(steps):
             for batch in flat(step):
-                cost = sizes[batch].max() * len(batch) if padded else sizes[batch].sum()  # type: ignore[arg-type]
+                cost = sizes[batch].max() * len(batch) if padded else sizes[batch].sum()
                 assert batch
                 assert cost <= budget
             if number < len(steps) - 1 or drops:

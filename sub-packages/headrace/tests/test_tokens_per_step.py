@@ -88,7 +88,7 @@ def test_a_run_that_stops_inside_a_step_trains_that_step_again_as_a_whole(
     with pytest.raises(SystemExit):
         fit(Model(save_at, tmp_path / "last.ckpt", fails=True), workers=workers)
     resumed = fit(Model(), tmp_path / "last.ckpt", workers=workers)
-    assert resumed.seen.tolist() == [2] * len(SIZES)  # type: ignore[operator, union-attr]  # a buffer
+    assert resumed.seen.tolist() == [2] * len(SIZES)  # type: ignore[operator]  # a buffer
     assert resumed.steps == whole.steps[-len(resumed.steps) :]
     assert torch.equal(resumed.scale, whole.scale)
 

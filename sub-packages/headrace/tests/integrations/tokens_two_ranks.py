@@ -75,7 +75,7 @@ def registered() -> tuple[Any, Any]:
 
 def prepared() -> tuple[Any, Any]:
     sampler = sampler_of(rank="all")
-    loader = DataLoader(DATA, batch_sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]  # a list is a dataset
+    loader: Any = DataLoader(DATA, batch_sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]  # a list is a dataset
     return sampler, accelerator.prepare(loader)
 
 

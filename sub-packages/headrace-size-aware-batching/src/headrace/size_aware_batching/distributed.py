@@ -290,8 +290,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             RuntimeError: If the loader gives other numbers of batches.
 
         >>> sampler = DistributedSizeAwareBatchSampler([2, 3, 4, 1, 2, 4], 5, shuffle=False, tokens_per_step=8)
-        >>> [[sum(sampler.sizes[batch]) for batch in step] for step in sampler.optimizer_steps(sampler)]
-        [[4, 5], [5, 2]]
+        >>> [[sampler.sizes[batch].tolist() for batch in step] for step in sampler.optimizer_steps(sampler)]
+        [[[4], [2, 3]], [[4], [1, 2]]]
         """
         self._with_tokens()
         return self._grouped(loader)

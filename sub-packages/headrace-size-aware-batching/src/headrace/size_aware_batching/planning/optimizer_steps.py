@@ -396,7 +396,7 @@ def sure_batches(sized: PreparedSizes, samples: NDArray[Any]) -> int:
     >>> from headrace.size_aware_batching.planning.limits import Limits
     >>> sized = PreparedSizes(np.array([5, 1, 4, 2, 4]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
     >>> sure_batches(sized, np.arange(5))
-    3
+    2
     """
     limits, sizes = sized.limits, sized.sizes[samples]
     if limits.capacity is not None or sizes.ndim > 1 or not limits.plain:
