@@ -141,6 +141,36 @@ def test_a_state_of_batches_out_of_order_is_refused(tmp_path: Path, order: tuple
     del batches
 
 
+class Damaged(Numbers):
+    """A batch of it is an error."""
+
+    def __init__(self, batch: list[int]) -> None:
+        self.batch = set(batch)
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.batch:
+            raise RuntimeError(f"sample {index} is damaged")
+        return index
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_a_loop_that_went_on_after_an_error_is_refused(workers: int) -> None:
+    whole = list(of_rank(1))
+    loader = StatefulDataLoader(
+        Damaged(whole[1]), batch_sampler=of_rank(1), collate_fn=numbers, num_workers=workers, in_order=True
+    )
+    batches = iter(loader)
+    assert next(batches) == whole[0]
+    with pytest.raises(RuntimeError, match="is damaged"):
+        next(batches)
+    assert next(batches) == whole[2]
+    with pytest.raises(ValueError, match=r"after an error of the dataset: .* lose"):
+        sampler_state(loader.state_dict())
+    del batches
+
+
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
 def test_a_state_without_the_samplers_is_refused() -> None:
     def state(**options: Any) -> dict[str, Any]:

@@ -23,8 +23,9 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: If it is not a mapping.
         ValueError: If it holds no such state, or not that of the last batch (``snapshot_every_n_steps``), or if batches
-            came out of order (``in_order=False``). To see this when a checkpoint is saved and not when it is needed,
-            save what this function returns.
+            came out of order (``in_order=False``), or if the loop caught an error of the dataset and went on. To see
+            this when a checkpoint is saved and not when it is needed, save what this function returns. Both at once,
+            ``in_order=False`` and a caught error, can leave a state that looks exact and is not.
 
     Example:
         >>> state = {"version": 1, "seed": 0, "epoch": 2, "position": 40, "fingerprint": "c0ffee"}
@@ -40,13 +41,15 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
         )
     snapshot = loader_state.get("_snapshot", {})
     main = snapshot.get("_main_snapshot", loader_state)  # with workers, else without
-    # Where batches come as they are ready, the sampler's state may be older than the batches that were delivered.
-    delivered, given = snapshot.get("_snapshot_step"), main.get("_sampler_iter_yielded")
+    # Where batches come as they are ready, or one was an error, the sampler gave other batches than were delivered.
+    delivered = snapshot.get("_snapshot_step", main.get("_num_yielded"))
+    given = main.get("_sampler_iter_yielded")
     if None not in (delivered, given) and delivered != given:
         raise ValueError(
-            f"loader_state must hold a position of the order, got one of in_order=False, where {delivered} batches "
-            f"were delivered and not the first {delivered}: a resume would lose and repeat samples. Construct the "
-            "StatefulDataLoader with in_order=True, and take a checkpoint that was saved so"
+            f"loader_state must hold a position of the order, got one where {delivered} batches were delivered and not "
+            f"the first {delivered}, because of in_order=False or because the loop went on after an error of the "
+            "dataset: a resume would lose and repeat samples. Construct the StatefulDataLoader with in_order=True, let "
+            "errors end the loop, and take a checkpoint that was saved so"
         )
     iterator = main.get("_sampler_iter_state") or {}
     for state in (main.get("_index_sampler_state"), iterator.get("sampler_state")):
