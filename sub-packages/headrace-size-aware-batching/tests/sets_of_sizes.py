@@ -1,5 +1,7 @@
 """Sizes as real data sets have them, drawn with a fixed seed, and what a plan over them is worth."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,3 +46,13 @@ def mixture(count: int = 20_000) -> Sizes:
     """Nodes and edges of molecules and crystals together."""
     both = np.concatenate([molecules(count // 2), crystals(count - count // 2)])
     return both[np.random.default_rng(7).permutation(count)]
+
+
+class Dataset:
+    """A dataset that knows its tokens."""
+
+    def __init__(self, num_tokens: Any, samples: int) -> None:
+        self.num_tokens, self.samples = num_tokens, samples
+
+    def __len__(self) -> int:
+        return self.samples

@@ -1,12 +1,14 @@
-"""Where messages go."""
+"""Numbers of any make, and where messages go."""
 
 import logging
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headrace.size_aware_batching._validation import log_info, logger_or, shortlist, warn
+from headrace.size_aware_batching._validation import log_info, logger_or, real_number, shortlist, warn
 from headrace.size_aware_batching.sampler import SizeAwareBatchSampler, size_aware_batching
 
 
@@ -50,3 +52,10 @@ def test_shortlist() -> None:
     assert shortlist([], 0) == ""
     assert shortlist(["a", 3], 2) == "a, 3"
     assert shortlist(["a", 3], 5) == "a, 3 and 3 more"
+
+
+def test_numbers_of_any_make() -> None:
+    values = (np.int8(4), torch.tensor([4]), Fraction(1, 2), np.array(0.5))
+    made = [real_number(value, "size") for value in values]
+    assert made == [4, 4, 0.5, 0.5]
+    assert [type(number) for number in made] == [int, int, float, float]
