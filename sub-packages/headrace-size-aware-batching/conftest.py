@@ -27,6 +27,11 @@ settings.register_profile("few", deadline=None, derandomize=True, max_examples=1
 settings.register_profile("nightly", deadline=None)
 settings.load_profile("headrace")
 
+# One thread each: test processes run side by side, and on a busy machine threads that wait for one another take several
+# times as long. The variable is for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 # Every Python process that a test starts prints its stacks when it is aborted: see abort_children.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 

@@ -34,17 +34,17 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quickstart: Scripts) -> None:
-    lengths = [20 + 7 * (number % 60) for number in range(300)]
+    lengths = [20 + 2 * (number % 60) for number in range(300)]
     files = [write_fasta(tmp_path / "long.fasta", lengths, 1), write_fasta(tmp_path / "short.fasta", [30] * 100, 2)]
     options: list[str | Path] = [
         "--fasta",
         *files,
         "--tokens",
-        "20000",
+        "8000",
         "--budget",
-        "2048",
+        "1024",
         "--max-length",
-        "400",
+        "128",
         "--out",
         tmp_path / "out",
     ]
@@ -52,18 +52,18 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
     first = subprocess.run(command, text=True, capture_output=True, timeout=280, check=False)
     assert first.returncode == 0, first.stderr
     # What the data are, and what the names of the ways mean.
-    assert first.stdout.startswith("Data: sequences of the FASTA files, a token a byte, cut at 400")
-    assert "fixed, safe (5)   5 of the longest keep the budget" in first.stdout
+    assert first.stdout.startswith("Data: sequences of the FASTA files, a token a byte, cut at 128")
+    assert "fixed, safe (8)   8 of the longest keep the budget" in first.stdout
     samples = row(first.stdout, "samples")
     assert len(set(samples)) == 1
     assert int(samples[0].replace(",", "")) > 50
     assert len(set(row(first.stdout, "real tokens"))) == 1
     largest = [int(cell.replace(",", "")) for cell in row(first.stdout, "largest batch")]
     # The safe fixed batch and ours stay inside the budget; the fixed batch of the mean count need not.
-    assert 0 < largest[0] <= 2048
-    assert 0 < largest[-1] <= 2048
+    assert 0 < largest[0] <= 1024
+    assert 0 < largest[-1] <= 1024
     over = [int(cell) for cell in row(first.stdout, "steps over the budget")]
-    assert (over[0], over[-1], over[1] > 0) == (0, 0, largest[1] > 2048)
+    assert (over[0], over[-1], over[1] > 0) == (0, 0, largest[1] > 1024)
     padded = [int(cell.replace(",", "")) for cell in row(first.stdout, "padded tokens")]
     assert padded[-1] < padded[0]
     assert [float(cell) for cell in row(first.stdout, "  times headrace's")] == [
@@ -80,7 +80,7 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
     shards = sorted((tmp_path / "out").rglob("*.tar"))
     written = [path.stat().st_mtime_ns for path in shards]
     assert shards
-    again = [word if word != "20000" else "1000" for word in options]  # one batch: refused once the shards are there
+    again = [word if word != "8000" else "500" for word in options]  # one batch: refused once the shards are there
     assert quickstart("", *again).returncode == 2
     assert [path.stat().st_mtime_ns for path in shards] == written
 
@@ -92,7 +92,7 @@ def what_it_says_to_do_next_works(stdout: str, data: Path, folder: Path) -> None
         words = command.replace("DATA", str(data)).replace("MEMBER", "seq.txt")
         done = subprocess.run(words, shell=True, cwd=folder, text=True, capture_output=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-    assert "2,048" in done.stdout  # the budget, in the report of the batches
+    assert "1,024" in done.stdout  # the budget, in the report of the batches
     assert Path(last.split(": ")[1]).is_file()
 
 
