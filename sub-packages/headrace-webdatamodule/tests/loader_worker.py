@@ -50,6 +50,23 @@ def fails(samples: list[Any]) -> Any:
     return keys(samples)
 
 
+def begin() -> None:
+    """Have this process and all that it forks written down."""
+    write_down()
+    os.register_at_fork(after_in_child=write_down)
+
+
+def forked(folder: str, options: dict[str, Any], out: str) -> None:
+    """The same in a process that was forked from a server, which saves the seconds of its imports."""
+    sys.argv[1:] = [folder, json.dumps(options)]
+    with Path(out).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    multiprocessing.set_start_method("fork", force=True)
+    begin()
+    main(folder, options)
+
+
 def main(folder: str, options: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
     if start := options.get("start"):
@@ -84,7 +101,6 @@ def main(folder: str, options: dict[str, Any]) -> None:
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the latter in what is spawned
-    write_down()
-    os.register_at_fork(after_in_child=write_down)
+    begin()
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]))

@@ -10,11 +10,10 @@ from headrace.webdatamodule import PickledDataWDS, Split
 _SECONDS = 120  # nobody waits longer than this, whatever happens
 
 
-def main(source: str, target: str, count: int) -> None:
+def pack(source: Path, target: Path, count: int) -> None:
     names = [f"sample{i}" for i in range(count)]
-    data = PickledDataWDS(source, {Split.train: names}, "pt", {Split.train: target}, 4, n_tars_wds=6)
+    data = PickledDataWDS(str(source), {Split.train: names}, "pt", {Split.train: str(target)}, 4, n_tars_wds=6)
     data.prepare_data()
-    print(len(list(Path(target).glob("*.tar"))))
 
 
 def stick(name: str, folder: Path) -> None:
@@ -34,6 +33,5 @@ def stick(name: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(_SECONDS, exit=True)
-    if len(sys.argv) > 4:
-        stick(sys.argv[4], Path(sys.argv[2]))
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    stick(sys.argv[4], Path(sys.argv[2]))
+    pack(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

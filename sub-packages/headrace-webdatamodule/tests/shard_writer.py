@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace.webdatamodule import write_shards
+from headrace.webdatamodule import Manifest, write_shards
 
 
 class Made:
@@ -49,26 +49,28 @@ def limit_files(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def main(directory: str, options: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
+def write(directory: str, options: dict[str, Any]) -> Manifest:
     samples: Any = Made(
         options.get("count", 100),
         options.get("nbytes", 1000),
         options.get("delay", 0.0),
         {int(number): what for number, what in options.get("trouble", {}).items()},
     )
+    if options.get("stream"):
+        made = (samples[number] for number in range(len(samples)))
+        return write_shards(made, directory, samples_per_shard=25, fingerprint="1")
+    shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers")}
+    return write_shards(samples, directory, **shards, fingerprint=options.get("fingerprint", "1"))
+
+
+def main(directory: str, options: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs behind
     if "fsize" in options:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (options["fsize"],) * 2)
     if "files" in options:
         limit_files(options["files"])
-    if options.get("stream"):
-        made = (samples[number] for number in range(len(samples)))
-        manifest = write_shards(made, directory, samples_per_shard=25, fingerprint="1")
-    else:
-        shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers")}
-        manifest = write_shards(samples, directory, **shards, fingerprint=options.get("fingerprint", "1"))
-    print(manifest.n_samples)
+    print(write(directory, options).n_samples)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import loader_worker
 import pytest
+from processes import SERVER
 
 from headrace.webdatamodule import index_shards, write_tars
 
@@ -36,7 +38,23 @@ def started(folder: Path, pids: Path, **options: Any) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, pids: Path, **options: Any) -> dict[str, Any]:
-    with started(folder, pids, **options) as process:
+    """What the process tells that closes its loader in the end."""
+    pids.mkdir()
+    out = pids.with_suffix(".out")
+    process = SERVER.Process(target=loader_worker.forked, args=(str(folder), {"pids": str(pids), **options}, str(out)))
+    process.start()
+    try:
+        process.join(120)
+    finally:
+        process.kill()
+    assert process.exitcode == 0, out.read_text()
+    assert gone(pids)
+    return dict(json.loads(out.read_text().splitlines()[-1]))
+
+
+def leave(folder: Path, pids: Path, **options: Any) -> dict[str, Any]:
+    """The same of one that never closes it, and ends as an interpreter does."""
+    with started(folder, pids, leave=True, **options) as process:
         try:
             out, err = process.communicate(timeout=120)
         finally:
@@ -110,15 +128,15 @@ def test_a_worker_that_is_stuck_is_an_error_with_the_sample(folder: Path, tmp_pa
     assert told["left"] == []
 
 
-@pytest.mark.parametrize("leave", [False, nightly(True)])
-def test_a_worker_that_ignores_signals_is_killed(folder: Path, tmp_path: Path, leave: bool) -> None:
-    told = run(folder, tmp_path / "pids", what="deaf", grace=0.5, timeout=2, leave=leave)
+@pytest.mark.parametrize("how", [run, nightly(leave)])
+def test_a_worker_that_ignores_signals_is_killed(folder: Path, tmp_path: Path, how: Any) -> None:
+    told = how(folder, tmp_path / "pids", what="deaf", grace=0.5, timeout=2)
     assert "timed out after 2 seconds" in told["said"]
     assert told.get("left", []) == []
 
 
 def test_a_worker_that_ignores_signals_does_not_keep_the_process_from_ending(folder: Path, tmp_path: Path) -> None:
-    run(folder, tmp_path / "pids", what="deaf", grace=0.5, stop=3, leave=True)
+    leave(folder, tmp_path / "pids", what="deaf", grace=0.5, stop=3)
 
 
 @pytest.mark.parametrize("workers", [nightly(0), 2])
@@ -137,7 +155,7 @@ def test_an_exception_names_sample_and_shard(folder: Path, tmp_path: Path, what:
 
 @pytest.mark.parametrize("what", ["", nightly("raise")])
 def test_a_loader_that_is_never_closed_leaves_no_process(folder: Path, tmp_path: Path, what: str) -> None:
-    run(folder, tmp_path / "pids", what=what, leave=True)
+    leave(folder, tmp_path / "pids", what=what)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,11 @@ def test_two_iterations_at_once_are_independent(folder: Path, kind: str, workers
     loader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@kinds
+LOOKED = [(kind, 0) for kind in KINDS] + [("bare", 2)]
+MORE = [pytest.param(kind, 2, marks=pytest.mark.nightly) for kind in KINDS if kind != "bare"]
+
+
+@pytest.mark.parametrize(("kind", "workers"), [*LOOKED, *MORE])
 def test_a_look_while_a_loop_is_under_way_counts_for_nothing(folder: Path, kind: str, workers: int) -> None:
     loader = KINDS[kind](folder, num_workers=workers)
     epochs = [epoch_of(KINDS[kind](folder), epoch) for epoch in range(3)]

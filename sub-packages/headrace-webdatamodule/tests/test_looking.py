@@ -126,7 +126,6 @@ def closing(folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 NAMES = [f"{make.__name__}-{workers}" for make, workers in MAKERS]
-MADE = pytest.mark.parametrize(("make", "workers"), MAKERS, ids=NAMES)
 
 
 def batches(of: Any) -> Batches:
@@ -165,9 +164,9 @@ LOOKED = [
     pytest.param(
         *(make, workers, look),
         id=f"{name}-{look}",
-        marks=() if not workers or look in AT_FIRST else pytest.mark.nightly,
+        marks=() if not workers or look == AT_FIRST[place % 3] else pytest.mark.nightly,
     )
-    for (make, workers), name in zip(MAKERS, NAMES, strict=True)
+    for place, ((make, workers), name) in enumerate(zip(MAKERS, NAMES, strict=True))
     for look in LOOKS
 ]
 
@@ -209,8 +208,18 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@MADE
-@pytest.mark.parametrize("how", COPIES)
+COPIED = [
+    pytest.param(
+        *(make, workers, how),
+        id=f"{name}-{how}",
+        marks=() if not workers or how == list(COPIES)[place % 3] else pytest.mark.nightly,
+    )
+    for place, ((make, workers), name) in enumerate(zip(MAKERS, NAMES, strict=True))
+    for how in COPIES
+]
+
+
+@pytest.mark.parametrize(("make", "workers", "how"), COPIED)
 def test_a_copy_continues_at_the_position_and_leaves_the_original_its_own(
     folder: Path, closing: Callable[..., Any], make: Make, workers: int, how: str
 ) -> None:

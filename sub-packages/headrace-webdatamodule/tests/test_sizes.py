@@ -137,21 +137,23 @@ def at(number: int, value: Any) -> Callable[[Any], Any]:
     return lambda sample: value if sample["json"] == number else 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        (at(300, -1), "gave -1 for sample 's300'"),
-        (at(301, float("nan")), "gave nan for sample 's301'"),
-        (at(0, float("inf")), "gave inf for sample 's000'"),
-        (at(699, None), "gave None for sample 's699'"),
-        (at(5, "5"), "gave '5' for sample 's005'"),
-        (at(5, True), "gave True for sample 's005'"),
-        (at(5, [[1]]), r"gave \[\[1\]\] for sample 's005'"),
-        (at(5, [1, 2]), "one size for sample 's000', and 2 sizes for 's005'"),
-        (lambda sample: [1] * (1 + (sample["json"] > 255)), "1 sizes for samples before 's256', and 2 sizes"),
-    ],
-)
+NO_SIZES = [
+    (at(300, -1), "gave -1 for sample 's300'"),
+    (at(301, float("nan")), "gave nan for sample 's301'"),
+    (at(0, float("inf")), "gave inf for sample 's000'"),
+    (at(699, None), "gave None for sample 's699'"),
+    (at(5, "5"), "gave '5' for sample 's005'"),
+    (at(5, True), "gave True for sample 's005'"),
+    (at(5, [[1]]), r"gave \[\[1\]\] for sample 's005'"),
+    (at(5, [1, 2]), "one size for sample 's000', and 2 sizes for 's005'"),
+    (lambda sample: [1] * (1 + (sample["json"] > 255)), "1 sizes for samples before 's256', and 2 sizes"),
+]
+IN_WORKERS = [
+    pytest.param(*case, 2, marks=() if number % 4 == 0 else pytest.mark.nightly) for number, case in enumerate(NO_SIZES)
+]
+
+
+@pytest.mark.parametrize(("function", "told", "workers"), [*((*case, 0) for case in NO_SIZES), *IN_WORKERS])
 def test_what_is_no_size_is_named(folder: Path, function: Any, told: str, workers: int) -> None:
     with pytest.raises(ValueError, match=told):
         size(folder, function, num_workers=workers)

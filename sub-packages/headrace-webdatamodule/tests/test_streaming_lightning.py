@@ -194,7 +194,7 @@ def test_overfitting_takes_the_same_batches_in_every_epoch(shards: Path, tmp_pat
     assert resumed.seen == model.seen[step:]
 
 
-@pytest.mark.parametrize(("fails", "workers"), [*((at, 0) for at in range(WHOLE)), (7, 2)])
+@pytest.mark.parametrize(("fails", "workers"), [*((at, 0) for at in range(WHOLE)), (7, 1)])
 def test_the_batch_of_a_step_that_failed_comes_again(
     shards: Path, tmp_path: Path, whole: list[list[int]], fails: int, workers: int
 ) -> None:
@@ -270,13 +270,19 @@ def test_an_endless_loader_which_the_trainer_reads_ahead(shards: Path, tmp_path:
     assert failed.seen + resumed.seen == uninterrupted.seen
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5, 7, 14])
-@pytest.mark.parametrize("how", ["should_stop", "max_steps"])
-@pytest.mark.parametrize(
-    "more", [{}, {"reload_dataloaders_every_n_epochs": 1}, {"limit_val_batches": 2, "val_check_interval": 2}]
-)
+STOPS = [
+    pytest.param(more, how, stop, marks=() if (number + place) % 2 == (how == "max_steps") else pytest.mark.nightly)
+    for number, more in enumerate(
+        [{}, {"reload_dataloaders_every_n_epochs": 1}, {"limit_val_batches": 2, "val_check_interval": 2}]
+    )
+    for how in ("should_stop", "max_steps")
+    for place, stop in enumerate((1, 3, 5, 7, 14))
+]
+
+
+@pytest.mark.parametrize(("more", "how", "stop"), STOPS)
 def test_what_is_left_of_an_epoch_that_was_stopped(
-    shards: Path, tmp_path: Path, whole: list[list[int]], stop: int, how: str, more: dict[str, Any]
+    shards: Path, tmp_path: Path, whole: list[list[int]], more: dict[str, Any], how: str, stop: int
 ) -> None:
     first, resumed = Model(stop=stop if how == "should_stop" else -1), Model()
     options: dict[str, Any] = {**more, **({"max_steps": stop} if how == "max_steps" else {})}
@@ -572,7 +578,7 @@ def test_a_second_iterator_in_the_middle_of_a_fit(
         "trainer": lambda trainer: trainer.train_dataloader,
         "module": lambda trainer: trainer.datamodule.train_dataloader(),
     }[where]
-    options: Any = {} if persistent is None else {"num_workers": 2, "persistent_workers": persistent}
+    options: Any = {} if persistent is None else {"num_workers": 1, "persistent_workers": persistent}
     looking, model = Looking(loader_of, tmp_path), Model()
     fit(model, module(shards, kwargs_wld={Split.train: options}), None, looking)
     if persistent is None:
