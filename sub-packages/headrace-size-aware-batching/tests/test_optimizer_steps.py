@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from strategies_of_sizes import cases, examples
 from torch.utils.data import DataLoader, RandomSampler
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.optimizer_steps import TokenSchedule
+from headrace.size_aware_batching.planning.optimizer_steps import TokenSchedule, fewest_micro_batches, pack_step
+from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 603)
@@ -268,6 +270,38 @@ def test_the_ranks_of_a_micro_batch_have_like_work() -> None:
     assert made(0, 8).report().imbalance < 1.02
     assert made(0, 8, **PADDED).report().imbalance < 1.1
     assert made(0, 8, work=half_as_much_work).report().imbalance < 1.02
+
+
+def test_the_ranks_have_like_work_where_the_budget_leaves_little_room() -> None:
+    sizes = np.minimum(np.random.default_rng(0).lognormal(np.log(360), 0.8, 20_000), 2048).astype(int)
+    tight = made(0, 8, sizes=lambda: sizes, max_total_size=16_384, tokens_per_step=2**20 - 2**12)
+    assert counts_of(tight)[:-1] == [8] * (len(counts_of(tight)) - 1)
+    assert tight.report().imbalance < 1.0003
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=40),
+    columns=st.integers(1, 2),
+    most=st.none() | st.integers(1, 9),
+    ranks=st.integers(1, 4),
+    more=st.integers(0, 2),
+)
+@examples(200)
+def test_a_step_fits_into_the_micro_batches_that_it_was_promised_and_into_more(
+    sizes: list[tuple[int, int]], columns: int, most: int | None, ranks: int, more: int
+) -> None:
+    table, budgets = np.array(sizes)[:, :columns], np.array([60, 40])[:columns]
+    given_sizes, budget = (table, budgets.tolist()) if columns > 1 else (table[:, 0], 60)
+    sized = prepare(given_sizes, budget, Options(max_items=most))
+    samples = np.arange(len(table))
+    accumulate = fewest_micro_batches(sized, [samples], ranks) + more
+    packed = pack_step(sized, samples, ranks, accumulate)
+    assert packed is not None
+    assert sorted(packed[0].tolist()) == samples.tolist()
+    assert len(packed[1]) - 1 == min(len(samples), ranks * accumulate)
+    for start, stop in pairwise(packed[1].tolist()):
+        assert 0 < stop - start <= (most or len(samples))
+        assert (table[packed[0][start:stop]].sum(axis=0) <= budgets).all()
 
 
 def test_a_schedule_changes_the_tokens_at_its_step_in_the_middle_of_an_epoch() -> None:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, checked_flag, checked_int, one_of, shown, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
-from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of, given_work
+from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
 from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups
 from headrace.size_aware_batching.planning.limits import Budget, Capacity, plain_budget
 from headrace.size_aware_batching.planning.micro_batches import (
@@ -21,7 +21,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     Meet,
     NoPlanError,
     Samples,
-    binding_columns,
+    largest_first,
     least_value,
     lockstep,
     plan_sums,
@@ -31,7 +31,8 @@ from headrace.size_aware_batching.planning.micro_batches import (
     work_exponent,
 )
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
+from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
+from headrace.size_aware_batching.planning.padded_micro_batches import plan_padded
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
@@ -486,29 +487,17 @@ class _Step:
 
     def _samples(self, unclipped: bool = False) -> tuple[NDArray[np.int64], Samples]:
         """Return the samples, the largest first, and their order."""
-        sizes = columns_of(self.prepared.sizes).astype(np.int64)
-        if unclipped:
-            sizes = columns_of(whole_units(self.sizes, self.budgets)[0]).astype(np.int64)
-        budgets = np.array([min(budget, UNLIMITED) for budget in self.prepared.limits.budgets], np.int64)
-        if self.options.max_items is not None:  # one more column, of which each sample takes 1
-            sizes = np.concatenate([sizes, np.ones((len(sizes), 1), np.int64)], axis=1)
-            budgets = np.append(budgets, self.options.max_items)
-        sizes, budgets = binding_columns(sizes, budgets)
+        sizes = whole_units(self.sizes, self.budgets)[0] if unclipped else self.prepared.sizes
         work, parts = whole_work(self.own_work), None
         if len(self.works) > 1:
             parts = np.stack([np.rint(np.ldexp(of, work_exponent(self.own_work))) for of in self.shares], axis=1)
             parts = parts.astype(np.int64)
             work = parts.sum(axis=1)
-        order = np.lexsort((-work, -(sizes / budgets).max(axis=1)))
-        return order, Samples(sizes, budgets, work, parts).of(order)
+        return largest_first(sizes, self.prepared.limits, work, parts)
 
     def _assign_padded(self, capacity: Capacity, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
-        units, limits = self.prepared.sizes, self.prepared.limits
-        largest = units if units.ndim == 1 else (units / np.maximum(units.max(axis=0), 1)).max(axis=1)
-        order = np.lexsort((-self.own_work, -largest.astype(np.float64)))
-        units, own = units[order], self.own_work[order]
-        work = self.prepared.cost.work(units, limits) if self.padded_work else given_work(own)
-        samples = PaddedSamples(units, limits, capacity, own, work, not self.padded_work)
+        prepared, cost = self.prepared, self.prepared.cost if self.padded_work else None
+        order, samples = padded_largest_first(prepared.sizes, prepared.limits, capacity, self.own_work, cost)
         return unsorted(order, plan_padded(samples, n_ranks, multiple, meet))
 
     def assign_alone(self, n_ranks: int, count: int, meet: Meet) -> tuple[Assignment, NDArray[np.int64]]:

@@ -23,6 +23,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.costs import columns_of
+from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.packing import first_fit, lower_bound, martello_toth, pack
 from headrace.size_aware_batching.planning.repair import Score, best_swaps, members, repair
 from headrace.size_aware_batching.planning.units import FINE
@@ -80,6 +82,17 @@ def binding_columns(sizes: Ints, budgets: Ints) -> tuple[Ints, Ints]:
     fit, budgets = sizes <= budgets, np.maximum(budgets // unit, 1)
     sizes = -(-sizes // unit)
     return np.where(fit, np.minimum(sizes, budgets), sizes), budgets
+
+
+def largest_first(sizes: Ints, limits: Limits, work: Ints, parts: Ints | None = None) -> tuple[Ints, Samples]:
+    """Return samples sorted by the largest share of a budget that each takes, and their order."""
+    columns, budgets = columns_of(sizes).astype(np.int64), np.array(limits.budgets, np.int64)
+    if limits.most_items < len(columns):  # one more column, of which each sample takes 1
+        columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
+        budgets = np.append(budgets, limits.most_items)
+    columns, budgets = binding_columns(columns, budgets)
+    order = np.lexsort((-work, -(columns / budgets).max(axis=1)))
+    return order, Samples(columns, budgets, work, parts).of(order)
 
 
 def whole_work(work: NDArray[np.float64]) -> Ints:
@@ -772,7 +785,47 @@ def plan_sums(samples: Samples, n_ranks: int, multiple: int, meet: Meet, least: 
                 count, held = middle, found
             else:
                 low = middle
-    targets, bound = aims[count][0], least_value(samples, count, n_ranks, meet, aims[count][1])
+    return balanced(held, n_ranks, few, aims[count], meet)
+
+
+def plan_exactly(samples: Samples, n_ranks: int, count: int) -> Assignment:
+    """Plan so many micro-batches on each rank, which meet at each; there are samples for all of them.
+
+    Raises:
+        NoPlanError: If no packing is found.
+    """
+    held = fitted(samples, n_ranks, count)
+    if held is None:
+        raise NoPlanError(count)
+    return balanced(held, n_ranks, count, row_targets(samples, count, n_ranks), "micro_batch")
+
+
+def fitted(samples: Samples, n_ranks: int, count: int) -> MicroBatches | None:
+    """Return samples in so many micro-batches on each rank, or None where no packing is found.
+
+    One is sure to be found where first fit needs no more, and where this found one for a smaller count.
+    """
+    n_batches, least = count * n_ranks, max(fewest(samples), lower_bound(samples.sizes, samples.budgets))
+
+    def attempt(rows: int) -> MicroBatches | None:
+        return packed(samples, rows * n_ranks, row_targets(samples, rows, n_ranks)[0].repeat(n_ranks))
+
+    if least > n_batches:
+        return None
+    if (held := attempt(count)) is not None:
+        return held
+    bins = first_fit(samples.sizes, samples.budgets)
+    if bins.max() < n_batches:
+        return MicroBatches(samples, n_batches, spread(bins, n_batches))
+    fewer = (attempt(rows) for rows in range(count - 1, -(-least // n_ranks) - 1, -1))
+    batches = next((found.batches for found in fewer if found is not None), None)
+    return None if batches is None else MicroBatches(samples, n_batches, spread(batches, n_batches))
+
+
+def balanced(held: MicroBatches, n_ranks: int, few: int, aims: tuple[Ints, int], meet: Meet) -> Assignment:
+    """Return the assignment of samples that fit, their work balanced; ``aims`` are those of `row_targets`."""
+    samples, count = held.samples, held.n_batches // n_ranks
+    targets, bound = aims[0], least_value(samples, count, n_ranks, meet, aims[1])
     seats = seat(held.work, n_ranks)
     if samples.parts is None and near(objective(held.work, seats, n_ranks, meet), bound):
         return assigned(held, seats, count, few, bound)

@@ -18,16 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, real_number, shown
-from headrace.size_aware_batching.planning.last_step import Batches, balance_evenly, lightest_first, split_longest
+from headrace.size_aware_batching.planning.last_step import Batches
+from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.micro_batches import (
+    NoPlanError,
+    Samples,
+    fitted,
+    largest_first,
+    plan_exactly,
+    whole_work,
+)
 from headrace.size_aware_batching.planning.next_fit import next_fit
 from headrace.size_aware_batching.planning.order import Order
-from headrace.size_aware_batching.planning.packing import lower_bound, pack
+from headrace.size_aware_batching.planning.packing import lower_bound
+from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
+from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
 from headrace.size_aware_batching.planning.planner import GroupPlanner, last_below
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
 AT_ONCE = 2**20  # samples of an order that are looked at together
-BLOCK = 16  # samples of like size that are shuffled among themselves in a random packing
-TRIES = 4  # random packings
 
 
 @dataclass(frozen=True)
@@ -370,42 +379,14 @@ def fewest_micro_batches(sized: PreparedSizes, steps: Iterable[NDArray[Any]], nu
     """
     fewest = 1
     for samples in steps:
-        sure = -(-sure_batches(sized, samples) // num_replicas)
-        if sure > fewest:
-            least = max(fewest, -(-volume(sized, samples) // num_replicas))
+        _, step = by_size(sized, samples)
+        sure = -(-sure_batches(step) // num_replicas)
+        if sure > fewest and isinstance(step, Samples):
+            least = max(fewest, -(-lower_bound(step.sizes, step.budgets) // num_replicas))
             tried = (fewer for fewer in range(least, sure) if fewer * num_replicas <= len(samples))
-            fewest = next((fewer for fewer in tried if pack_step(sized, samples, num_replicas, fewer)), sure)
+            sure = next((fewer for fewer in tried if fitted(step, num_replicas, fewer)), sure)
+        fewest = max(fewest, sure)
     return fewest
-
-
-def volume(sized: PreparedSizes, samples: NDArray[Any]) -> int:
-    """Return a number of batches that no packing of a step's samples goes below."""
-    if sized.limits.capacity is not None:
-        return sure_batches(sized, samples)
-    return lower_bound(*limited_columns(sized, samples))
-
-
-def sure_batches(sized: PreparedSizes, samples: NDArray[Any]) -> int:
-    """Return a number of batches into which `pack_step` is sure to pack a step's samples.
-
-    One sum: greedy balancing gives a sample to the batch that holds least so far. In m batches that is at most the mth
-    part of all larger samples, and so it fits if m * (budget - size + 1) exceeds their sum. Or as many samples in each
-    batch as would fit if all were as large as the largest.
-
-    >>> from headrace.size_aware_batching.planning.costs import SumCost
-    >>> from headrace.size_aware_batching.planning.limits import Limits
-    >>> sized = PreparedSizes(np.array([5, 1, 4, 2, 4]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
-    >>> sure_batches(sized, np.arange(5))
-    2
-    """
-    limits, sizes = sized.limits, sized.sizes[samples]
-    if limits.capacity is not None or sizes.ndim > 1 or not limits.plain:
-        return len(cut(sized, samples)[1]) - 1
-    descending = np.sort(sizes.astype(np.int64))[::-1]
-    room = np.maximum(limits.budgets[0] - descending, 0) + 1
-    by_sum = int(((np.cumsum(descending) - descending) // room).max(initial=0)) + 1
-    each = max(1, limits.budgets[0] // max(1, int(descending[0]) if len(descending) else 1))
-    return min(by_sum, -(-len(descending) // each))
 
 
 def pack_step(sized: PreparedSizes, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches | None:
@@ -414,92 +395,53 @@ def pack_step(sized: PreparedSizes, samples: NDArray[Any], num_replicas: int, ac
     The batches come micro-batch by micro-batch, those of all ranks together being alike in work. No batch is empty;
     where there are fewer samples than batches, each is a batch.
     """
-    n_batches = min(num_replicas * accumulate, len(samples))
-    packed = pack_batches(sized, samples, n_batches)
-    if packed is None:  # what fits into fewer fits into more
-        for fewer in range(accumulate - 1, volume(sized, samples) // num_replicas, -1):
-            packed = packed or pack_batches(sized, samples, min(num_replicas * fewer, n_batches))
-    if packed is None:
+    order, step = by_size(sized, samples)
+    n_batches = num_replicas * accumulate
+    if len(samples) < n_batches:
+        own = step.work if isinstance(step, Samples) else step.own_work
+        return samples[order[np.argsort(-own, kind="stable")]], np.arange(len(samples) + 1)
+    try:
+        if isinstance(step, Samples):
+            found = plan_exactly(step, num_replicas, accumulate)
+        else:
+            found = plan_padded(step, num_replicas, accumulate, "micro_batch")
+    except NoPlanError:
         return None
-    return in_rows(sized, (packed[0], np.array(split_longest(packed[1].tolist(), n_batches), np.int64)), num_replicas)
-
-
-def pack_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
-    """Pack samples into so many batches of like work, or by size alone; None where they do not fit."""
-    packed = balance_evenly(sized, samples, n_batches)
-    if packed is not None and len(packed[1]) == n_batches + 1:
-        return packed
-    return (summed_batches if sized.limits.capacity is None else cut_batches)(sized, samples, n_batches)
-
-
-def summed_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
-    """Pack samples into so many batches by the sums of their sizes alone."""
-    sizes, budgets = limited_columns(sized, samples)
-    order = np.argsort(-(sizes / np.maximum(budgets, 1)).max(axis=1), kind="stable")
-    descending = sizes[order]
-
-    def packings() -> Iterator[NDArray[np.int64] | None]:
-        yield lightest_first(descending[:, 0].tolist(), n_batches)
-        yield np.arange(len(samples)) % n_batches
-        for key in range(TRIES):
-            yield pack(descending, budgets, n_batches, key, BLOCK >> key)
-
-    for owner in packings():
-        if owner is not None:
-            loads = np.zeros((n_batches, len(budgets)), np.int64)
-            np.add.at(loads, owner, descending)
-            if (loads <= budgets).all():
-                by_batch = np.argsort(owner, kind="stable")
-                counts = np.bincount(owner, minlength=n_batches)
-                return samples[order[by_batch]], np.concatenate([[0], np.cumsum(counts)])
-    return cut_batches(sized, samples, n_batches)
-
-
-def cut_batches(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) -> Batches | None:
-    """Cut samples that are sorted by size, and halve the longest batches until there are so many."""
-    sorted_samples, offsets = cut(sized, samples)
-    if len(offsets) > n_batches + 1:
+    if found.n_micro_batches > accumulate:
         return None
-    return sorted_samples, np.array(split_longest(offsets.tolist(), n_batches), np.int64)
+    number = found.micro_batch * num_replicas + found.rank
+    counts = np.bincount(number, minlength=n_batches)
+    return samples[order[np.argsort(number, kind="stable")]], np.concatenate([[0], np.cumsum(counts)])
 
 
-def cut(sized: PreparedSizes, samples: NDArray[Any]) -> Batches:
-    """Cut samples that are sorted by size, the largest first, into as few batches as their neighbours allow."""
-    sizes = sized.sizes[samples]
-    weight = sizes if sizes.ndim == 1 else (sizes / np.maximum(sizes.max(axis=0, initial=0), 1)).sum(axis=1)
-    order = np.argsort(-weight.astype(np.float64), kind="stable")
-    return samples[order], next_fit(sizes[order], sized.limits)
+def by_size(sized: PreparedSizes, samples: NDArray[Any]) -> tuple[NDArray[np.int64], Samples | PaddedSamples]:
+    """Return the samples of a step, the largest first, ready for planning, and their order."""
+    sizes, limits, cost = sized.sizes[samples], sized.limits, sized.cost
+    if limits.capacity is None:
+        work = cost.sample_work(sizes, limits) if sized.work is None else sized.work[samples]
+        return largest_first(sizes, limits, whole_work(work))
+    if sized.work is not None:
+        return padded_largest_first(sizes, limits, limits.capacity, sized.work[samples], None)
+    alone = np.arange(len(samples))
+    own = np.asarray(cost.work(sizes, limits)(alone[None], np.append(alone, len(alone)))[0], np.float64)
+    return padded_largest_first(sizes, limits, limits.capacity, own, cost)
 
 
-def limited_columns(sized: PreparedSizes, samples: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sizes of samples as columns, with their budgets; a column of ones where the count is limited."""
-    sizes, limits = sized.sizes[samples].astype(np.int64), sized.limits
-    columns, budgets = sizes[:, None] if sizes.ndim == 1 else sizes, np.array(limits.budgets, np.int64)
-    if limits.most_items < len(samples):
-        columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
-        budgets = np.append(budgets, limits.most_items)
-    return columns, budgets
+def sure_batches(step: Samples | PaddedSamples) -> int:
+    """Return a number of batches into which `pack_step` is sure to pack a step's samples, as first fit does.
 
+    One sum: first fit opens a batch for a sample only if those before it have no room. With m of them, the larger
+    samples fill more than m * (budget - size); and each holds as many as would fit if all were as large as the largest.
+    Several sums: first fit needs no more batches than next fit does.
 
-def in_rows(sized: PreparedSizes, packed: Batches, num_replicas: int) -> Batches:
-    """Order batches by work, so that the ranks of a micro-batch wait for one another least.
-
-    In each row the heaviest batch goes to the rank that has least work so far.
+    >>> sure_batches(Samples(np.array([[5], [4], [4], [2], [1]]), np.array([8]), np.ones(5, np.int64)))
+    2
     """
-    samples, offsets = packed
-    if sized.work is None:
-        work = sized.cost.work(sized.sizes[samples], sized.limits)(np.arange(len(samples))[None], offsets)[0]
-    else:
-        work = np.add.reduceat(sized.work[samples], offsets[:-1])
-    ranked = np.argsort(-work, kind="stable")
-    total, seats = np.zeros(num_replicas), [np.zeros(0, np.int64)]
-    for first in range(0, len(ranked), num_replicas):
-        row = ranked[first : first + num_replicas]
-        ranks = np.argsort(total, kind="stable")[: len(row)]
-        total[ranks] += work[row]
-        seats.append(row[np.argsort(ranks, kind="stable")])
-    places = np.concatenate(seats)
-    lengths = np.diff(offsets)[places]
-    begins = np.concatenate([[0], np.cumsum(lengths)])
-    taken = np.arange(begins[-1]) + np.repeat(offsets[:-1][places] - begins[:-1], lengths)
-    return samples[taken], begins
+    if isinstance(step, PaddedSamples):
+        return len(step.cuts) - 1
+    if step.sizes.shape[1] > 1:
+        return len(next_fit(step.sizes, Limits(tuple(step.budgets.tolist())))) - 1
+    descending, budget = step.sizes[:, 0], int(step.budgets[0])
+    by_sum = int(((np.cumsum(descending) - descending) // (budget - descending + 1)).max(initial=0)) + 1
+    each = max(1, budget // max(1, int(descending.max(initial=0))))
+    return min(by_sum, -(-len(descending) // each))

@@ -7,11 +7,12 @@ largest first, are cut into K times R ranges. Cutting each as late as it may giv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.costs import Work
+from headrace.size_aware_batching.planning.costs import Cost, Work, given_work
 from headrace.size_aware_batching.planning.last_step import even_offsets, split_longest
 from headrace.size_aware_batching.planning.limits import Capacity, Limits
 from headrace.size_aware_batching.planning.micro_batches import (
@@ -25,7 +26,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     seat,
     whole_work,
 )
-from headrace.size_aware_batching.planning.next_fit import cut_by_counts, largest_counts, next_fit
+from headrace.size_aware_batching.planning.next_fit import cut_by_counts, cut_descending, largest_counts, next_fit
 
 BOUNDARIES = 256  # places, at most, where a micro-step may begin
 
@@ -48,6 +49,22 @@ class PaddedSamples:
     def __len__(self) -> int:
         return len(self.own_work)
 
+    @property
+    def cuts(self) -> Ints:
+        """Where batches begin that are cut as late as they may be."""
+        return (cut_descending if self.sizes.ndim == 1 else next_fit)(self.sizes, self.limits)
+
+
+def largest_first(
+    sizes: NDArray[Any], limits: Limits, capacity: Capacity, own_work: NDArray[np.float64], cost: Cost | None
+) -> tuple[Ints, PaddedSamples]:
+    """Return samples sorted by size, and their order; without a cost their own work adds up."""
+    largest = sizes if sizes.ndim == 1 else (sizes / np.maximum(sizes.max(axis=0), 1)).max(axis=1)
+    order = np.lexsort((-own_work, -largest.astype(np.float64)))
+    sizes, own = sizes[order], own_work[order]
+    work = given_work(own) if cost is None else cost.work(sizes, limits)
+    return order, PaddedSamples(sizes, limits, capacity, own, work, cost is None)
+
 
 def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
     """Plan one step of samples, the largest first, that are padded to the longest of their micro-batch.
@@ -58,7 +75,7 @@ def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet)
     limits, length = samples.limits, len(samples)
     most = largest_counts(samples.sizes, samples.capacity, limits)
     fewest = len(cut_by_counts(np.sort(most), limits)) - 1
-    cuts = cut_by_counts(most, limits) if samples.sizes.ndim == 1 else next_fit(samples.sizes, limits)
+    cuts = samples.cuts
     at_once = n_ranks * multiple
     few, count = (-(-number // at_once) * multiple for number in (fewest, len(cuts) - 1))
     n_batches = count * n_ranks
