@@ -805,7 +805,7 @@ def fitted(samples: Samples, n_ranks: int, count: int) -> MicroBatches | None:
 
     One is sure to be found where first fit needs no more, and where this found one for a smaller count.
     """
-    n_batches, least = count * n_ranks, max(fewest(samples), lower_bound(samples.sizes, samples.budgets))
+    n_batches, least = count * n_ranks, fewest(samples)
 
     def attempt(rows: int) -> MicroBatches | None:
         return packed(samples, rows * n_ranks, row_targets(samples, rows, n_ranks)[0].repeat(n_ranks))
