@@ -94,7 +94,7 @@ def test_nested_sources_are_dropped_too_and_the_others_keep_their_proportions() 
     ],
 )
 def test_an_epoch_of_dropped_sources_is_one_pass(options: dict[str, Any], given: str) -> None:
-    with pytest.raises(ValueError, match=f"stopping='drop_exhausted' draws each sample once an epoch: {given}"):
+    with pytest.raises(ValueError, match=f"stopping='drop_exhausted' draws each sample once per epoch: {given}"):
         WeightedDistributedSampler(DATA, **({"weights": [1, 1, 1], "stopping": "drop_exhausted"} | options))
 
 

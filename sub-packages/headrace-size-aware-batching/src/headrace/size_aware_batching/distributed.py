@@ -291,7 +291,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
         >>> sampler = DistributedSizeAwareBatchSampler([2, 3, 4, 1, 2, 4], 5, shuffle=False, tokens_per_step=8)
         >>> [[sampler.sizes[batch].tolist() for batch in step] for step in sampler.optimizer_steps(sampler)]
-        [[[4], [2, 3]], [[4], [1, 2]]]
+        [[[4], [3, 2]], [[4], [2, 1]]]
         """
         self._with_tokens()
         return self._grouped(loader)
