@@ -1,9 +1,6 @@
-"""A small Lightning run that fails where it is told to; as a script one of two ranks of it."""
+"""A small Lightning run that fails where it is told to, alone or as one of two ranks."""
 
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -155,11 +152,4 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         fit([WorstBatchesFirst()], "large", failing=rank == 1)
     except torch.OutOfMemoryError as error:
         result["large"] = str(error)
-    dist.barrier()
     return result
-
-
-if __name__ == "__main__":
-    own_rank, all_ranks, place, out = sys.argv[1:]
-    Path(out).write_text(json.dumps(main(int(own_rank), int(all_ranks), place)))
-    dist.destroy_process_group()

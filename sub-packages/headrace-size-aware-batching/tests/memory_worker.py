@@ -1,9 +1,6 @@
-"""One of two ranks that run out of memory: ``memory_worker.py rank world store out``."""
+"""One of two ranks that run out of memory."""
 
 import gc
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,12 +154,4 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         for who in ("one", "both")
         if reduction == "mean" or phase != "optimizer"
     }
-    result = {"guard": outcomes, "lost": lost(rank), **budgets(rank)}
-    dist.barrier()
-    dist.destroy_process_group()
-    return result
-
-
-if __name__ == "__main__":
-    own_rank, all_ranks, place, out = sys.argv[1:]
-    Path(out).write_text(json.dumps(main(int(own_rank), int(all_ranks), place)))
+    return {"guard": outcomes, "lost": lost(rank), **budgets(rank)}

@@ -1,24 +1,22 @@
 """Lightning callbacks: in a real trainer, alone and on two real ranks."""
 
 import gc
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning
+import lightning_worker
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning_worker import Model, fit, sampler_of
+from processes import run_ranks
 
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
 
 
@@ -111,18 +109,7 @@ def test_the_budget_goes_into_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_two_ranks_under_ddp(tmp_path: Path) -> None:
-    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
-    command = [sys.executable, str(HERE / "lightning_worker.py")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
-    ]
-    try:
-        assert [process.wait(timeout=280) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    first, second = (json.loads(out.read_text()) for out in outs)
+    first, second = run_ranks(lightning_worker.main, 2, tmp_path)
     for name in ("forward", "backward", "optimizer"):
         assert first[name] == second[name]
         assert_equal(first[name], first["unbroken"])

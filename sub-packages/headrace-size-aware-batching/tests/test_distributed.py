@@ -1,11 +1,8 @@
 """The sampler where people use it: real ranks, loaders with workers, orders of others; and what it refuses."""
 
 import copy
-import json
 import pickle
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rank_worker
 import torch
 import torchdata.nodes
+from processes import run_ranks
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -22,7 +21,6 @@ from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, size_
 from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
-HERE = Path(__file__).parent
 
 
 def with_options(options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
@@ -30,26 +28,9 @@ def with_options(options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
     return DistributedSizeAwareBatchSampler(**arguments)
 
 
-def in_processes(what: str, world: int, folder: Path) -> list[Any]:
-    """Run ``rank_worker.py`` as so many real ranks; return what each found."""
-    outs = [folder / f"rank{rank}.json" for rank in range(world)]
-    command = [sys.executable, str(HERE / "rank_worker.py"), what]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world), str(folder / "store"), str(out)])
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in ranks] == [0] * world
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return [json.loads(out.read_text()) for out in outs]
-
-
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> None:
-    seen = in_processes("train", world, tmp_path)  # the sampler is older than the process group
+    seen = run_ranks(rank_worker.train, world, tmp_path)  # the sampler is older than the process group
     for epoch in range(2):
         assert len({len(rank[epoch]) for rank in seen}) == 1
         samples = Counter(index for rank in seen for batch in rank[epoch] for index in batch)
@@ -58,7 +39,7 @@ def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> Non
 
 
 def test_tensor_parallel_ranks_share_batches_and_orders_are_compared_across_ranks(tmp_path: Path) -> None:
-    ranks = in_processes("mesh", 4, tmp_path)
+    ranks = run_ranks(rank_worker.mesh, 4, tmp_path)
     batches = [rank[0] for rank in ranks]
     assert batches[0] == batches[1] != batches[2] == batches[3]
     assert Counter(index for rank in (0, 2) for batch in batches[rank] for index in batch) == Counter(range(len(SIZES)))

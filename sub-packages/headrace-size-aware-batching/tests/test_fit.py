@@ -52,7 +52,7 @@ def shapes_of(lengths: Any) -> Callable[[Any], tuple[int, int]]:
     return lambda indices: (len(indices), int(lengths[indices].max()))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 20))])
 def test_an_epoch_at_95_percent_of_the_memory_never_runs_out(seed: int) -> None:
     lengths, step = lengths_of(seed), Step()
     with SimulatedMemory(limit=40_000_000) as device:

@@ -1,53 +1,15 @@
-"""The gradient of the whole batch from unequal parts. As a script: one rank of a real gloo group."""
+"""The gradient of the whole batch from unequal parts. On one rank and on real ones."""
 
-import contextlib
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
+import loss_worker
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from loss_worker import STEPS, accumulate, batches, gradient, network
+from processes import run_ranks
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching import global_num_tokens, token_weighted_loss
-
-# Targets of each accumulated batch, on each of two ranks.
-STEPS = {
-    "one batch": ([5], [3]),
-    "accumulated": ([40, 3, 11], [2, 9, 1]),
-    "a rank without targets": ([0], [6]),
-    "a rank without targets, accumulated": ([0, 0], [7, 2]),
-    "an empty batch among others": ([8, 0], [0, 5]),
-    "no targets at all": ([0, 0], [0, 0]),
-}
-WIDTH, CLASSES, IGNORED = 6, 9, 2
-
-
-def network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    hidden = torch.nn.Linear(WIDTH, WIDTH)
-    return torch.nn.Sequential(hidden, torch.nn.Tanh(), torch.nn.Linear(WIDTH, CLASSES)).double()
-
-
-def batch(seed: int, targets: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels, two of which are no targets."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (targets + IGNORED,), generator=generator)
-    labels[:IGNORED] = -100
-    return torch.rand(targets + IGNORED, WIDTH, generator=generator, dtype=torch.float64), labels
-
-
-def batches(step: tuple[list[int], list[int]], rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [batch(100 * rank + number, targets) for number, targets in enumerate(step[rank])]
-
-
-def gradient(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
 
 
 def gradient_of_the_whole_batch(step: tuple[list[int], list[int]]) -> torch.Tensor:
@@ -58,54 +20,13 @@ def gradient_of_the_whole_batch(step: tuple[list[int], list[int]]) -> torch.Tens
     return gradient(model)
 
 
-def accumulate(model: Any, own: list[tuple[torch.Tensor, torch.Tensor]], reduction: str) -> float:
-    """What a training loop does for a step; return the sum of what it called backward on."""
-    total, losses = global_num_tokens([labels for _, labels in own]), 0.0
-    for number, (tokens, labels) in enumerate(own):
-        more = number < len(own) - 1 and isinstance(model, DistributedDataParallel)
-        with model.no_sync() if more else contextlib.nullcontext():
-            loss = token_weighted_loss(cross_entropy(model(tokens), labels, reduction=reduction), total)
-            torch.autograd.backward(loss)
-        losses += float(loss.detach())
-    return losses
-
-
-def rank_of_two(rank: int, store: str) -> dict[str, Any]:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found: dict[str, Any] = {}
-    for name, step in STEPS.items():
-        for reduction in ("sum", "none"):
-            model = DistributedDataParallel(network())
-            losses = torch.tensor(accumulate(model, batches(step, rank), reduction))
-            dist.all_reduce(losses)
-            found[f"{name}, {reduction}"] = (gradient(model).tolist(), float(losses) / 2)
-    both: Any = init_device_mesh("cpu", (2,))
-    shared: Any = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"]  # one batch for two ranks
-    for name, mesh in (("both", both), ("shared", shared)):
-        total = global_num_tokens([2 + rank, 10], mesh=mesh)
-        found[name] = (int(total), float(token_weighted_loss(torch.ones(()), total, mesh=mesh)))
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
 def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 
 @pytest.mark.slow
 def test_two_ranks_with_unequal_targets_have_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    outs = [tmp_path / f"{rank}.json" for rank in range(2)]
-    command = [sys.executable, __file__, str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*command, str(rank), str(out)]) for rank, out in enumerate(outs)]
-    try:
-        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for rank, out in enumerate(outs):
-        found = json.loads(out.read_text())
+    for rank, found in enumerate(run_ranks(loss_worker.main, 2, tmp_path)):
         assert found.pop("both") == [25, pytest.approx(2 / 25)]
         assert found.pop("shared") == [12 + rank, pytest.approx(1 / (12 + rank))]
         assert len(found) == 2 * len(STEPS)
@@ -190,8 +111,3 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_tokens must be one number, got a tensor of shape \[2\]"):
         token_weighted_loss(torch.tensor(1.0), torch.tensor([3, 4]))
     assert token_weighted_loss(torch.tensor(6.0), 4, mesh=Mesh()).item() == 3.0
-
-
-if __name__ == "__main__":
-    _, store, number, out = sys.argv
-    Path(out).write_text(json.dumps(rank_of_two(int(number), store)))

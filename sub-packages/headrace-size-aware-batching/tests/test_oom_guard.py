@@ -1,19 +1,18 @@
 """A rescued step equals the unsplit one, wherever memory ran out; on one rank and on real ranks."""
 
 import gc
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import memory_worker
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching import (
@@ -27,7 +26,6 @@ from headrace.size_aware_batching import (
 from headrace.size_aware_batching.memory import oom_guard
 from headrace.size_aware_batching.memory.split import batch_length, split_batch
 
-HERE = Path(__file__).parent
 WIDTH = 24
 
 
@@ -490,18 +488,7 @@ def test_lists_and_numbers_in_a_batch() -> None:
 
 
 def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> None:
-    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
-    command = [sys.executable, str(HERE / "memory_worker.py")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store"), str(out)]) for rank, out in enumerate(outs)
-    ]
-    try:
-        assert [process.wait(timeout=280) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    first, second = (json.loads(out.read_text()) for out in outs)
+    first, second = run_ranks(memory_worker.main, 2, tmp_path)
     assert len(first["guard"]) == 20
     for name, found in first["guard"].items():
         assert found["bits"] == second["guard"][name]["bits"], name

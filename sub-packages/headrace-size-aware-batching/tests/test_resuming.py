@@ -2,16 +2,16 @@
 
 import copy
 import inspect
-import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import rank_worker
+from processes import run_in
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.testing import check_resumes
@@ -187,21 +187,9 @@ def test_masked_sizes_are_refused_as_nulls_are() -> None:
     assert list(made(sizes=np.ma.masked_array(SIZES))) == list(made())
 
 
-BEFORE_THE_GROUP = """
-import json, sys
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-sampler = DistributedSizeAwareBatchSampler([1 + n % 7 for n in range(100)], 20)
-print(json.dumps([len(sampler), list(sampler)]))
-"""
-
-
-def test_ranks_come_from_torchruns_environment_until_there_is_a_process_group() -> None:
-    answers = []
-    for rank in range(2):
-        environment = {"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2"}
-        command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{BEFORE_THE_GROUP}"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        answers.append(json.loads(done.stdout))
+def test_ranks_come_from_torchruns_environment_until_there_is_a_process_group(tmp_path: Path) -> None:
+    answers = [
+        run_in({"RANK": str(rank), "WORLD_SIZE": "2"}, rank_worker.before_the_group, tmp_path) for rank in range(2)
+    ]
     assert answers[0][0] == answers[1][0] == len(answers[0][1]) == len(answers[1][1])
     assert sorted(index for _, batches in answers for batch in batches for index in batch) == list(range(100))
