@@ -183,9 +183,16 @@ def test_the_workers_of_a_copy_learn_of_a_new_epoch(copied: Callable[[Any], Any]
         assert [tuple(item) for item in loader] == list(dataset)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("through", [lambda dataset: dataset, copy.deepcopy])
-def test_workers_begin_anew_whatever_the_main_process_has_read(method: str, through: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    ("through", "method"),
+    [
+        (lambda dataset: dataset, "fork"),
+        (copy.deepcopy, "spawn"),
+        pytest.param(lambda dataset: dataset, "spawn", marks=pytest.mark.nightly),
+        pytest.param(copy.deepcopy, "fork", marks=pytest.mark.nightly),
+    ],
+)
+def test_workers_begin_anew_whatever_the_main_process_has_read(through: Callable[[Any], Any], method: str) -> None:
     dataset = streams("plain", "plain")
     whole = list(dataset)
     list(islice(dataset, 25))

@@ -264,12 +264,19 @@ def test_a_state_loaded_in_the_main_process_is_refused_in_workers() -> None:
     stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cut", [0, 1, 9, 11])
+CUTS = [0, 1, 9, 11]
+LOADED = [
+    pytest.param(cut, kind, workers, marks=() if workers == 0 or at == place else pytest.mark.nightly)
+    for at, cut in enumerate(CUTS)
+    for place, kind in enumerate(KINDS)
+    for workers in (0, 2)
+]
+
+
+@pytest.mark.parametrize(("cut", "kind", "workers"), LOADED)
 @IGNORE_SKIPS
 @IGNORE_TORCHDATA
-def test_the_stateful_loader_resumes(workers: int, kind: Kind, cut: int) -> None:
+def test_the_stateful_loader_resumes(cut: int, kind: Kind, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def load() -> Any:

@@ -144,19 +144,22 @@ def test_equal_options_in_other_types_are_accepted() -> None:
 
 
 BEFORE_THE_GROUP = """
+import os
 from headrace.weighted_sampler import WeightedDistributedSampler
-sampler = WeightedDistributedSampler(range(100), {(0, 100): 1})
-print(len(sampler), *sampler)
+for rank in range(2):
+    if os.fork() == 0:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+        sampler = WeightedDistributedSampler(range(100), {(0, 100): 1})
+        print(len(sampler), *sampler, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
 def test_ranks_come_from_torchruns_environment_until_there_is_a_process_group() -> None:
-    answers = []
-    for rank in range(2):
-        environment = {"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2"}
-        command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{BEFORE_THE_GROUP}"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        answers.append([int(word) for word in done.stdout.split()])
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{BEFORE_THE_GROUP}"]
+    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert [answer[0] for answer in answers] == [50, 50]
     assert sorted(answers[0][1:] + answers[1][1:]) == list(range(100))
