@@ -57,7 +57,7 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(model: Model, ckpt: Path | None = None, workers: int = 0, **ranks: Any) -> Model:
+def fit(model: Model, ckpt: Path | None = None, workers: int = 0, callbacks: Any = None, **ranks: Any) -> Model:
     module = MapDataModule(
         {"train": list(range(len(SIZES)))},
         batch_sampler=by_tokens,
@@ -73,7 +73,7 @@ def fit(model: Model, ckpt: Path | None = None, workers: int = 0, **ranks: Any) 
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[TokensPerStep()],
+        callbacks=[TokensPerStep()] if callbacks is None else callbacks,
     )
     trainer.fit(model, datamodule=module, ckpt_path=ckpt, weights_only=False if ckpt else None)
     return model
@@ -128,3 +128,10 @@ def test_a_resumable_loader_resumes_between_two_steps_on_other_ranks() -> None:
             done += Counter(sample for batch in step for sample in batch)
         loader.close()
     assert done == Counter(range(len(SIZES)))
+
+
+def test_a_trainer_that_does_not_accumulate_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"callbacks must hold TokensPerStep\(\) .* would step after every"
+    ):
+        fit(Model(), callbacks=[], num_replicas=1, rank=0)

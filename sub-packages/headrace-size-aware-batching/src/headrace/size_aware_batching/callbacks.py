@@ -232,6 +232,8 @@ class TokensPerStep(Callback):
     >>> # lightning.Trainer(callbacks=[TokensPerStep()])
     """
 
+    accumulates_tokens = True  # what a data module looks for
+
     def __init__(self, sampler: Any = None) -> None:
         self.sampler = sampler
         self._begun: tuple[int, Any, Any] | None = None  # number of the first batch, micro-batches, where steps end
@@ -288,8 +290,9 @@ class TokensPerStep(Callback):
             if owner is not None and (found := getattr(owner, "accumulation", None)) is not None:
                 return found
         raise ValueError(
-            f"the loader's batch_sampler must have tokens_per_step, as DistributedSizeAwareBatchSampler may, got a "
-            f"{type(loader).__name__} without: give TokensPerStep sampler="
+            f"the loader's batch_sampler must have tokens_per_step for TokensPerStep, got a {type(loader).__name__} "
+            "without: give tokens_per_step= to the DistributedSizeAwareBatchSampler, or leave the callback out; where "
+            "the loader hides its sampler, give it as TokensPerStep(sampler=...)"
         )
 
 

@@ -123,6 +123,7 @@ class BaseDataModule(lightning.LightningDataModule):
         loader = self._loader(Split.train)
         if self._fit_loop is not None and self._fit_loop.trainer is not None:
             self._fit_loop.begin()  # before the trainer asks for its length
+            _refuse_single_batches(loader, self._fit_loop.trainer)
         return loader
 
     def test_dataloader(self) -> Any:
@@ -217,3 +218,21 @@ class BaseDataModule(lightning.LightningDataModule):
     def _need(self, split: Split, what: str) -> None:
         for name, given in self._splits.items():
             need(split, what, name, given)
+
+
+def _refuse_single_batches(loader: Any, trainer: Any) -> None:
+    """Refuse a trainer that would take an optimizer step for each batch, where the sampler plans steps of several."""
+    counts = getattr(loader, "accumulation", None)
+    if (
+        counts is None
+        or max(counts, default=1) == 1
+        or trainer.accumulate_grad_batches != 1
+        or trainer.strategy.handles_gradient_accumulation
+        or not trainer.lightning_module.automatic_optimization
+        or any(getattr(callback, "accumulates_tokens", False) for callback in trainer.callbacks)
+    ):
+        return
+    raise ValueError(
+        f"callbacks must hold TokensPerStep() of headrace.size_aware_batching where the batch sampler has "
+        f"tokens_per_step, got none: the optimizer would step after every batch, not after {max(counts)}"
+    )
