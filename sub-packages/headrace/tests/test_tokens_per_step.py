@@ -131,7 +131,5 @@ def test_a_resumable_loader_resumes_between_two_steps_on_other_ranks() -> None:
 
 
 def test_a_trainer_that_does_not_accumulate_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"callbacks must hold TokensPerStep\(\) .* would step after every"
-    ):
+    with pytest.raises(ValueError, match=r"callbacks must hold TokensPerStep\(\) .* would step after every"):
         fit(Model(), callbacks=[], num_replicas=1, rank=0)

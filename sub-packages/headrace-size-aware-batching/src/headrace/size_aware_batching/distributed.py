@@ -746,5 +746,5 @@ def _warn_of_repetition(steps: Steps, replicas: int) -> None:
     again = steps.indices[steps.offsets[-1 - steps.repeated] :].tolist()
     warn(
         f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {steps.repeated} "
-        f"ranks get samples once more: {again[:10]}{' ...' if len(again) > 10 else ''}"
+        f"ranks repeat samples {again[:10]}{' ...' if len(again) > 10 else ''}"
     )

@@ -40,6 +40,7 @@ from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
 
 __all__ = ["StepPlan", "StepReport", "plan_step"]
 
+CURE = "cut the samples, choose oversize='own_batch' or 'split', or let several ranks run them with contexts="
 MEET: tuple[Meet, ...] = ("micro_batch", "step")
 GROUP_ON: tuple[GroupOn, ...] = ("rank", "micro_step")
 Oversize = Literal["raise", "own_batch", "split"]
@@ -316,7 +317,7 @@ def plan_step(
     cuts = cut(table, budget if oversize == "split" else math.inf)
     policy: Literal["raise", "own_batch"] = "own_batch" if widths or oversize != "raise" else "raise"
     options = Options("sequential", cost, max_items=max_items, length_multiple=length_multiple, oversize=policy)
-    prepared = prepare(cuts.lengths, budget, options, "'own_batch' or 'split'")
+    prepared = prepare(cuts.lengths, budget, options, CURE)
     parts = {name: of[cuts.samples] * cuts.shares for name, of in works.items()}
     step = _Step(cuts, budget, prepared, options, parts)
     again = np.zeros(0, np.int64)

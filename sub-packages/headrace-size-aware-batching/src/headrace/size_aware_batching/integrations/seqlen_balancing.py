@@ -46,7 +46,10 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
     lengths = _lengths(seqlen_list, "seqlen_list")
     count, equal = checked_int("k_partitions", k_partitions, least=1), checked_flag("equal_size", equal_size)
     if len(lengths) < count:
-        raise ValueError(f"k_partitions must be at most the number of samples, {len(lengths)}, got {count}")
+        raise ValueError(
+            f"k_partitions must be at most the number of samples, {len(lengths)}, got {count}: take "
+            "more samples, or fewer partitions"
+        )
     if equal and len(lengths) % count:
         raise ValueError(
             f"k_partitions must divide the number of samples, {len(lengths)}, where equal_size is True, got {count}: "

@@ -15,6 +15,8 @@ from headrace.size_aware_batching.planning.limits import Budget, Limits
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.shapes import Shapes, choose_shapes, refuse_other_sizes
 
+CURE = "cut them in the collate function and count them so with max_length=, or choose oversize='skip' or 'own_batch'"
+
 
 @dataclass(frozen=True)
 class PreparedSizes:
@@ -44,16 +46,14 @@ class PreparedSizes:
         return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
-def prepare(
-    sizes: NDArray[Any], budget: Budget, options: Options, policies: str = "'skip' or 'own_batch'"
-) -> PreparedSizes:
+def prepare(sizes: NDArray[Any], budget: Budget, options: Options, cure: str = CURE) -> PreparedSizes:
     """Return sizes and limits in the unit of the cost, and the samples that are too large, which may be refused.
 
-    ``policies`` are named in the error as alternatives.
+    ``cure`` ends the error.
     """
     cost = options.batch_cost
     table, limits, over = cost.prepare(sizes, budget, options.max_items)
-    refuse_oversize(sizes, over, budget, options, policies)
+    refuse_oversize(sizes, over, budget, options, cure)
     kept = None
     if options.oversize == "skip" and len(over):
         kept = np.setdiff1d(np.arange(len(sizes)), over, assume_unique=True)
@@ -71,16 +71,14 @@ def prepare(
     return PreparedSizes(table, limits, cost, kept, over, shapes=shapes)
 
 
-def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options, policies: str) -> None:
+def refuse_oversize(sizes: NDArray[Any], over: NDArray[np.int64], budget: Any, options: Options, cure: str) -> None:
     """Raise an error that names samples that are too large, if that is what was asked for."""
     if not len(over) or options.oversize != "raise":
         return
     some = ", ".join(f"sample {index} has size {shown(sizes[index].tolist())}" for index in over[:3])
-    cure = options.batch_cost.cure(sizes[over])
     raise ValueError(
         f"sizes must not exceed max_total_size={shown(budget)}, got {len(over)} of {len(sizes)} samples that do so "
-        f"by themselves ({some}{', ...' if len(over) > 3 else ''}): {cure}, cut them in the collate function and count "
-        f"them so with max_length=, or choose oversize={policies}"
+        f"by themselves ({some}{', ...' if len(over) > 3 else ''}): {options.batch_cost.cure(sizes[over])}, {cure}"
     )
 
 
