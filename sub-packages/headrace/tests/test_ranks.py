@@ -1,6 +1,9 @@
 """One rule of ranks in all packages: what was given, else the process group, else the environment, else one rank."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,37 +118,45 @@ def test_a_stage_of_a_stream_shares_batches_only_when_it_is_asked_to(monkeypatch
     assert (alone, shared) == ([["to", "or"], ["stream", "brook"]], [["stream", "brook"]])
 
 
+# Both ranks are forked from one process, which imports for both.
 TORCHRUN = """
 import json, os, sys
+from pathlib import Path
 sys.path[:0] = {path!r} + [{here!r}]
 import torch.distributed as dist
 import test_ranks
-before = {{name: [list(batch) for batch in make()] for name, make in test_ranks.MAKERS.items()}}
-dist.init_process_group("gloo", init_method="file://{store}", rank=int(os.environ["RANK"]), world_size=2)
-after = {{name: [list(batch) for batch in make()] for name, make in test_ranks.MAKERS.items()}}
-dist.destroy_process_group()
-print(json.dumps([before, after]))
+
+def answer():
+    return {{name: [list(batch) for batch in make()] for name, make in test_ranks.MAKERS.items()}}
+
+def run(rank):
+    os.environ |= {{"RANK": str(rank), "WORLD_SIZE": "2"}}
+    before = answer()
+    dist.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=2)
+    after = answer()
+    dist.destroy_process_group()
+    Path({folder!r}, str(rank)).write_text(json.dumps([before, after]))
+
+pids = []
+for rank in range(2):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        run(rank)
+        sys.exit()
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in pids]))
 """
 
 
 def test_ranks_are_the_same_before_and_in_the_process_group(tmp_path: Path) -> None:
-    code = TORCHRUN.format(path=sys.path, here=str(Path(__file__).parent), store=tmp_path / "store")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        answers = [json.loads(process.communicate(timeout=240)[0]) for process in ranks]
-        assert [process.returncode for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    code = TORCHRUN.format(path=sys.path, here=str(Path(__file__).parent), folder=str(tmp_path))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env={"PATH": ""}, text=True, process_group=0) as both:
+        try:
+            assert both.wait(timeout=240) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(both.pid, signal.SIGKILL)
+    answers = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for name in MAKERS:
         for when in range(2):
             shares = [sorted(index for batch in answer[when][name] for index in batch) for answer in answers]

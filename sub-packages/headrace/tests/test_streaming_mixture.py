@@ -32,6 +32,14 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Path]:
     return {name: tmp_path / name for name in SIZES}
 
 
+WORKERS = pytest.mark.parametrize(
+    ("places", "workers"),
+    [(True, 0), (False, 0), (True, 2), pytest.param(False, 2, marks=pytest.mark.nightly)],
+    indirect=["places"],
+    ids=["indexed-0", "plain-0", "indexed-2", "plain-2"],
+)
+
+
 def module(
     places: dict[str, Path], workers: int = 0, ranks: int = 1, rank: int = 0, seed: int = 0, weights: Any = WEIGHTS
 ) -> WebDataModule:
@@ -55,7 +63,7 @@ def counted(batches: Iterable[list[int]]) -> Counter[str]:
     return Counter(names[sample // 1000] for batch in batches for sample in batch)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_an_epoch_has_the_weights_and_the_promised_length(places: dict[str, Path], workers: int) -> None:
     data = module(places, workers)
     data.setup("fit")
@@ -85,7 +93,7 @@ def test_ranks_step_together(places: dict[str, Path]) -> None:
         assert sorted(web[0][begin : begin + half] + web[1][begin : begin + half]) == list(range(SIZES["web"]))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_a_mixture_goes_on_where_it_was_left(places: dict[str, Path], workers: int) -> None:
     loader = module(places, workers).train_dataloader()
     whole = [*loader, *loader]
