@@ -89,7 +89,7 @@ def test_what_a_trainer_cannot_follow_is_refused() -> None:
     sampler = steps_worker.sampler_of()
     with pytest.raises(ValueError, match="accumulate_grad_batches must be 1 for TokensPerStep, got 2"):
         trainer_of(accumulate_grad_batches=2).fit(steps_worker.Module(sampler))
-    with pytest.raises(ValueError, match=r"the loader's batch_sampler must have tokens_per_step for TokensPerStep, got a DataLoader"):
+    with pytest.raises(ValueError, match=r"must have tokens_per_step for TokensPerStep, got a DataLoader"):
         trainer_of().fit(Without(sampler))
     manual = steps_worker.Module(sampler)
     manual.automatic_optimization = False
