@@ -40,7 +40,7 @@ pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], pat
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run the long and huge variants")
-    parser.addoption("--fast", action="store_true", help="skip what starts a process, and try few examples of each law")
+    parser.addoption("--fast", action="store_true", help="skip what is slow or starts a process, and try few examples")
     parser.addoption("--seed", type=int, help="seed of every test (default 0; with --nightly another one in each run)")
 
 
@@ -93,6 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "nightly" in item.keywords and not config.option.nightly:
             item.add_marker(pytest.mark.skip(reason="long; run with --nightly"))
+        # What starts a process may hang or fail where it is kept from it, and examples of a page build on one another.
+        elif config.option.fast and ("slow" in item.keywords or item.path.suffix == ".md"):
+            item.add_marker(pytest.mark.skip(reason="run without --fast"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

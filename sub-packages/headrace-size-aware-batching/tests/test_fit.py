@@ -52,6 +52,7 @@ def shapes_of(lengths: Any) -> Callable[[Any], tuple[int, int]]:
     return lambda indices: (len(indices), int(lengths[indices].max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 20))])
 def test_an_epoch_at_95_percent_of_the_memory_never_runs_out(seed: int) -> None:
     lengths, step = lengths_of(seed), Step()
@@ -88,6 +89,7 @@ def as_sizes(shape: tuple[int, int]) -> list[int]:
     return [shape[1]] * shape[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_sets", [8, pytest.param(100, marks=pytest.mark.nightly)])
 def test_95_in_100_batches_of_epochs_are_covered(data_sets: int) -> None:
     covered, headroom = [], []
@@ -139,6 +141,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_real_model_is_measured_and_left_as_it_was(steps_before: int) -> None:
     lengths = np.random.default_rng(0).integers(4, 100, 300)

@@ -226,6 +226,7 @@ def test_several_budgets_at_once(pairs: list[tuple[int, int]], strategy: Strateg
     assert all((sizes[batch].sum(axis=0) <= (50, 90)).all() for batch in batches)
 
 
+@pytest.mark.slow
 @repeats
 @examples(50)
 @given(

@@ -56,6 +56,7 @@ def test_floor_and_slopes_are_recovered(intercept: float, linear: float, quadrat
     assert model.margin < 1e-3
 
 
+@pytest.mark.slow
 def test_at_least_95_in_100_new_batches_are_covered_with_19_calibration_points() -> None:
     covered, headrooms = [], []
     for seed in range(200):

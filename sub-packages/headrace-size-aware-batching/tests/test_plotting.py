@@ -36,6 +36,7 @@ def test_the_ending_says_which_kind(tmp_path: Path, ending: str) -> None:
     assert {"pdf": b"%PDF", "svg": b"<svg"}[ending] in (tmp_path / f"plan.{ending}").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd",
     [

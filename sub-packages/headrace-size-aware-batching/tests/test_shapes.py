@@ -107,6 +107,7 @@ def test_batches_are_as_full_as_without_the_limit() -> None:
         assert len(short) <= 1  # one a window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "cost"), [(4, 1.42), (8, 1.19), (16, 1.09), (32, 1.05), (10_000, 1.0)])
 def test_the_report_says_what_the_limit_costs(most: int, cost: float) -> None:
     limited, free = made(LENGTHS, 16384, most), made(LENGTHS, 16384, None)
@@ -255,6 +256,7 @@ class Compilations:
         return graph.forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [4, 12, None])
 def test_a_model_is_compiled_once_for_each_shape(shapes: int | None) -> None:
     lengths = LENGTHS[: 1500 if shapes else 500]  # without shapes most batches are compiled

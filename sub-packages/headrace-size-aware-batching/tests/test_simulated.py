@@ -84,6 +84,7 @@ def test_everything_is_given_back_after_a_failed_step() -> None:
         assert memory.used == before
 
 
+@pytest.mark.slow
 def test_an_estimate_has_the_shape_of_the_real_curve() -> None:
     shapes = [np.full(n, length) for n in (1, 2, 4) for length in (16, 64, 128)]
     estimated = estimate_peaks(make_step, shapes)

@@ -82,6 +82,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "stop", "hook", "epoch", "by", "asks"), RESUMED)
 def test_a_callback_raises_the_number_of_epochs_of_a_resumed_fit(
     tmp_path: Path, kind: str, stop: int, hook: str, epoch: int, by: int, asks: bool
@@ -125,6 +126,7 @@ ENDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "kind", "asks"), ENDED)
 def test_a_checkpoint_of_any_hook_of_a_fit_that_max_steps_ended_goes_on(
     tmp_path: Path, epochs: int, kind: str, asks: bool

@@ -81,6 +81,7 @@ def counted(model: Model, done: int, options: dict[str, Any]) -> int:
 HOOKS = {"start", "epoch start", "batch start", "batch end", "val batch end", "val end", "epoch end", "end"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize(("kind", "name"), MATRIX)
 def test_a_checkpoint_of_any_moment_goes_on_exactly(
@@ -183,6 +184,7 @@ def test_overfitting_that_max_steps_stopped_goes_on(folders: tuple[Path, Path], 
     assert seen == whole
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 @pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")
 @pytest.mark.filterwarnings("ignore:.*was called without a model")

@@ -51,6 +51,7 @@ def whole_epochs(model: Model, epochs: int) -> None:
         assert sorted(key for at, batch in model.seen if at == epoch for key in batch) == EVERY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "method"), [("power", "fit"), ("binsearch", "validate")])
 def test_the_batch_size_finder(module: Any, tmp_path: Path, mode: str, method: Any) -> None:
     running = trainer(tmp_path)

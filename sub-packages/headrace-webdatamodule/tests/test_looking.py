@@ -277,6 +277,7 @@ class Seeing(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no")
 @pytest.mark.parametrize("make", [map_module, indexed_module, stream_module])
 @pytest.mark.parametrize("look", LOOKS)

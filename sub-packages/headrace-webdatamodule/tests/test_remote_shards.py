@@ -252,6 +252,7 @@ def test_a_column_of_wide_rows_is_read(own_site: Site) -> None:
     assert np.array_equal(own_site.dataset().column("embeddings"), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["open", "none"])
 def test_s3_reads_what_is_read_from_the_disk(
     s3: dict[str, Any], bucket: str, folder: Path, cache: Path | None, check: Any

@@ -633,6 +633,7 @@ LARGE: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [0, 5])
 @pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)
 def test_large_honest_data_loads(value: Any, protocol: int) -> None:

@@ -80,6 +80,7 @@ def test_shares_by_tokens_are_reported_as_such() -> None:
     assert str(report).splitlines()[2].split()[-2] == "0.7500"
 
 
+@pytest.mark.slow
 def test_token_shares_are_those_of_the_mean_sizes_which_draws_meet_on_average() -> None:
     sizes = np.concatenate([np.arange(100), np.arange(50) ** 2])
     options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 120}

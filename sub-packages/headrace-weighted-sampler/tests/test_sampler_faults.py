@@ -110,6 +110,7 @@ def test_fault_a_dataset_of_no_samples_and_weight_0_raises() -> None:
         assert [source.draws for source in sampler.report().sources] == [0, 3]
 
 
+@pytest.mark.slow
 def test_fault_thousands_of_sources_at_a_thousand_ranks_fill_the_memory() -> None:
     sources = 20_000
     sampler = WeightedDistributedSampler(
@@ -208,12 +209,14 @@ def draw(indices: Iterator[int], count: int) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [10**6, 10**7, 10**9])
 def test_a_thousand_windows_stay_within_16_mib(draws: int) -> None:
     made = sampler(draws)
     assert peak(lambda: draw(iter(made), 1000 * WINDOW // 8)) <= 16
 
 
+@pytest.mark.slow
 def test_thousands_of_windows_hold_no_more_than_the_first_hundreds() -> None:
     indices = iter(sampler(10**8))
     gc.disable()  # a block that only the collector could free would count
@@ -229,6 +232,7 @@ def test_thousands_of_windows_hold_no_more_than_the_first_hundreds() -> None:
     assert after - before <= MIB
 
 
+@pytest.mark.slow
 def test_many_stretches_leave_nothing_behind() -> None:
     made = sampler(10**8)
     made.take(0, 2**18)
