@@ -63,6 +63,7 @@ def counted(batches: Iterable[list[int]]) -> Counter[str]:
     return Counter(names[sample // 1000] for batch in batches for sample in batch)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_an_epoch_has_the_weights_and_the_promised_length(places: dict[str, Path], workers: int) -> None:
     data = module(places, workers)
@@ -93,6 +94,7 @@ def test_ranks_step_together(places: dict[str, Path]) -> None:
         assert sorted(web[0][begin : begin + half] + web[1][begin : begin + half]) == list(range(SIZES["web"]))
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_mixture_goes_on_where_it_was_left(places: dict[str, Path], workers: int) -> None:
     loader = module(places, workers).train_dataloader()
