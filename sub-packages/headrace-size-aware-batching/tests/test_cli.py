@@ -25,7 +25,7 @@ def lengths(tmp_path: Path) -> Path:
 
 
 def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, words)], text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run([*COMMAND, *map(str, words)], text=True, capture_output=True, check=False)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:

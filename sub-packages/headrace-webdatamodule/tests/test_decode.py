@@ -620,7 +620,7 @@ BOMBS = [
 def test_decoding_takes_no_more_than_the_cap_and_some(bombs: list[tuple[str, str]]) -> None:
     cap = 64 << 20
     command = [sys.executable, "-c", DECODE, json.dumps([cap, bombs])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     grown = dict(zip(map(str, bombs), json.loads(done.stdout), strict=True))
     assert max(grown.values()) < cap + (64 << 20), grown

@@ -53,7 +53,7 @@ def begin():
 """
     after = "\nprint(rss('VmHWM') - base, file=sys.stderr)\n"
     command = [sys.executable, "-c", before + script + after, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return int(done.stderr.split()[-1]), done.stdout
 

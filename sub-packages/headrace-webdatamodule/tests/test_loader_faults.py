@@ -56,7 +56,7 @@ def leave(folder: Path, pids: Path, **options: Any) -> dict[str, Any]:
     """The same of one that never closes it, and ends as an interpreter does."""
     with started(folder, pids, leave=True, **options) as process:
         try:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate()
         finally:
             process.kill()
     assert process.returncode == 0, err
@@ -178,7 +178,7 @@ def test_a_parent_that_is_killed_leaves_no_process(folder: Path, tmp_path: Path,
             assert process.stdout.readline() == "ready\n"
             assert len(list(pids.iterdir())) >= 3  # spawning starts a process that tracks resources
             process.send_signal(signum)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate()
         finally:
             process.kill()
     expected = (-signal.SIGINT, 130, 1) if signum == signal.SIGINT else (-signum,)

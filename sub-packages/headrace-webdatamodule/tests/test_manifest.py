@@ -297,7 +297,7 @@ def test_columns_of_several_processes_are_all_there(folder: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate()
         assert process.returncode == 0
     assert sorted(column.name for column in Manifest.load(folder).columns) == names
 

@@ -685,7 +685,7 @@ list(dataset)
                     time.sleep(0.01)
             finally:
                 child.kill()
-        assert child.wait(timeout=60) == (-9 if kind == "killed" else 0)
+        assert child.wait() == (-9 if kind == "killed" else 0)
     assert len(list(cache.glob("*.tar"))) == (0 if kind == "killed" else 4)
     release.set()
     assert list(site.dataset(cache)) == list(IndexedShards(site.folder))

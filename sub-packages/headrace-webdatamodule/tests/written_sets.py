@@ -54,7 +54,7 @@ def command(folder: Path, **options: Any) -> list[str]:
 
 
 def script(folder: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command(folder, **options), capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command(folder, **options), capture_output=True, text=True, check=False)
 
 
 def check_whole(folder: Path, **options: Any) -> None:
@@ -78,7 +78,7 @@ def group(folder: Path, **options: Any) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0)
     try:
         yield process
-        process.wait(timeout=60)
+        process.wait()
         for _ in range(200):
             if not living(process.pid):
                 break

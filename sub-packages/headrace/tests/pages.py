@@ -29,7 +29,6 @@ def run(page: str, mark: str, folder: Path, expected: int = 0) -> str:
         env={**os.environ, "PATH": path},
         text=True,
         capture_output=True,
-        timeout=280,
         check=False,
     )
     assert done.returncode == expected, done.stderr

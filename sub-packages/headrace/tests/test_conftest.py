@@ -77,7 +77,6 @@ def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[s
         cwd=folder,
         text=True,
         capture_output=True,
-        timeout=200,
         check=False,
     )
 

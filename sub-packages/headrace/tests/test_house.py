@@ -26,9 +26,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, text=True, capture_output=True, timeout=120, check=False
-    )
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, text=True, capture_output=True, check=False)
 
 
 def layout(root: Path) -> subprocess.CompletedProcess[str]:

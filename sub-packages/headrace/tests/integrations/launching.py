@@ -54,7 +54,6 @@ def launch(command: list[str], folder: Path, settings: dict[str, str]) -> Run:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=300,
         check=False,
     )
     return Run(done.returncode, done.stdout)
