@@ -33,6 +33,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
 from headrace.size_aware_batching.planning.padded_micro_batches import plan_padded
+from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
@@ -274,9 +275,9 @@ def plan_step(
             one prompt, stay together (``cost="sum"`` only).
         group_on: Where they do: on one ``"rank"``, or in one ``"micro_step"``, micro-batch k of all ranks.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error; give it its
-            ``"own_batch"``, over the budget (samples of size 0 may share it); or ``"split"`` it into as few pieces as
-            fit, of nearly equal size (sizes of shape ``[n]``, ``cost="sum"``), see ``StepPlan.starts``. Its work, if
-            given, is split likewise.
+            ``"own_batch"``, over the budget (samples of size 0 may share it); or ``"split"`` it into full pieces and a
+            rest, as `DistributedSizeAwareBatchSampler` does (whole sizes of shape ``[n]``, ``cost="sum"``), see
+            ``StepPlan.starts``. Its work, if given, is split likewise.
         contexts: Powers of two up to the number of ranks, such as ``(1, 2, 4, 8)``: a sample that exceeds the budget of
             one rank is run by the smallest group of consecutive ranks whose budgets together hold it (dynamic context
             parallelism; ``cost="sum"`` only). Each rank of a group has its part of the cost and of the work.
@@ -314,18 +315,18 @@ def plan_step(
     works = work_columns(work, len(table), cost)
     groups = None if group_by is None else group_numbers(group_by, len(table))
     widths = None if contexts is None else checked_contexts(contexts, n_ranks)
-    cuts = cut(table, budget if oversize == "split" else math.inf)
+    pieces = pieces_of(table, longest_piece(table, budget, SumCost()) if oversize == "split" else math.inf)
     policy: Literal["raise", "own_batch"] = "own_batch" if widths or oversize != "raise" else "raise"
     options = Options("sequential", cost, max_items=max_items, length_multiple=length_multiple, oversize=policy)
-    prepared = prepare(cuts.lengths, budget, options, CURE)
-    parts = {name: of[cuts.samples] * cuts.shares for name, of in works.items()}
-    step = _Step(cuts, budget, prepared, options, parts)
+    prepared = prepare(pieces.lengths, budget, options, CURE)
+    parts = {name: of[pieces.samples] * pieces.shares for name, of in works.items()}
+    step = _Step(pieces, budget, prepared, options, parts)
     again = np.zeros(0, np.int64)
     try:
         if widths is not None:
             assignment = step.assign_contexts(widths, n_ranks, multiple)
         elif groups is not None:
-            assignment = step.assign_groups(groups[cuts.samples], n_ranks, multiple, meet, group_on)
+            assignment = step.assign_groups(groups[pieces.samples], n_ranks, multiple, meet, group_on)
         else:
             assignment = step.assign(n_ranks, multiple, meet)
     except NoPlanError as error:
@@ -386,56 +387,18 @@ def checked_contexts(contexts: Any, n_ranks: int) -> tuple[int, ...]:
     return tuple(sorted({1, *given}))
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """Samples, or pieces of them: which sample, where it begins there, its size, and its share of the sample."""
-
-    samples: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[Any]
-    shares: NDArray[np.float64]
-    n_samples: int
-
-
-def cut(sizes: NDArray[Any], budget: Budget) -> Cuts:
-    """Cut samples over the budget into as few pieces as fit, of nearly equal size."""
-    count = len(sizes)
-    if isinstance(budget, list) or math.isinf(budget):
-        if isinstance(budget, list) and (len(budget) > 1 or sizes.ndim > 1):
-            raise ValueError(f"oversize='split' needs sizes of shape [n], got {sizes.shape}")
-        limit = budget[0] if isinstance(budget, list) else budget
-    else:
-        limit = budget
-    if math.isinf(limit):
-        return Cuts(np.arange(count), np.zeros(count, np.int64), sizes, np.ones(count), count)
-    if sizes.ndim > 1 or not (sizes == np.floor(sizes)).all() or limit < 1:
-        raise ValueError(
-            f"oversize='split' needs whole sizes of shape [n] and max_total_size >= 1, got {sizes.dtype} of shape "
-            f"{sizes.shape} and {limit}"
-        )
-    whole = sizes.astype(np.int64)
-    pieces = np.maximum(1, -(-whole // math.floor(limit)))
-    samples = np.repeat(np.arange(count), pieces)
-    number = np.arange(len(samples)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    even, longer = np.divmod(whole, pieces)
-    starts = number * even[samples] + np.minimum(number, longer[samples])
-    lengths = even[samples] + (number < longer[samples])
-    shares = np.divide(lengths, whole[samples], out=np.ones(len(samples)), where=whole[samples] > 0)
-    return Cuts(samples, starts, lengths, shares, count)
-
-
 class _Step:
     """The samples of one step, or their pieces, ready for planning."""
 
     def __init__(
         self,
-        cuts: Cuts,
+        pieces: Pieces,
         budget: Budget,
         prepared: PreparedSizes,
         options: Options,
         works: dict[str, NDArray[np.float64]],
     ) -> None:
-        self.cuts, self.sizes, self.prepared, self.options = cuts, cuts.lengths, prepared, options
+        self.pieces, self.sizes, self.prepared, self.options = pieces, pieces.lengths, prepared, options
         self.budgets = tuple(budget) if isinstance(budget, list) else (budget,)
         self.padded_work = not works and prepared.cost.pads
         self.works = works or {"work": self._own_work()}
@@ -548,8 +511,8 @@ class _Step:
             return tuple(tuple(batches[rank * count : (rank + 1) * count]) for rank in range(n_ranks))
 
         return StepPlan(
-            micro_batches=nested(self.cuts.samples[joined]),
-            starts=nested(self.cuts.starts[joined]),
+            micro_batches=nested(self.pieces.samples[joined]),
+            starts=nested(self.pieces.starts[joined]),
             lengths=nested(self.sizes[joined]),
             contexts=context,
             cost=cost.reshape(context.shape if len(self.budgets) == 1 else (*context.shape, -1)),
@@ -558,7 +521,7 @@ class _Step:
             bounds={name: min(bound, imbalances[name]) for name, bound in bounds.items()},  # whole works are rounded
             fewest=found.fewest,
             restore=restore[:n_items],
-            repeated=self.cuts.samples[again],
+            repeated=self.pieces.samples[again],
             oversize=self.prepared.oversize,
             budget=self.budgets,
             meet=meet,
