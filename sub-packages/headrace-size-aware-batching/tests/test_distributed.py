@@ -522,7 +522,7 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
         ({"strategy": "random"}, ValueError, "strategy must be one of sequential, .* got 'random'"),
         ({"cost": "max"}, ValueError, "cost must be one of sum, padded, .* got 'max'"),
         ({"cost": "padded"}, ValueError, "use strategy='bucketed'"),
-        ({"oversize": "ignore"}, ValueError, "oversize must be one of raise, skip, own_batch, got 'ignore'"),
+        ({"oversize": "ignore"}, ValueError, "oversize must be one of raise, skip, own_batch, split, got 'ignore'"),
         ({"tail": "keep"}, ValueError, "tail must be one of split, pad, drop, got 'keep'"),
         ({"seed": -1}, ValueError, "seed must be an int from 0 to .* got -1"),
         ({"seed": 0.5}, TypeError, "seed must be .* got 0.5"),

@@ -44,6 +44,7 @@ class WithoutTake(Order):
 
 
 del WithoutTake.take
+SPLIT = {"oversize": "split", "max_total_size": 40}
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "packed": {"strategy": "packed"},
@@ -56,6 +57,10 @@ CASES: dict[str, dict[str, Any]] = {
     "padded tail": {"num_replicas": 8, "rank": 7, "tail": "pad"},
     "an order with slices": {"sampler": Order},
     "tokens in a step": {"tokens_per_step": 2000, "num_replicas": 2, "rank": 1},
+    "pieces": SPLIT,
+    "pieces of a rank": SPLIT | {"num_replicas": 3, "rank": 2},
+    "pieces of an order with slices": SPLIT | {"sampler": Order},
+    "pieces of tokens in a step": SPLIT | {"max_length": 10, "tokens_per_step": 400, "num_replicas": 2, "rank": 1},
 }
 
 
@@ -115,7 +120,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "batch_size_multiple": [(PADDED, 4)],
     "length_multiple": [(PADDED, 8)],
     "shapes": [(PADDED, 4), (PADDED | {"shapes": 8}, 4)],
-    "oversize": [({}, "skip"), ({}, "own_batch")],
+    "oversize": [({}, "skip"), ({}, "own_batch"), ({}, "split"), (SPLIT, "own_batch")],
     "tail": [({}, "drop"), ({}, "pad")],
     "max_length": [({}, 50)],
     "curriculum": [(PADDED, 100), (PADDED | {"curriculum": 50}, 100)],

@@ -188,7 +188,7 @@ def test_samples_without_length_have_a_shape() -> None:
     [
         ({"strategy": "stratified", "cost": "sum"}, "shapes=4 goes with cost='padded' or a function, got 'sum'"),
         ({"strategy": "sequential"}, "shapes=4 goes with strategy='bucketed', got 'sequential'"),
-        ({"oversize": "own_batch"}, "shapes=4 goes with oversize='raise' and 'skip', got 'own_batch'"),
+        ({"oversize": "own_batch"}, "shapes=4 goes with oversize='raise', 'skip' and 'split', got 'own_batch'"),
         ({"shapes": 0}, "shapes must be an int >= 1, got 0"),
         ({"sizes": [1.5, 2.0]}, "shapes=4 needs whole sizes, .* got 1.5 at index 0"),
         ({"sizes": [[1, 2]], "budget": (9, 9)}, r"shapes=4 needs one size a sample, got sizes of shape \(1, 2\)"),

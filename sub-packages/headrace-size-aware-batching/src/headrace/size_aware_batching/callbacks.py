@@ -13,6 +13,7 @@ from headrace.size_aware_batching.memory.device import free_memory, out_of_memor
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
 from headrace.size_aware_batching.memory.snapshot import unchanged, unsynchronized
 from headrace.size_aware_batching.memory.worst_batches import raise_if_out_of_memory, with_optimizer_state
+from headrace.size_aware_batching.planning.pieces import as_indices
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -35,8 +36,9 @@ class WorstBatchesFirst(Callback):
     Args:
         k: Number of batches.
         sampler: The sampler, with ``worst_batches``; by default the ``batch_sampler`` of the training loader.
-        batches_of: Builds a batch, on the host, of the samples with these indices, int64, shape ``[n]``; by default
-            with the ``dataset`` and the ``collate_fn`` of the loader.
+        batches_of: Builds a batch, on the host, of the samples with these indices, int64, shape ``[n]``, or of the
+            list that the sampler yields where that has pieces (``oversize="split"``); by default with the ``dataset``
+            and the ``collate_fn`` of the loader.
 
     Raises:
         ValueError: From ``fit``, if the loader has no such sampler, or the module uses manual optimization.
@@ -74,8 +76,8 @@ class WorstBatchesFirst(Callback):
         free_memory()
 
     @staticmethod
-    def _step(trainer: Trainer, module: LightningModule, batches_of: Callable[[Any], Any], indices: list[int]) -> None:
-        batch = trainer.precision_plugin.convert_input(batches_of(np.array(indices, np.int64)))
+    def _step(trainer: Trainer, module: LightningModule, batches_of: Callable[[Any], Any], indices: list[Any]) -> None:
+        batch = trainer.precision_plugin.convert_input(batches_of(as_indices(indices)))
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         loss = ClosureResult.from_training_step_output(training_step(trainer, module, batch, 0)).closure_loss
         module.zero_grad(set_to_none=True)
@@ -333,7 +335,7 @@ def new_metrics(module: LightningModule) -> list[Metric | MetricCollection]:
 
 def collated(loader: Any, indices: Any) -> Any:
     """Build the batch of these samples as the loader does."""
-    dataset, places = loader.dataset, indices.tolist()
+    dataset, places = loader.dataset, indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     many = getattr(dataset, "__getitems__", None)
     return loader.collate_fn(many(places) if callable(many) else [dataset[place] for place in places])
 

@@ -1,5 +1,6 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -33,6 +34,7 @@ from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepPlanner, TokenSchedule, TokenSteps
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
 from headrace.size_aware_batching.planning.order import ShuffledOrder, SliceOrder, natural_order
+from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, last_below, make_planner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
@@ -47,7 +49,7 @@ VERSION = 1
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
 
 
-class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
+class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
     The list of batches is a function of the sizes, the options, the seed and the epoch alone. Step s gives rank r
@@ -68,6 +70,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
     **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
     world size; `optimizer_steps` gives a loop the micro-batches of each. States between two steps are as above. Inside
     a step they also hold ``inside_step``, how it was packed: the rest of it goes on, packed anew on other ranks.
+
+    **Long samples.** With ``oversize="split"`` a sample over the budget, or longer than ``max_length``, is cut: into
+    pieces of the largest size that is within both, and a rest. Pieces are planned as samples are: shuffled, balanced,
+    counted by positions, steps and figures. Batches hold an int for a whole sample and a `Piece` for each piece. Give
+    the loader a `SplitDataset`, which reads both and adds to each sample where it begins; `PackedCollate` goes on from
+    there.
 
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
@@ -97,8 +105,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             give that to `PaddedCollate`, which pads to them. For ``"bucketed"`` batches that are padded, whole sizes
             of shape ``[n]``, and not with ``oversize="own_batch"``. None: as many as come.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
-            default here), ``"skip"`` the sample, or give it its ``"own_batch"``, over the budget (samples of size 0 may
-            share it). These samples are in ``oversize_indices`` and in the report.
+            default here), ``"skip"`` the sample, give it its ``"own_batch"``, over the budget (samples of size 0 may
+            share it), or ``"split"`` it into pieces, nothing lost (whole sizes of shape ``[n]``; its ``work`` is split
+            by size; of a ``sampler`` the whole epoch is read). These samples are in ``oversize_indices`` and in the
+            report.
         tail: Policy for a number of batches that the world size does not divide: ``"split"`` the last ones into smaller
             ones of like work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded ``work``),
             ``"pad"`` by repeats, or ``"drop"`` them. Too few samples to split are repeated; a warning names them.
@@ -109,7 +119,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
-            ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``.
+            ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``. With
+            ``oversize="split"`` the longest piece, such as the context of a model: nothing is cut off.
         curriculum: Number of batches, those of all ranks together since epoch 0 (steps times ranks), in which the
             short ones come first: after a share t of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then
             all. The batches of an epoch are the same as without it, in another order; the long ones that wait come
@@ -136,6 +147,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         >>> sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5, strategy="sequential", shuffle=False)
         >>> list(sampler)
         [[0, 1], [2, 3]]
+        >>> list(DistributedSizeAwareBatchSampler([7, 1], 5, strategy="sequential", shuffle=False, oversize="split"))
+        [[Piece(index=0, start=0, stop=5, size=7)], [Piece(index=0, start=5, stop=7, size=7), 1]]
     """
 
     def __init__(
@@ -201,10 +214,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             rank = None
         self._ranks = Ranks(num_replicas, rank, mesh)
         self.work = None if work is None else work_vector(work, len(self.sizes))
-        capped = capped_sizes(self.sizes, self.max_length)
-        prepared = prepare(capped, self.max_total_size, self.options)
-        self._prepared = replace(prepared, work=self.work)
-        self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes))
+        self._pieces = self._split() if self.options.oversize == "split" else None
+        capped, pieces = self._sizes_to_plan(), self._pieces
+        work = self.work if pieces is None or self.work is None else self.work[pieces.samples] * pieces.shares
+        self._prepared = replace(prepare(capped, self.max_total_size, self.options), work=work)
+        self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes), pieces)
         self._steps: TokenSteps | None = None
         if schedule is not None:
             tokens = capped if capped.ndim == 1 else capped[:, 0]
@@ -323,8 +337,11 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
 
     @property
     def oversize_indices(self) -> NDArray[np.int64]:
-        """Samples that exceed a budget by themselves, ascending: skipped, or in batches of their own."""
-        return self._prepared.oversize
+        """Samples that exceed a budget by themselves, ascending: skipped, cut, or in batches of their own.
+
+        Those that are only longer than ``max_length`` are cut, too.
+        """
+        return self._prepared.oversize if self._pieces is None else self._pieces.cut
 
     @property
     def skipped_indices(self) -> NDArray[np.int64]:
@@ -366,7 +383,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         self._refuse_empty(n_batches, self.num_replicas)
         return self._n_batches(n_batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
         of_all = self._of_all  # then a position may lie inside a step, so that its samples keep their order
@@ -396,17 +413,17 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         for steps in distributed:
             offsets = steps.offsets
             if steps.repeated and tail == "split":
-                _warn_of_repetition(steps, replicas)
+                _warn_of_repetition(self._keys(steps.indices[offsets[-1 - steps.repeated] :]), replicas, steps.repeated)
             repeated_from = len(offsets) - 1 - steps.repeated
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
                 self._cursor.move(this, position + int(offsets[min(reached, repeated_from)]))
-                yield steps.indices[offsets[number] : offsets[number + 1]].tolist()
+                yield self._keys(steps.indices[offsets[number] : offsets[number + 1]])
             position += int(offsets[repeated_from])
         if self._cursor.move(this, planner.n_samples) and self._order is not None:
             self._order.finished()
 
-    def batch(self, number: int) -> list[int]:
+    def batch(self, number: int) -> list[Any]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.
 
         Raises:
@@ -416,8 +433,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         count = planner.count(key, 0)
         if not 0 <= number < count:
             raise IndexError(f"number must be an int from 0 to {count - 1}, the batches of the epoch, got {number}")
-        samples: list[int] = planner.batch(key, number).tolist()
-        return samples
+        return self._keys(planner.batch(key, number))
 
     def plan(self, epoch: int | None = None) -> BatchPlan:
         """Return all batches of an epoch, for all ranks together; those of the current epoch by default.
@@ -432,12 +448,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             return self._planned(epoch, self._plan_epoch(epoch), self.shapes)
 
     def _planned(self, epoch: int, planner: Planner, shapes: tuple[tuple[int, int], ...] | None) -> BatchPlan:
-        indices, offsets = _joined(planner, self._key(epoch), len(self.sizes))
-        budget = self.max_total_size
+        indices, offsets = _joined(planner, self._key(epoch), len(self._prepared.sizes))
+        budget, pieces = self.max_total_size, self._pieces
         return BatchPlan(
-            indices,
+            indices if pieces is None else pieces.samples[indices],
             offsets,
-            capped_sizes(self.sizes, self.max_length),
+            self._sizes_to_plan() if pieces is None else self.sizes,
             tuple(budget) if isinstance(budget, list) else (budget,),
             cost=self.options.cost,
             oversize=self.oversize_indices,
@@ -447,6 +463,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             length_multiple=self.options.length_multiple,
             work=self.work,
             shapes=shapes,
+            starts=None if pieces is None else pieces.starts[indices],
+            lengths=None if pieces is None else pieces.lengths[indices],
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:
@@ -469,12 +487,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         if self.options.shapes is None:
             return None
         options = replace(self.options, shapes=None, curriculum=None)
-        prepared = prepare(capped_sizes(self.sizes, self.max_length), self.max_total_size, options)
+        prepared = prepare(self._sizes_to_plan(), self.max_total_size, options)
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             order = None if self._order is None else self._order.order()
             return self._planned(epoch, make_planner(prepared, options, order), None)
 
-    def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[int]]:
+    def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[Any]]:
         """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.
 
         By the share of the budget that they take. If a run can run out of memory in this epoch, it does so on one of
@@ -486,8 +504,7 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
         """
         plan, most = self.plan(epoch), whole_number("k", k)
         shares = (batch_costs(plan) / np.array(plan.budget)).max(axis=1)
-        worst: list[list[int]] = [plan[int(number)].tolist() for number in np.argsort(-shares, kind="stable")[:most]]
-        return worst
+        return [plan.keys(int(number)) for number in np.argsort(-shares, kind="stable")[:most]]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
@@ -542,6 +559,21 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             raise
         self._cursor.resume(epoch, position)
         self._began, self._segments = None, segments
+
+    def _split(self) -> Pieces | None:
+        """Return the pieces that samples are cut into; None where none is."""
+        longest = longest_piece(self.sizes, self.max_total_size, self.options.batch_cost, self.max_length[0])
+        return None if math.isinf(longest) else pieces_of(self.sizes, longest)
+
+    def _sizes_to_plan(self) -> NDArray[Any]:
+        return capped_sizes(self.sizes, self.max_length) if self._pieces is None else self._pieces.lengths
+
+    def _keys(self, planned: NDArray[Any]) -> list[Any]:
+        """Return what was planned as batches name it: ints, and pieces where samples are cut."""
+        if self._pieces is not None:
+            return self._pieces.keys(planned)
+        keys: list[int] = planned.tolist()
+        return keys
 
     def _key(self, epoch: int) -> int:
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
@@ -638,7 +670,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[int]]):
             "sizes": self.sizes,
             "max_total_size": self.max_total_size,
             **vars(self.options),
-            "cost": self._prepared.cost.digest(self.sizes, self._prepared.limits.capacity),
+            "cost": self._prepared.cost.digest(
+                self.sizes if self._pieces is None else self._pieces.lengths, self._prepared.limits.capacity
+            ),
             "shapes": self.shapes,
             "sampler": order,
             "seed": self.seed,
@@ -741,10 +775,9 @@ def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[A
     return indices, np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
-def _warn_of_repetition(steps: Steps, replicas: int) -> None:
+def _warn_of_repetition(again: list[Any], replicas: int, repeated: int) -> None:
     """Name the samples that the last step repeats because there are too few to split."""
-    again = steps.indices[steps.offsets[-1 - steps.repeated] :].tolist()
     warn(
-        f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {steps.repeated} "
+        f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {repeated} "
         f"ranks repeat samples {again[:10]}{' ...' if len(again) > 10 else ''}"
     )

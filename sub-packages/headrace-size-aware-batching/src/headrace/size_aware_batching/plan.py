@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.planning.pieces import keys_of
 from headrace.size_aware_batching.report import PlanReport
 
 __all__ = ["BatchPlan", "PlanReport"]
@@ -21,19 +22,22 @@ class BatchPlan:
     """All batches of an epoch.
 
     Args:
-        indices: Samples, batch by batch; int32 where that holds them, shape ``[samples]``.
+        indices: Samples, batch by batch; int32 where that holds them, shape ``[samples]``. With ``oversize="split"`` a
+            sample comes once for each of its pieces, which count as samples in all figures.
         offsets: Where each batch begins in ``indices`` and, last, where the last one ends, shape ``[batches + 1]``.
         sizes: Size of every sample of the dataset, shape ``[n]`` or ``[n, k]``, in the user's unit.
         budget: Largest cost of a batch; one entry for each column of sizes (a single one for a cost function).
         cost: ``"sum"``, ``"padded"`` or ``f(n, largest)``.
         oversize: Samples that exceed a budget by themselves.
-        skipped: Whether these are left out (or else have batches of their own).
+        skipped: Whether these are left out (or else have batches of their own, or are cut).
         num_replicas: World size that the report is for.
         tail: Policy for batches beyond a multiple of the world size.
         length_multiple: Multiple to which the length of a padded batch is rounded up.
         work: Work of every sample of the dataset, shape ``[n]``; None where it follows from sizes and cost.
         shapes: The (count, length) shapes that batches are padded to, by length; None where they are padded to their
             longest sample.
+        starts: Where each entry of ``indices`` begins in its sample; None where no sample is cut.
+        lengths: How much of its sample it is, likewise.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -54,6 +58,8 @@ class BatchPlan:
     length_multiple: int = 1
     work: NDArray[np.float64] | None = None
     shapes: tuple[tuple[int, int], ...] | None = None
+    starts: NDArray[np.int64] | None = None
+    lengths: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,11 +70,26 @@ class BatchPlan:
     def __getitem__(self, batch: slice) -> BatchPlan: ...
     def __getitem__(self, batch: int | slice) -> NDArray[Any] | BatchPlan:
         if isinstance(batch, slice):
-            parts = [self[number] for number in range(len(self))[batch]]
-            offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
-            return replace(self, indices=np.concatenate([self.indices[:0], *parts]), offsets=offsets)
+            places = [self._places(number) for number in range(len(self))[batch]]
+            offsets = np.cumsum([0, *(len(each) for each in places)], dtype=np.int64)
+            joined = np.concatenate([np.zeros(0, np.int64), *places])
+            starts = None if self.starts is None else self.starts[joined]
+            lengths = None if self.lengths is None else self.lengths[joined]
+            return replace(self, indices=self.indices[joined], offsets=offsets, starts=starts, lengths=lengths)
         number = range(len(self))[batch]
         return self.indices[self.offsets[number] : self.offsets[number + 1]]
+
+    def _places(self, number: int) -> NDArray[np.int64]:
+        return np.arange(self.offsets[number], self.offsets[number + 1])
+
+    def keys(self, batch: int) -> list[Any]:
+        """Return a batch as the sampler yields it: ints, and a `Piece` for each piece of a sample that is cut."""
+        places = self._places(range(len(self))[batch])
+        samples = self.indices[places]
+        if self.starts is None or self.lengths is None:
+            keys: list[Any] = samples.tolist()
+            return keys
+        return keys_of(samples, self.starts[places], self.lengths[places], self.sizes[samples])
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return (self[number] for number in range(len(self)))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
+from headrace.size_aware_batching.planning.pieces import shares_of
 from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
 
@@ -29,7 +30,7 @@ class PlanReport:
 
     Args:
         batches: Number of batches.
-        samples: Number of samples in them.
+        samples: Number of samples in them; pieces of a sample count as samples.
         items_min: Samples in the smallest batch.
         items_max: Samples in the largest batch.
         size: Sum of all sizes.
@@ -50,7 +51,7 @@ class PlanReport:
             ``size + 8 size**2 / budget`` over its samples, each counted as the largest if the cost is padded; with a
             cost function ``size + size**2 / (largest of all)`` likewise; with several budgets the sum of its shares
             of them.
-        oversize: Samples that exceed a budget by themselves.
+        oversize: Samples that exceed a budget by themselves; with ``oversize="split"`` those that are cut.
         skipped: Number of these that are left out.
         co_occurrence: How many times as often as by chance two samples that share a batch share one in another
             epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
@@ -138,9 +139,17 @@ class PlanReport:
         return cells | dict.fromkeys(of_padding, "-")
 
 
+def planned_sizes(plan: BatchPlan) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the sizes that were planned, those of pieces where samples are cut, and the place of each entry there."""
+    if plan.lengths is None:
+        return plan.sizes, plan.indices
+    return plan.lengths, np.arange(len(plan.lengths))
+
+
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:
     """Return the sizes of the plan's samples in its order, shape ``[samples, k]``."""
-    sizes: NDArray[np.float64] = plan.sizes[plan.indices].astype(np.float64)
+    table, places = planned_sizes(plan)
+    sizes: NDArray[np.float64] = table[places].astype(np.float64)
     return sizes if sizes.ndim == 2 else sizes[:, None]
 
 
@@ -166,7 +175,8 @@ def batch_costs(plan: BatchPlan) -> NDArray[np.float64]:
     if plan.shapes and isinstance(cost, CountedCost):
         counts, longest = padded_shapes(plan).astype(np.int64).T
         return cost.counted(counts, longest)[:, None]
-    return cost.of(plan.sizes[plan.indices].astype(np.float64), plan.offsets)
+    table, places = planned_sizes(plan)
+    return cost.of(table[places].astype(np.float64), plan.offsets)
 
 
 def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
@@ -174,11 +184,15 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     if not len(plan):
         return np.zeros(0)
     if plan.work is not None:
-        return reduced(np.add, plan.work[plan.indices], plan.offsets)
+        own = plan.work[plan.indices]
+        if plan.lengths is not None:
+            own = own * shares_of(plan.lengths, plan.sizes[plan.indices])
+        return reduced(np.add, own, plan.offsets)
     cost = as_cost(plan.cost, plan.length_multiple)
-    sizes, limits, _ = cost.prepare(plan.sizes, [*plan.budget])
+    table, entries = planned_sizes(plan)
+    sizes, limits, _ = cost.prepare(table, [*plan.budget])
     sizes = Shapes.of(plan.shapes).lengthened(sizes) if plan.shapes else sizes
-    work, places = cost.work(sizes[plan.indices], limits), np.arange(len(plan.indices))
+    work, places = cost.work(sizes[entries], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
     return each
 
@@ -204,10 +218,15 @@ def co_occurrence(plan: BatchPlan, other: BatchPlan) -> float:
     >>> co_occurrence(one, one), co_occurrence(one, BatchPlan(np.array([0, 2, 1, 3]), offsets, sizes, (2,)))
     (3.0, 0.0)
     """
-    n_samples = len(plan.sizes)
+    samples, n_samples = [plan.indices, other.indices], len(plan.sizes)
+    if plan.starts is not None and other.starts is not None:  # by piece
+        begins = np.append(0, np.cumsum(plan.sizes.astype(np.int64) + 1))  # of the samples, laid end to end
+        places = np.concatenate([begins[plan.indices] + plan.starts, begins[other.indices] + other.starts])
+        numbers = np.unique(places, return_inverse=True)[1]
+        samples, n_samples = np.split(numbers, [len(plan.indices)]), len(numbers)
     batches = [np.full(n_samples, -1, np.int64) for _ in range(2)]
-    for batch, each in zip(batches, (plan, other), strict=True):
-        batch[each.indices] = np.repeat(np.arange(len(each)), np.diff(each.offsets))
+    for batch, own, each in zip(batches, samples, (plan, other), strict=True):
+        batch[own] = np.repeat(np.arange(len(each)), np.diff(each.offsets))
     common = (batches[0] >= 0) & (batches[1] >= 0)
     first, second = (batch[common] for batch in batches)
     together = _pairs(np.unique(first * max(1, len(other)) + second, return_counts=True)[1])

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
 from headrace.size_aware_batching.planning.limits import checked_budget
-from headrace.size_aware_batching.planning.options import OVERSIZE, Oversize
+from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize
+from headrace.size_aware_batching.planning.pieces import Piece, pieces_of
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, plain_index, size_lookup
 
 __all__ = ["BucketBatchSampler", "SizeAwareBatchSampler", "size_aware_batching"]
@@ -38,7 +41,7 @@ def size_aware_batching(
     info_logger: Logger | None = None,
     warn_logger: Logger | None = None,
     *,
-    oversize: Oversize = "skip",
+    oversize: StreamOversize = "skip",
 ) -> Generator[Any, None, None]:
     """Batch elements in their order so that the sizes in each batch sum to at most ``max_total_size``.
 
@@ -74,7 +77,7 @@ def size_aware_batching(
     """
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(f"collate_fn must be a function of a list, or None, got {type(collate_fn).__name__}")
-    one_of("oversize", oversize, OVERSIZE)
+    one_of("oversize", oversize, STREAM_OVERSIZE)
     nouns, warn_of = ("the element at position", "positions"), logger_or(warn, warn_logger, "warn_logger")
     tally = Tally(checked_budget(max_total_size), nouns, oversize, warn_of)
     info = logger_or(log_info, info_logger, "info_logger")
@@ -82,7 +85,7 @@ def size_aware_batching(
     return collated(batches, collate_fn)
 
 
-class SizeAwareBatchSampler(Sampler[list[int]]):
+class SizeAwareBatchSampler(Sampler[list[Any]]):
     """Batch the indices of another sampler so that the sizes in each batch sum to at most ``max_total_size``.
 
     For ``DataLoader(dataset, batch_sampler=...)``. The order is that of the inner sampler; see `size_aware_batching`
@@ -104,7 +107,8 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
             at INFO.
         warn_logger: Receives a message for each index skipped. By default a ``UserWarning``.
         oversize: Policy for an index that exceeds the budget by itself: ``"skip"`` (the default here), ``"raise"`` or
-            ``"own_batch"``, as for `size_aware_batching`.
+            ``"own_batch"``, as for `size_aware_batching`; or ``"split"`` the sample, whose size has to be whole, into
+            pieces that fill the budget and a rest, each a `Piece` in the batches, for a `SplitDataset`.
 
     Raises:
         TypeError: If ``sampler`` is no sampler or iterable, ``sizeof`` is none of the forms above, or
@@ -113,6 +117,8 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
 
     >>> list(SizeAwareBatchSampler(range(5), sizeof=[2, 2, 3, 1, 2], max_total_size=4))
     [[0, 1], [2, 3], [4]]
+    >>> list(SizeAwareBatchSampler(range(2), sizeof=[6, 2], max_total_size=4, oversize="split"))
+    [[Piece(index=0, start=0, stop=4, size=6)], [Piece(index=0, start=4, stop=6, size=6), 1]]
     """
 
     def __init__(
@@ -131,21 +137,42 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
         one_of("oversize", oversize, OVERSIZE)
         self.sampler = sampler
         self.max_total_size = checked_budget(max_total_size)
+        if oversize == "split" and self.max_total_size < 1:
+            raise ValueError(f"oversize='split' needs room for a piece of size 1, got max_total_size={max_total_size}")
         self.oversize: Oversize = oversize
         self._size = size_lookup(sizeof)
         self._info = logger_or(log_info, info_logger, "info_logger")
         self._warn = logger_or(warn, warn_logger, "warn_logger")
         self._used_up = False
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         if self._used_up:
             raise RuntimeError(
                 "sampler is an iterator and its indices are used up: it is good for one epoch, even if that was "
                 "abandoned; give a sampler or a sequence of indices, which can be iterated again"
             )
         self._used_up = isinstance(self.sampler, Iterator)
-        tally = Tally(self.max_total_size, ("index", "indices"), self.oversize, self._warn)
-        yield from _batches(((index, index) for index in map(plain_index, self.sampler)), self._size, tally, self._info)
+        policy: StreamOversize = "raise" if self.oversize == "split" else self.oversize
+        tally = Tally(self.max_total_size, ("index", "indices"), policy, self._warn)
+        indices = map(plain_index, self.sampler)
+        if self.oversize != "split":
+            yield from _batches(((index, index) for index in indices), self._size, tally, self._info)
+            return
+        pieces = ((key, (key, size)) for index in indices for key, size in self._pieces(index))
+        for batch in _batches(pieces, itemgetter(1), tally, self._info):
+            yield [key for key, _ in batch]
+
+    def _pieces(self, index: Any) -> Iterator[tuple[Any, Number]]:
+        """Yield a sample with its size, or the pieces of one over the budget."""
+        size = checked_size(self._size(index), "index", index)
+        if size <= self.max_total_size:
+            yield index, size
+            return
+        if math.isinf(size) or size != int(size):
+            raise ValueError(f"oversize='split' needs whole sizes, got {size} at index {index}")
+        pieces = pieces_of(np.array([int(size)]), math.floor(self.max_total_size))
+        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+            yield Piece(index, start, start + length, int(size)), length
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the inner sampler, if that has a ``set_epoch``."""
@@ -204,7 +231,7 @@ def _elements(dataset: Iterable[Data] | MapStyle[Data]) -> Iterable[Data]:
 class Tally:
     """Counts one pass over elements; refuses, skips or lets pass those that exceed the budget by themselves."""
 
-    def __init__(self, budget: Number, nouns: tuple[str, str], oversize: Oversize, warn_of: Logger) -> None:
+    def __init__(self, budget: Number, nouns: tuple[str, str], oversize: StreamOversize, warn_of: Logger) -> None:
         self.budget = budget
         self.noun, self.plural = nouns  # what the keys of elements are
         self.batches = self.elements = 0  # within the budget

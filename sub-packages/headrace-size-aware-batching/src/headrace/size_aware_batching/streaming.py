@@ -19,6 +19,7 @@ from headrace.size_aware_batching._validation import (
     checked_seed,
     log_info,
     logger_or,
+    one_of,
     shown,
     warn,
 )
@@ -26,7 +27,7 @@ from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_c
 from headrace.size_aware_batching.planning.last_step import split_longest
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
-from headrace.size_aware_batching.planning.options import Options, Oversize
+from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
 from headrace.size_aware_batching.planning.random import fold_in, random_words
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.sampler import Tally, collated, exact
@@ -66,7 +67,7 @@ class BucketedBatching:
     max_items: int | None = None
     batch_size_multiple: int = 1
     length_multiple: int = 1
-    oversize: Oversize = "raise"
+    oversize: StreamOversize = "raise"
     num_replicas: int | None = None
     rank: int | None = None
     mesh: Mesh | None = None
@@ -76,6 +77,7 @@ class BucketedBatching:
     epoch: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        one_of("oversize", self.oversize, STREAM_OVERSIZE)
         Options(
             "bucketed",
             self.cost,

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
@@ -17,12 +15,13 @@ from headrace.size_aware_batching.memory.snapshot import (
     unsynchronized,
 )
 from headrace.size_aware_batching.planning.gather import gather_json
+from headrace.size_aware_batching.planning.pieces import as_indices, sizes_of
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 
 
 def run_worst_batches(
     sampler: DistributedSizeAwareBatchSampler,
-    batches_of: Callable[[NDArray[np.int64]], Any],
+    batches_of: Callable[[Any], Any],
     step: Callable[[Any], object],
     *,
     model: torch.nn.Module,
@@ -38,7 +37,8 @@ def run_worst_batches(
 
     Args:
         sampler: The training sampler.
-        batches_of: Builds a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`.
+        batches_of: Builds a batch of the samples with these indices, int64, shape ``[n]``, as for `fit_budget`; of
+            a batch that has pieces (``oversize="split"``), of the list that the sampler yields.
         step: A training step with a batch, as for `fit_budget`.
         model: The model that ``step`` trains.
         optimizer: The optimizer of ``step``, or several.
@@ -62,13 +62,13 @@ def run_worst_batches(
     mesh = Ranks(mesh=mesh).mesh  # checked
     with unchanged(model, optimizer), unsynchronized(model):
         for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
-            indices = np.array(batch, np.int64)
+            indices = as_indices(batch)
             failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
             raise_if_out_of_memory(sampler, batch, number, failed, mesh)
     free_memory()
 
 
-def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[tuple[int, list[int]]]:
+def with_optimizer_state(worst: list[list[Any]], optimizer: Optimizers) -> list[tuple[int, list[Any]]]:
     """Number the batches from 1; the worst one comes twice where its first step is the one that makes the state."""
     numbered = list(enumerate(worst, 1))
     return numbered if all(each.state for each in as_optimizers(optimizer)) else [*numbered[:1], *numbered]
@@ -76,7 +76,7 @@ def with_optimizer_state(worst: list[list[int]], optimizer: Optimizers) -> list[
 
 def raise_if_out_of_memory(
     sampler: DistributedSizeAwareBatchSampler,
-    batch: list[int],
+    batch: list[Any],
     number: int,
     failed: str | None,
     mesh: Mesh | None = None,
@@ -87,9 +87,10 @@ def raise_if_out_of_memory(
         return
     free_memory()
     rank = next(rank for rank, answer in enumerate(answers) if answer is not None)
+    sizes = describe(sizes_of(batch, sampler.sizes))
     shown = f"{batch[:10]}{' ...' if len(batch) > 10 else ''}"
     raise torch.OutOfMemoryError(
         f"the epoch would run out of memory: batch {number} of its most expensive ones, "
-        f"{describe(sampler.sizes[batch])}, does not fit on rank {rank}: lower the budget, or measure with fit_budget. "
+        f"{sizes}, does not fit on rank {rank}: lower the budget, or measure with fit_budget. "
         f"Samples {shown}. {answers[rank]}"
     )

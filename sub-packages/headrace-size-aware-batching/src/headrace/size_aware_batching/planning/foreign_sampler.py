@@ -15,6 +15,7 @@ from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching.planning.gather import gather
 from headrace.size_aware_batching.planning.order import SliceOrder
+from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.ranks import Mesh
 
 PIECE = 2**20
@@ -25,10 +26,17 @@ class SamplerOrder:
     """Order read from a user's sampler; the sampler handles epochs.
 
     One with ``take(start, stop)`` is asked for the windows that are needed; its epoch has ``epoch_length``,
-    ``total_size`` or ``len`` positions. ``kept`` are the samples that are planned, ascending; None for all.
+    ``total_size`` or ``len`` positions. ``kept`` are the samples that are planned, ascending; None for all. With
+    ``pieces`` the order is one of pieces, those of a sample where the sample stands. Either reads the whole epoch.
     """
 
-    def __init__(self, sampler: Iterable[int], kept: NDArray[np.int64] | None, n_samples: int) -> None:
+    def __init__(
+        self,
+        sampler: Iterable[int],
+        kept: NDArray[np.int64] | None,
+        n_samples: int,
+        pieces: Pieces | None = None,
+    ) -> None:
         if isinstance(sampler, np.ndarray | torch.Tensor):
             sampler = sampler.tolist()  # numpy's take is another function
         if not hasattr(sampler, "take") and not hasattr(sampler, "__iter__"):
@@ -45,7 +53,7 @@ class SamplerOrder:
                 f"{replicas}: give it num_replicas=1, rank=0; the batch sampler distributes the batches"
             )
         self.sampler: Any = sampler
-        self.kept = kept
+        self.kept, self.pieces = kept, pieces
         self.n_samples = n_samples
         self._positions: NDArray[Any] | None = None
         self._order: SliceOrder | None = None  # over these positions
@@ -152,7 +160,7 @@ class SamplerOrder:
 
     def order(self) -> SliceOrder:
         """Return the order of the current epoch; the same object until the sampler is read again."""
-        if self.kept is None and hasattr(self.sampler, "take"):
+        if self.kept is None and self.pieces is None and hasattr(self.sampler, "take"):
             length, epoch = self._length(), getattr(self.sampler, "epoch", None)
             if self._order is None or (self._order.n_samples, self._order.epoch) != (length, epoch):
                 self._order = SliceOrder(length, self._take, epoch)
@@ -199,6 +207,8 @@ class SamplerOrder:
             taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         else:
             taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
+        if self.pieces is not None:
+            return self.pieces.of(taken)
         if self.kept is None:
             return taken
         known = np.zeros(self.n_samples, bool)

@@ -7,10 +7,12 @@ from headrace.size_aware_batching._validation import checked_flag, one_of, whole
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
-Oversize = Literal["raise", "skip", "own_batch"]
+Oversize = Literal["raise", "skip", "own_batch", "split"]
+StreamOversize = Literal["raise", "skip", "own_batch"]  # of elements that have no index
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 LARGEST_MULTIPLE = 2**31
-OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch")
+OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
+STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ class Options:
             )
         if self.oversize == "own_batch":
             raise ValueError(
-                f"shapes={self.shapes} goes with oversize='raise' and 'skip', got 'own_batch': each of those batches "
-                "has a shape of its own"
+                f"shapes={self.shapes} goes with oversize='raise', 'skip' and 'split', got 'own_batch': each of "
+                "those batches has a shape of its own"
             )
 
     def _refuse_curriculum(self) -> None:

@@ -15,7 +15,10 @@ from headrace.size_aware_batching.planning.limits import Budget, Limits
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.shapes import Shapes, choose_shapes, refuse_other_sizes
 
-CURE = "cut them in the collate function and count them so with max_length=, or choose oversize='skip' or 'own_batch'"
+CURE = (
+    "cut them in the collate function and count them so with max_length=, or choose oversize='split', 'skip' or "
+    "'own_batch'"
+)
 
 
 @dataclass(frozen=True)
