@@ -13,12 +13,14 @@ from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.simulated import SimulatedMemory, estimate_peaks
 from headrace.size_aware_batching.memory.worst_batches import run_worst_batches
 from headrace.size_aware_batching.plan import BatchPlan
+from headrace.size_aware_batching.planning.pieces import Piece
 from headrace.size_aware_batching.report import PlanReport
 from headrace.size_aware_batching.sampler import (
     BucketBatchSampler,
     SizeAwareBatchSampler,
     size_aware_batching,
 )
+from headrace.size_aware_batching.split_dataset import SplitDataset
 from headrace.size_aware_batching.steps import StepPlan, StepReport, plan_step
 from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_batching
 
@@ -36,10 +38,12 @@ __all__ = [
     "PaddedBatch",
     "PaddedCollate",
     "Peaks",
+    "Piece",
     "PlanReport",
     "PolynomialRegression",
     "SimulatedMemory",
     "SizeAwareBatchSampler",
+    "SplitDataset",
     "StepPlan",
     "StepReport",
     "bucketed_batching",

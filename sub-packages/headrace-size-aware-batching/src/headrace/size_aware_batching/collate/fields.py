@@ -22,13 +22,17 @@ class Fields:
 
     fixed: Sequence[Name]
     max_length: int | None
+    spans: Sequence[tuple[int, int]] | None = None  # what to take of each value: one that is cut comes repeatedly
     lengths: dict[Path, list[int]] = field(default_factory=dict)
     names: set[Name] = field(default_factory=set)
     others: set[Name] = field(default_factory=set)  # numbers and texts
 
     def gather(self, values: Sequence[Any], join: Join, path: Path = ()) -> Any:
         """Join the same field of all samples, and the fields within it."""
-        read = [_read(value, path, sample) for sample, value in enumerate(values)]
+        read: list[tuple[str, Any]] = []
+        for sample, value in enumerate(values):
+            again = sample > 0 and value is values[sample - 1]
+            read.append(read[-1] if again else _read(value, path, sample))
         kind = read[0][0]
         for sample, (other, _) in enumerate(read):
             if other != kind:
@@ -58,6 +62,8 @@ class Fields:
                     f"{list(tensors[0].shape)}: this field {allowed}"
                 )
         if not fixed:
+            if self.spans is not None:
+                tensors[:] = [tensor[start:stop] for tensor, (start, stop) in zip(tensors, self.spans, strict=True)]
             if self.max_length is not None:
                 tensors[:] = [tensor[: self.max_length] for tensor in tensors]
             self.lengths[path] = [tensor.shape[0] for tensor in tensors]
@@ -197,10 +203,10 @@ def place(path: Path, sample: int | None = None) -> str:
     return f"samples[{'i' if sample is None else sample}]" + "".join(f"[{key!r}]" for key in path)
 
 
-def checked_names(names: Any) -> tuple[Name, ...]:
+def checked_names(names: Any, argument: str = "fixed") -> tuple[Name, ...]:
     """Return the names of fields as a tuple."""
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise TypeError(f"fixed must be a sequence of dict keys or positions, such as ['target'], got {names!r}")
+        raise TypeError(f"{argument} must be a sequence of dict keys or positions, such as ['target'], got {names!r}")
     return tuple(names)
 
 
