@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from headrace.size_aware_batching import (
     PackedBatch,
     PackedCollate,
+    Piece,
+    SplitDataset,
 )
 from headrace.size_aware_batching.collate import cumulative_lengths
 
@@ -250,3 +252,57 @@ def test_a_loader_pins_what_is_in_the_batches() -> None:
     packed = next(iter(loader))
     assert isinstance(packed, PackedBatch)
     assert packed.values.is_pinned()
+
+
+def test_a_long_sample_is_cut_as_the_dataset_would_cut_it() -> None:
+    samples = [{"ids": torch.arange(n), "labels": list(range(n)), "label": n, "name": str(n)} for n in (10, 3, 4, 0, 9)]
+    keys: list[Any] = [Piece(0, 0, 4, 10), Piece(0, 4, 8, 10), Piece(0, 8, 10, 10), 1, 2, 3]
+    keys += [Piece(4, 0, 4, 9), Piece(4, 4, 8, 9), Piece(4, 8, 9, 9)]
+    options: dict[str, Any] = {"total_multiple": 32, "length_multiple": 4, "separator": {"labels": -100}}
+    here = PackedCollate(max_length=4, oversize="split", return_lengths=True, **options)(samples)
+    there = PackedCollate(return_lengths=True, **options)(SplitDataset(samples).__getitems__(keys))
+    assert here.keys() == there.keys()
+    for name in here:
+        assert here[name] == there[name] if name in ("name", "max_seqlen") else torch.equal(here[name], there[name])
+    assert here["piece_start"].tolist() == [0, 4, 8, 0, 0, 0, 0, 4, 8]
+    assert here["position_ids"].tolist()[:16] == [*range(12), 0, 1, 2, 3]
+    assert here["label"].tolist() == [10, 10, 10, 3, 4, 0, 9, 9, 9]
+    again = PackedCollate(max_length=2, oversize="split")(SplitDataset(samples).__getitems__(keys[1:3]))
+    assert again["piece_start"].tolist() == [4, 6, 8]
+
+
+def test_pieces_of_tensors_and_fixed_fields() -> None:
+    batch = PackedCollate(max_length=2, oversize="split")([torch.arange(5), torch.arange(1)])
+    assert batch.cu_seqlens.tolist() == [0, 2, 4, 5, 6]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0]
+    fixed = PackedCollate(max_length=2, oversize="split", fixed=[1])([(torch.arange(3), torch.arange(7))])
+    assert [field.shape for field in fixed.values] == [(3,), (2, 7)]
+
+
+def test_positions_count_from_the_sample_or_the_sequence() -> None:
+    samples = SplitDataset([{"ids": [5, 6, 7, 8]}, {"ids": [9]}]).__getitems__([Piece(0, 2, 4, 4), 1])
+    found = {p: PackedCollate(positions=p)(samples)["position_ids"].tolist() for p in (None, "sample", "sequence")}
+    assert found == {None: [2, 3, 0], "sample": [2, 3, 0], "sequence": [0, 1, 0]}
+    assert PackedCollate(position_start=2)(samples)["position_ids"].tolist() == [4, 5, 2]
+    batch = PackedCollate(layout="huggingface")(samples)
+    assert batch["position_ids"].tolist() == [[0, 1, 0]]
+    assert set(batch) == set(PackedCollate(layout="huggingface")([{"ids": [5]}])), "nothing that a model does not take"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"oversize": "split"}, "oversize='split' needs max_length, the length of a piece, got None"),
+        ({"oversize": "skip", "max_length": 3}, "oversize must be one of truncate, split, got 'skip'"),
+        ({"positions": "batch"}, "positions must be one of sample, sequence, got 'batch'"),
+        ({"positions": "sample", "layout": "huggingface"}, "positions must be 'sequence' with layout='huggingface'"),
+    ],
+)
+def test_options_of_pieces_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PackedCollate(**options)
+
+
+def test_a_pack_over_the_budget_is_refused_however_it_is_cut() -> None:
+    with pytest.raises(ValueError, match="at most max_total_size=8 elements, got 9"):
+        PackedCollate(max_length=4, oversize="split", max_total_size=8)([torch.arange(9)])

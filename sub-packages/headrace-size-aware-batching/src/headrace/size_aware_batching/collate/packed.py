@@ -5,16 +5,21 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys
 from headrace.size_aware_batching.collate.padding import padding_for, refuse_value, value_for
+from headrace.size_aware_batching.planning.pieces import PIECE_START, pieces_of
 from headrace.size_aware_batching.planning.units import round_up
 
 _INT32_END = 2**31
 _LAYOUTS = ("flat", "huggingface")
+_OVERSIZE = ("truncate", "split")
+_COUNTED_FROM = ("sample", "sequence")
+_ONE_LENGTH = "packed samples need one length for all of their fields"
 
 
 class PackedBatch(NamedTuple):
@@ -51,6 +56,13 @@ class PackedCollate:
     look for sample boundaries. Only some models and attention implementations keep packed samples apart;
     docs/how-to/packed.md lists them.
 
+    A piece of a long sample is a sequence of its own. It says where it begins in its sample by the field
+    ``"piece_start"``, which `SplitDataset` adds, or it is cut here, by ``oversize="split"``; both give the same batch.
+    Positions of the ``"flat"`` layout go on from there, and ``"piece_start"`` is in the batch, int64, shape ``[n]``,
+    without sequences of padding. With ``"huggingface"`` each sequence counts from its own beginning and the key is
+    dropped: models look for the beginnings of sequences in ``position_ids``, and a piece from 4096 on behind a sample
+    of 4096 tokens would be taken for the rest of it.
+
     A pack can be padded to the shapes that kernels and compilers need. Padding after a sample belongs to its sequence:
     causal attention does not see it, other kernels need ``lengths``. Padding after the last sample forms separate
     sequences, none longer than the longest sample. The loss must not count padding: a field ``"labels"`` is padded with
@@ -78,6 +90,12 @@ class PackedCollate:
             stacked.
         max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
             batch sampler as well, which then counts the truncated lengths. None: no truncation.
+        oversize: What happens to a sample longer than ``max_length``: ``"truncate"`` it, or ``"split"`` it into pieces
+            of that length and a rest, nothing lost. The batch sampler then counts whole samples; with the same
+            ``max_length`` and ``oversize`` it plans the pieces itself, and there is nothing left to cut here. Fields in
+            ``fixed``, numbers and texts come once for each piece.
+        positions: What the positions of a piece are counted from: its ``"sample"``, or its own ``"sequence"``. None:
+            the sample with ``layout="flat"``, the sequence with ``"huggingface"``, which takes nothing else.
         max_total_size: The budget of the batch sampler: a larger batch raises an error, because the sampler's sizes
             were wrong. The size is the number of elements without padding. None: not checked.
 
@@ -95,6 +113,9 @@ class PackedCollate:
     >>> batch = collate([{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, {"input_ids": [8], "labels": [8]}])
     >>> batch["labels"], batch["cu_seq_lens_q"]
     (tensor([[-100,    6,    7, -100, -100, -100]]), tensor([0, 3, 4, 6], dtype=torch.int32))
+    >>> batch = PackedCollate(max_length=2, oversize="split")([{"ids": [5, 6, 7]}, {"ids": [8]}])
+    >>> batch["cu_seqlens"], batch["position_ids"], batch["piece_start"]
+    (tensor([0, 2, 3, 4], dtype=torch.int32), tensor([0, 1, 2, 0]), tensor([0, 2, 0]))
     """
 
     _: KW_ONLY
@@ -109,6 +130,8 @@ class PackedCollate:
     fixed: Sequence[Name] = ()
     max_length: int | None = None
     max_total_size: int | None = None
+    oversize: Literal["truncate", "split"] = "truncate"
+    positions: Literal["sample", "sequence"] | None = None
 
     def __post_init__(self) -> None:
         one_of("layout", self.layout, _LAYOUTS)
@@ -128,6 +151,16 @@ class PackedCollate:
         check_numbers("pad_value", self.pad_value)
         checked_flag("return_lengths", self.return_lengths)
         check_limits(self.max_length, self.max_total_size)
+        one_of("oversize", self.oversize, _OVERSIZE)
+        if self.oversize == "split" and self.max_length is None:
+            raise ValueError("oversize='split' needs max_length, the length of a piece, got None: give both")
+        if self.positions is not None:
+            one_of("positions", self.positions, _COUNTED_FROM)
+            if self.positions == "sample" and self.layout == "huggingface":
+                raise ValueError(
+                    "positions must be 'sequence' with layout='huggingface', got 'sample': models would take a piece "
+                    "for the rest of the sequence before it; leave positions out, or use layout='flat'"
+                )
         object.__setattr__(self, "fixed", checked_names(self.fixed))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -140,7 +173,7 @@ class PackedCollate:
         separator = self.separator
         if separator is None:
             separator = {"labels": -100} if huggingface and "labels" in samples[0] else {}
-        fields = Fields(self.fixed, self.max_length)
+        samples, starts, fields = self._pieces(samples)
 
         def join(tensors: list[torch.Tensor], path: Path) -> torch.Tensor:
             if fields.is_fixed(tensors, path):
@@ -154,14 +187,22 @@ class PackedCollate:
         fields.refuse_unknown(self.separator or {}, "separator")
         if isinstance(self.pad_value, Mapping):
             fields.refuse_unknown(self.pad_value, "pad_value")
-        lengths = fields.one_length("packed samples need one length for all of their fields")
+        lengths = fields.one_length(_ONE_LENGTH)
         fields.refuse_over(self.max_total_size, sum(lengths))
         padded, tail = self._sequences(lengths)
         offsets, longest = cumulative_lengths([*padded, *tail]), max([*padded, *tail])
         positions = _positions([*padded, *tail], self.position_start)
+        of_sample = self.positions == "sample" or (self.positions is None and not huggingface)
+        if of_sample and any(starts):
+            counts = torch.tensor([*padded, *tail])
+            positions += torch.tensor([*starts, *(0 for _ in tail)]).repeat_interleave(counts)
         if not isinstance(batch, dict):
             return PackedBatch(batch, offsets, longest, positions)
         extra: dict[str, Any]
+        if huggingface:
+            batch.pop(PIECE_START, None)
+        elif PIECE_START in batch or self.oversize == "split":
+            batch[PIECE_START] = torch.tensor(starts)
         if huggingface:
             batch.pop("attention_mask", None)
             extra = {"position_ids": positions[None], "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
@@ -171,6 +212,19 @@ class PackedCollate:
         if self.return_lengths:
             extra["lengths"] = torch.tensor([*lengths, *(0 for _ in tail)], dtype=torch.int32)
         return with_keys(batch, extra)
+
+    def _pieces(self, samples: Sequence[Any]) -> tuple[Sequence[Any], list[int], Fields]:
+        """Return the sequences to gather, a sample once for each of its pieces, and where each begins in its sample."""
+        starts = [int(sample[PIECE_START]) if _has_start(sample) else 0 for sample in samples]
+        if self.oversize != "split" or self.max_length is None:
+            return samples, starts, Fields(self.fixed, self.max_length)
+        whole = Fields(self.fixed, None)
+        whole.gather(samples, whole.is_fixed)
+        pieces = pieces_of(np.array(whole.one_length(_ONE_LENGTH)), self.max_length)
+        owners, begins = pieces.samples.tolist(), pieces.starts.tolist()
+        spans = [(begin, begin + length) for begin, length in zip(begins, pieces.lengths.tolist(), strict=True)]
+        starts = [starts[owner] + begin for owner, begin in zip(owners, begins, strict=True)]
+        return [samples[owner] for owner in owners], starts, Fields(self.fixed, None, spans)
 
     def _sequences(self, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the padded lengths of the samples, and the lengths of the padding sequences after them."""
@@ -203,6 +257,10 @@ class PackedCollate:
             begins = [begin for begin, size in zip(accumulate(padded, initial=0), lengths, strict=False) if size]
             packed[begins] = first
         return packed[None] if self.layout == "huggingface" else packed
+
+
+def _has_start(sample: Any) -> bool:
+    return isinstance(sample, Mapping) and PIECE_START in sample
 
 
 def cumulative_lengths(lengths: Sequence[int]) -> torch.Tensor:
