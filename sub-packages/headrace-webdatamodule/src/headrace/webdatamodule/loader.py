@@ -53,10 +53,11 @@ class ResumableLoader(EpochLoader):
             sample for each index, in the order of the indices. The number of samples is checked; their order is
             checked if the samples are mappings with `__key__` and the dataset has `key(index)`. `names` and
             `cumulative_sizes` define its sources in reports.
-        batch_sampler: This rank's batches: lists of indices, with a length. With `state_dict` and `load_state_dict` it
-            can resume, and with `remaining` also on another number of ranks; otherwise its batches are counted. Or a
-            function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks change between
-            epochs.
+        batch_sampler: This rank's batches: lists of indices, with a length; or of other keys that the dataset takes and
+            of which `int()` makes the sample's index, such as pieces of long samples. With `state_dict` and
+            `load_state_dict` it can resume, and with `remaining` also on another number of ranks; otherwise its batches
+            are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks
+            change between epochs.
         collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
         num_workers: Number of worker processes; they persist across epochs.
         prefetch_factor: Batches that each worker prefetches; None: 2.

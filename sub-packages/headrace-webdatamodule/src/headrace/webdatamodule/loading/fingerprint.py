@@ -25,8 +25,9 @@ def dataset_fingerprint(dataset: Any) -> str:
     """Stand for a dataset: its own `fingerprint`, else its length and what can be said of its samples.
 
     Of a list, an array, a tensor, a `TensorDataset` or a Hugging Face dataset these are samples at even distances, 64
-    or a few more; of a `Subset` or `ConcatDataset` the indices and the datasets inside. Of any other dataset it is its
-    class: to read samples could be slow, and a random transform would give others each time.
+    or a few more; of a `Subset` or `ConcatDataset` the indices and the datasets inside, and of one that wraps as many
+    samples, its `dataset`, its class and that. Of any other dataset it is its class: to read samples could be slow, and
+    a random transform would give others each time.
 
     >>> dataset_fingerprint([1, 2, 3]) == dataset_fingerprint([1, 2, 3]) != dataset_fingerprint([1, 2, 4])
     True
@@ -58,7 +59,11 @@ def _dataset_in_parts(dataset: Any) -> Any:
         return [_plain(dataset[row]) for row in chosen]
     if hasattr(dataset, "with_format") and hasattr(dataset, "features"):  # of Hugging Face, without its transform
         return str(dataset.features), _plain(dataset.with_format("arrow")[chosen].to_pylist())
-    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    inner: Any = getattr(dataset, "dataset", None)
+    if hasattr(inner, "__getitem__") and hasattr(inner, "__len__") and len(inner) == len(dataset):
+        return name, dataset_fingerprint(inner)
+    return name
 
 
 def _plain(thing: Any, depth: int = 0) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 OTHER_ORDER = (
@@ -33,6 +33,20 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
         kind = type(batch_sampler).__name__
         raise ValueError(f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}")
     return batch_sampler
+
+
+def samples_of(batch: Iterable[Any]) -> list[int]:
+    """The index of each sample of a batch, whose keys may say it by `int()`, as pieces of samples do."""
+    found = list[int]()
+    for key in batch:
+        try:
+            found.append(int(key))
+        except (TypeError, ValueError):
+            raise TypeError(
+                "batch_sampler must give indices, or keys that int() makes the sample's index of, such as Piece, got "
+                f"{key!r}"
+            ) from None
+    return found
 
 
 def ranks_of(batch_sampler: Any) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.webdatamodule.loading.batch_reading import Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
-from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state
+from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state, samples_of
 
 
 class Position(NamedTuple):
@@ -164,7 +164,7 @@ def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]
         if state_of:
             state = state_of()
         else:
-            before.update(array("q", (len(batch), *batch)).tobytes())
+            before.update(_hashed(batch))
             if step < start.steps:
                 continue
             state = {"delivered": before.hexdigest()}
@@ -177,6 +177,14 @@ def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]
             raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
     if step < stop:
         raise _miscounted(batches, stop, f"gave {step}")
+
+
+def _hashed(batch: Any) -> bytes:
+    """A batch as bytes; of keys that are no integers what they show."""
+    try:
+        return array("q", (len(batch), *batch)).tobytes()
+    except TypeError:
+        return repr((samples_of(batch), batch)).encode()
 
 
 def _miscounted(batches: Any, stop: int, what: str) -> RuntimeError:

@@ -20,6 +20,11 @@ def in_order(outputs: Sequence[Any], batches: Sequence[Sequence[int]]) -> list[t
     found: dict[int, Any] = {}
     for output, indices in zip(outputs, batches, strict=True):
         for index, row in zip(indices, rows(output, len(indices)), strict=True):
+            if not hasattr(index, "__index__"):
+                raise ValueError(
+                    f"predictions are of whole samples, got {index!r}: give the predict split a batch_sampler without "
+                    "oversize='split', or join the outputs of pieces yourself"
+                )
             found.setdefault(int(index), row)
     return sorted(found.items(), key=lambda pair: pair[0])
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
+from headrace.webdatamodule.loading.foreign_batch_sampler import samples_of
 from headrace.webdatamodule.loading.sizes import check_sizes
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
@@ -94,6 +95,7 @@ class DeliveryStats:
         checked = None if sizes is None else check_sizes(np.asarray(sizes), dataset)
         self._sizes = checked[:, 0] if checked is not None and checked.ndim == 2 else checked
         self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
+        self._parts: dict[int, int] = {}  # sizes of pieces, by their place among these indices
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
         self._used = self._padded = 0.0
@@ -112,10 +114,13 @@ class DeliveryStats:
 
     def add(self, indices: Sequence[int]) -> None:
         """Count a batch."""
-        if type(indices) is list:
-            self._indices.fromlist(indices)  # at once; a list would hold an object for each
-        else:
-            self._indices.extend(indices)
+        begin = len(self._indices)
+        try:
+            self._indices.fromlist(indices if type(indices) is list else list(indices))  # at once
+        except TypeError:  # keys that are no integers; none of them was taken
+            self._indices.fromlist(samples_of(indices))
+            parts = ((place, getattr(key, "length", None)) for place, key in enumerate(indices, begin))
+            self._parts.update((place, length) for place, length in parts if length is not None)
         self._lengths.append(len(indices))
         if len(self._lengths) >= _TOGETHER:
             self._count()
@@ -134,12 +139,14 @@ class DeliveryStats:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)
         if not len(lengths):
             return
+        parts, self._parts = self._parts, {}
         self._indices, self._lengths = array("q"), []
         indices = np.frombuffer(waiting, np.int64)
         self._batches += len(lengths)
         self._counts += count_by_source(self._dataset, indices)
         if self._sizes is not None and len(indices):
             sizes = self._sizes[indices].astype(np.float64)
+            sizes[list(parts)] = list(parts.values())
             begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
             self._used += float(sizes.sum())
             self._padded += float((np.maximum.reduceat(sizes, begins) * lengths[lengths > 0]).sum())
