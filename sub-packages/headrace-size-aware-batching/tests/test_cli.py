@@ -187,6 +187,8 @@ def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixtu
     assert (row(skip, "samples"), row(skip, "skipped")) == ([f"{4000 - over:,}"], [str(over)])
     own = printed(capsys, lengths, "--budget", "1000", "--oversize", "own_batch")
     assert (row(own, "samples"), row(own, "over budget"), row(own, "skipped")) == (["4,000"], [str(over)], ["0"])
+    split = printed(capsys, lengths, "--budget", "1000", "--oversize", "split")
+    assert (row(split, "oversize"), row(split, "over budget"), row(split, "skipped")) == ([str(over)], ["0"], ["0"])
 
 
 @pytest.mark.parametrize(
