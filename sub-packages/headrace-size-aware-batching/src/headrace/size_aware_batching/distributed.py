@@ -1,9 +1,9 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._validation import (
     checked_epoch,
@@ -25,11 +24,10 @@ from headrace.size_aware_batching._validation import (
 )
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
-from headrace.size_aware_batching.planning.last_step import TAILS, Tail, balance_evenly
+from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepPlanner, TokenSchedule, TokenSteps
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
@@ -39,17 +37,21 @@ from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
+from headrace.size_aware_batching.planning.rest import RestPlanner
+from headrace.size_aware_batching.planning.run_record import RunRecord, plain
 from headrace.size_aware_batching.planning.strata import index_type
 from headrace.size_aware_batching.report import PlanReport, batch_costs
+from headrace.size_aware_batching.run_changes import CHANGEABLE, DATA, RunChanges
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
 
 Batch = TypeVar("Batch")
 
-VERSION = 1
+VERSION = 2
+READS = (1, 2)  # versions of states; those of 1 have no record of the run
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
 
 
-class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
+class DistributedSizeAwareBatchSampler(RunChanges):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
     The list of batches is a function of the sizes, the options, the seed and the epoch alone. Step s gives rank r
@@ -66,6 +68,12 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
     size, and ``set_epoch`` of the same epoch keeps the position. Where ``set_epoch(e)`` came first and was not iterated
     yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
     loads its state only when it is iterated.)
+
+    **Changes in a run.** States also hold a short record of the run: at which step each epoch began, and what changed
+    since. So ``step(n)`` tells which samples any step had, or will have, and a run can change without a new epoch:
+    ``load_state_dict(state, accept={"max_total_size"})`` goes on with another budget, ``exclude`` leaves samples out,
+    ``skip`` passes over steps, ``reshard`` goes on with other ranks. The rest of the epoch is then everything that was
+    not delivered: nothing is lost, nothing comes twice. All ranks have to call these at the same step.
 
     **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
     world size; `optimizer_steps` gives a loop the micro-batches of each. States between two steps are as above. Inside
@@ -177,6 +185,8 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         tokens_per_step: float | Sequence[tuple[int, float]] | None = None,
         accumulate: int | None = None,
     ) -> None:
+        given = locals()
+        self._arguments = {name: given[name] for name in (*CHANGEABLE, "seed", "work", "accumulate")}
         self.options = Options(
             strategy,
             cost,
@@ -217,19 +227,20 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         self._pieces = self._split() if self.options.oversize == "split" else None
         capped, pieces = self._sizes_to_plan(), self._pieces
         work = self.work if pieces is None or self.work is None else self.work[pieces.samples] * pieces.shares
-        self._prepared = replace(prepare(capped, self.max_total_size, self.options), work=work)
+        self._prepare_changes(replace(prepare(capped, self.max_total_size, self.options), work=work))
         self._order = None if sampler is None else SamplerOrder(sampler, self._prepared.kept, len(self.sizes), pieces)
         self._steps: TokenSteps | None = None
         if schedule is not None:
             tokens = capped if capped.ndim == 1 else capped[:, 0]
             self._steps = TokenSteps(self._prepared, tokens, schedule, tail == "drop", accumulate)
             self._steps.refuse_short_steps()
+        self._own_options = self._recorded_options()
+        self._record.note(0, 0, self._settings())
         self._planner: tuple[SliceOrder | None, tuple[int, ...], Planner] | None = None  # and what it was made for
         self._firsts = [0]  # numbers of the first optimizer steps of epochs, as far as they were asked for
         self._began: _Beginning | None = None  # the latest iteration
         self._segments: list[Segment] = []  # of the position that was loaded, inside an optimizer step
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
-        self._cursor = EpochCursor()  # its positions count samples of the epoch's list
 
     @property
     def sampler(self) -> "EpochSetter":
@@ -366,11 +377,15 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
     @property
     def remaining(self) -> int:
         """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
+        return self._left(self._cursor.position)
+
+    def _left(self, position: int) -> int:
+        """Return how many batches each rank gets from a position of the epoch on, or all ranks together."""
         if self._steps is not None:
-            steps, position = self._plan_steps(), self._cursor.position
-            left = int(steps.micro_batches(position, self._current_segments()).sum())
+            segments = self._current_segments(None if position == self._cursor.position else position)
+            left = int(self._plan_steps().micro_batches(position, segments).sum())
             return left * self.num_replicas if self._of_all else left
-        return self._n_batches(self._plan_epoch().count(self._key(self.epoch), self._cursor.position))
+        return self._n_batches(self._plan_epoch().count(self._key(self.epoch), position))
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
@@ -379,13 +394,22 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         (``"sequential"``, or a ``sampler``), the epoch is planned to count them; else no planning is needed. See
         ``remaining`` for the rest of an epoch.
         """
-        n_batches = self._plan_epoch().count(self._key(self.epoch), 0)
+        planner = self._plan_epoch()
+        if isinstance(planner, RestPlanner):
+            begun = self._record.step - self._record.starts[self.epoch]
+            return begun * (self.num_replicas if self._of_all else 1) + self.remaining
+        n_batches = planner.count(self._key(self.epoch), 0)
         self._refuse_empty(n_batches, self.num_replicas)
         return self._n_batches(n_batches)
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
+        while (yield from self._deliver()):  # until no change interrupts it
+            pass
+
+    def _deliver(self) -> Generator[list[Any], None, bool]:
+        """Yield this rank's batches of the epoch; return whether a change interrupted that."""
         of_all = self._of_all  # then a position may lie inside a step, so that its samples keep their order
         if of_all:
             replicas, rank = self._ranks.world_size(), (process_group() or (1, 0))[1]
@@ -402,14 +426,14 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         if self._cursor.start == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
         this, position = self._cursor.begin(), self._cursor.position
+        if self._record.begin(epoch, position, self._settings(replicas)):
+            self._plans = None
+        step, given = self._record.step, 0
         if isinstance(planner, StepPlanner):
             tail, distributed = self._begin_steps(planner, position, replicas)
         else:
-            balance = (
-                None if of_all or self.options.strategy == "sequential" else partial(balance_evenly, self._prepared)
-            )
             batches = planner.batches(self._key(epoch), position)
-            tail, distributed = self.tail, distribute_steps(batches, replicas, self.tail, balance)
+            tail, distributed = self.tail, distribute_steps(batches, replicas, self.tail, self._balance())
         for steps in distributed:
             offsets = steps.offsets
             if steps.repeated and tail == "split":
@@ -417,11 +441,18 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
             repeated_from = len(offsets) - 1 - steps.repeated
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
-                self._cursor.move(this, position + int(offsets[min(reached, repeated_from)]))
+                given += 1
+                if self._cursor.move(this, position + int(offsets[min(reached, repeated_from)])):
+                    self._record.step = step + (given // replicas if of_all else given)
                 yield self._keys(steps.indices[offsets[number] : offsets[number + 1]])
+                if self._interrupted is this:  # and no other iteration has begun since
+                    return self._cursor.iteration is None
             position += int(offsets[repeated_from])
-        if self._cursor.move(this, planner.n_samples) and self._order is not None:
-            self._order.finished()
+        if self._cursor.move(this, planner.n_samples):
+            self._finished = this
+            if self._order is not None:
+                self._order.finished()
+        return False
 
     def batch(self, number: int) -> list[Any]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.
@@ -447,7 +478,9 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
             return self._planned(epoch, self._plan_epoch(epoch), self.shapes)
 
-    def _planned(self, epoch: int, planner: Planner, shapes: tuple[tuple[int, int], ...] | None) -> BatchPlan:
+    def _planned(
+        self, epoch: int, planner: "Planner | RestPlanner", shapes: tuple[tuple[int, int], ...] | None
+    ) -> BatchPlan:
         indices, offsets = _joined(planner, self._key(epoch), len(self._prepared.sizes))
         budget, pieces = self.max_total_size, self._pieces
         return BatchPlan(
@@ -523,15 +556,26 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
                 the loop.
         """
         segments = self._current_segments(position)
-        position = self._cursor.position if position is None else self._checked_position(position)
+        record = self._record.state()
+        if position is None:
+            position = self._cursor.position
+        elif (position := self._checked_position(position)) != self._cursor.position:
+            record = self._record.at(self.epoch, position, self._left(self._cursor.position) - self._left(position))
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
-        state = dict(zip(STATE, values, strict=True))
+        state = dict(zip(STATE, values, strict=True)) | record
         return state | {"inside_step": [list(segment) for segment in segments]} if segments else state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
 
         A state of an older epoch than one that was set and not iterated yet changes nothing: ``set_epoch`` wins.
+
+        Args:
+            state: The result of ``state_dict()``.
+            accept: What may differ from the run that saved it: names of arguments, such as ``{"max_total_size"}``, and
+                ``"data"`` for samples that were appended. Everything that the epoch has not delivered is then planned
+                anew, with these arguments. A ``cost`` that is a function, ``work`` and sizes that changed cannot be
+                accepted, and a ``sampler``, a ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
 
         Raises:
             TypeError: If it is not a mapping.
@@ -539,7 +583,10 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
-        epoch = self._checked_epoch_of(state)
+        for name in (accept := {accept} if isinstance(accept, str) else set(accept)):
+            one_of("accept", name, (*CHANGEABLE, DATA))
+        epoch, record = self._checked_epoch_of(state), RunRecord.of(state)
+        accepted = self._checked_fingerprint(state, epoch, record, accept)
         if self._cursor.overrules(epoch):
             return
         order, changed = self._order, epoch != self.epoch
@@ -549,11 +596,19 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
             self._first_step(epoch)
             order.set_epoch(epoch, changed)
         segments: list[Segment] = []
+        before, excluded = self._record, self._excluded
         try:
-            position = self._checked_position(state["position"], epoch)
+            position = state["position"]
+            recorded = bool(record.changes)
+            self._set_record(record, record.settings(epoch, position)["exclude"] if recorded else excluded)
+            if accepted or not recorded:
+                checked_int("position", position)
+                self._change(epoch, position)
+            position = self._checked_position(position, epoch)
             if self._steps is not None and position:
                 segments = self._plan_steps(epoch).checked_segments(position, state.get("inside_step"))
         except (TypeError, ValueError):
+            self._set_record(before, excluded)
             if order is not None:
                 order.set_epoch(self.epoch, changed)
             raise
@@ -575,11 +630,25 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
         keys: list[int] = planned.tolist()
         return keys
 
+    @staticmethod
+    def _make(sizes: NDArray[Any], max_total_size: Any, **arguments: Any) -> "DistributedSizeAwareBatchSampler":
+        return DistributedSizeAwareBatchSampler(sizes, max_total_size, **arguments)
+
     def _key(self, epoch: int) -> int:
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
-    def _plan_epoch(self, epoch: int | None = None) -> Planner:
-        """Return the planner of an epoch, by default the current one; it reads the order where a sampler gives it."""
+    def _plan_epoch(self, epoch: int | None = None, at: int | None = None) -> "Planner | RestPlanner":
+        """Return the planner of an epoch, by default the current one; it reads the order where a sampler gives it.
+
+        Where the epoch has changed, that of the rest at a position: the current one, or 0 in another epoch.
+        """
+        if at is None:
+            at = self._cursor.position if epoch in (None, self.epoch) else 0
+        rests = [
+            one.planner for one in self._planned_parts(self.epoch if epoch is None else epoch)[1:] if one.position <= at
+        ]
+        if rests:
+            return rests[-1]
         order = None if self._order is None else self._order.order()
         needed: tuple[int, ...] = ()
         if self._steps is not None:
@@ -592,6 +661,23 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
             planner = planner.after((self.epoch if epoch is None else epoch) * planner.count(0, 0))
             self._planner = order, needed, planner
         return planner
+
+    def _recorded_options(self) -> dict[str, Any]:
+        """Return the arguments that may change, in JSON; of a function that it is one."""
+        own = {
+            **vars(self.options),
+            "max_total_size": self.max_total_size,
+            "tail": self.tail,
+            "max_length": self.max_length[0] if len(self.max_length) == 1 else self.max_length,
+            "tokens_per_step": self.tokens_per_step,
+        }
+        return {name: plain("a function" if callable(own[name]) else own[name]) for name in CHANGEABLE}
+
+    def _balance(self) -> Balance | None:
+        """Return how the samples of a last step are dealt to the ranks; None where their order is kept."""
+        if self._of_all or self.options.strategy == "sequential":
+            return None
+        return partial(balance_evenly, self._prepared)
 
     def _make_step_planner(self, order: SliceOrder | None, epoch: int, replicas: int) -> StepPlanner:
         steps = self._with_tokens()
@@ -695,30 +781,50 @@ class DistributedSizeAwareBatchSampler(Sampler[list[Any]]):
             "seed": f"construct the sampler with seed={shown(state['seed'])}, or start a new run",
         }
         for name, value in (("version", VERSION), ("seed", self.seed)):
-            if state[name] != value:
+            if state[name] != value and not (name == "version" and state[name] in READS):
                 raise ValueError(
                     f"state[{name!r}] must be {value!r} for this sampler, got {shown(state[name])}: {cures[name]}"
                 )
-        epoch = checked_epoch(state["epoch"])
+        return checked_epoch(state["epoch"])
+
+    def _checked_fingerprint(
+        self, state: Mapping[str, Any], epoch: int, record: RunRecord, accept: Collection[str]
+    ) -> bool:
+        """Refuse a state of other sizes or options than may differ; return whether any of these do."""
         if (other := state["fingerprint"]) == (own := self._epoch_fingerprint(epoch)):
-            return epoch
+            return False
         message = "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got "
         if not isinstance(other, str) or len(other) != len(own):
             raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
-        names = differing(self._fingerprint_parts(None), own, other)
+        parts = self._fingerprint_parts(None)
+        held = record.settings(epoch, checked_int("position", state["position"]))
+        n_samples = held.get("n", len(self.sizes))
+        if (accept and record.changes) and (DATA in accept or n_samples == len(self.sizes)):
+            before = {name: value for name, value in held["options"].items() if name in accept}
+            if n_samples <= len(self.sizes):
+                then = self._with({"options": {**self._own_options, **before}, "n": n_samples})
+                if (own := then._epoch_fingerprint(epoch)) == other:
+                    return True
+                parts = then._fingerprint_parts(None)
+        names = differing(parts, own, other)
+        plain = [name.split(" ")[0] for name in names]
+        grown = plain == ["sizes"] and n_samples < len(self.sizes)
+        may = {DATA} if grown else {*plain} if {*plain} <= {*CHANGEABLE} else set()
+        cure = f", go on with accept={shown(sorted({*accept, *may}))}" if may and record.changes else ""
         raise ValueError(
-            f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it, or "
-            "start a new run"
+            f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it"
+            f"{cure}, or start a new run"
         )
 
     def _checked_position(self, position: Any, epoch: int | None = None) -> int:
-        n_samples = self._plan_epoch(epoch).n_samples
+        n_samples = self._plan_epoch(epoch, checked_int("position", position)).n_samples
         return checked_int("position", position, end=n_samples + 1, noun=", the samples of the epoch")
 
     def __getstate__(self) -> dict[str, Any]:
         # A planner is large and is made again when it is needed.
         segments = {"_began": None, "_segments": self._current_segments()}
-        return self.__dict__ | {"_planner": None, "_cursor": copy(self._cursor)} | segments
+        own = {"_planner": None, "_plans": None, "_cursor": copy(self._cursor), "_record": deepcopy(self._record)}
+        return self.__dict__ | own | {"_interrupted": None, "_finished": None} | segments
 
 
 class _Beginning(NamedTuple):
@@ -764,7 +870,7 @@ def _kept(sizes: NDArray[Any]) -> NDArray[Any]:
     return sizes
 
 
-def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _joined(planner: Planner | RestPlanner, epoch_key: int, n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return all batches of an epoch as indices and offsets, written in place as they are planned."""
     indices = np.empty(planner.n_samples, index_type(n_samples))
     counts, filled = [np.zeros(0, np.int32)], 0
@@ -772,7 +878,7 @@ def _joined(planner: Planner, epoch_key: int, n_samples: int) -> tuple[NDArray[A
         indices[filled : filled + len(part)] = part
         counts.append(np.diff(offsets).astype(np.int32))
         filled += len(part)
-    return indices, np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
+    return indices[:filled], np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
 def _warn_of_repetition(again: list[Any], replicas: int, repeated: int) -> None:

@@ -207,13 +207,11 @@ class SamplerOrder:
             taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         else:
             taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
-        if self.pieces is not None:
-            return self.pieces.of(taken)
-        if self.kept is None:
-            return taken
-        known = np.zeros(self.n_samples, bool)
-        known[self.kept] = True
-        return taken[known[taken]]
+        if self.kept is not None:
+            known = np.zeros(self.n_samples, bool)
+            known[self.kept] = True
+            taken = taken[known[taken]]
+        return taken if self.pieces is None else self.pieces.of(taken)
 
     def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
         if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):

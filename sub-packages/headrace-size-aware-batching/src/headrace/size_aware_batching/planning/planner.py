@@ -87,6 +87,10 @@ class NextFitPlanner:
             return len(offsets) - 1 - begun
         return sum(len(offsets) - 1 for _, offsets in self.batches(epoch_key, position))
 
+    def position_of(self, epoch_key: int, number: int) -> int:
+        """Return where a batch begins in the epoch's list, by its number; behind the last one, where that ends."""
+        return int(self.offsets(epoch_key)[number])
+
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""
         begin, end = self.offsets(epoch_key)[number : number + 2].tolist()
@@ -139,6 +143,14 @@ class GroupPlanner(ABC):
         group = last_below(self.starts, position)
         _, offsets = self.group(epoch_key, group)
         return int(before[-1] - before[group + 1] + (offsets > position - self.starts[group]).sum())
+
+    def position_of(self, epoch_key: int, number: int) -> int:
+        """Return where a batch begins in the epoch's list, by its number; behind the last one, where that ends."""
+        before = self.before(epoch_key)
+        if number >= before[-1]:
+            return self.n_samples
+        group = last_below(before, number)
+        return int(self.starts[group] + self.group(epoch_key, group)[1][number - int(before[group])])
 
     def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
         """Return the samples of one batch of the epoch, by its number."""

@@ -1,0 +1,128 @@
+"""The rest of an epoch, planned anew after a change: everything that was not delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.last_step import Batches, Tail
+from headrace.size_aware_batching.planning.order import SliceOrder
+from headrace.size_aware_batching.planning.planner import Planner, WindowPlanner
+
+
+class RestPlanner:
+    """The batches of the rest of an epoch: a planner whose list begins at a position of the epoch.
+
+    Args:
+        origin: That position.
+        inner: Plans the samples of the rest.
+        key: The rest's own key of randomness: the epoch's would deal like samples as the epoch did.
+    """
+
+    def __init__(self, origin: int, inner: Planner | RestPlanner, key: int) -> None:
+        self.origin, self.inner, self.key = origin, inner, key
+        self.n_samples: int = origin + inner.n_samples
+
+    def batches(self, epoch_key: int, position: int) -> Iterator[Batches]:  # noqa: ARG002  # it has its own key
+        """Yield the batches from a position of the epoch on."""
+        yield from self.inner.batches(self.key, max(0, position - self.origin))
+
+    def count(self, epoch_key: int, position: int) -> int:  # noqa: ARG002
+        """Return the number of batches from a position on."""
+        return self.inner.count(self.key, max(0, position - self.origin))
+
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:  # noqa: ARG002
+        """Return the samples of one batch of the rest."""
+        return self.inner.batch(self.key, number)
+
+
+def delivered(planner: Planner | RestPlanner, epoch_key: int, position: int) -> NDArray[Any]:
+    """Return the samples of a list up to a position, in the order of the list; only their windows are planned."""
+    origin = planner.origin if isinstance(planner, RestPlanner) else 0
+    missing, parts = position - origin, [np.zeros(0, np.int64)]
+    for indices, _ in planner.batches(epoch_key, origin) if missing else ():
+        parts.append(indices[:missing])
+        missing -= len(parts[-1])
+        if not missing:
+            break
+    return np.concatenate(parts)
+
+
+def rest_of_order(planner: Planner | RestPlanner, epoch_key: int, position: int) -> SliceOrder:
+    """Return what a list over a user's order leaves: of the window that was begun what is left, then the order."""
+    if isinstance(planner, RestPlanner):
+        return rest_of_order(planner.inner, planner.key, position - planner.origin)
+    order, begun = planner.order, np.zeros(0, np.int64)  # type: ignore[union-attr]  # an order has no strata
+    behind = position
+    if isinstance(planner, WindowPlanner) and position:
+        window = int(np.searchsorted(planner.starts, position))  # the first one that was not begun
+        behind = int(planner.starts[window])
+        if behind > position:
+            indices, _ = planner.group(epoch_key, window - 1)
+            begun = indices[len(indices) - (behind - position) :]
+    left = len(begun)
+
+    def give(start: int, stop: int) -> NDArray[Any]:
+        own = begun[start:stop]
+        if stop <= left:
+            return own
+        taken = order.take(epoch_key, behind + max(start - left, 0), behind + stop - left)
+        return np.concatenate([own, taken]) if len(own) else taken
+
+    return SliceOrder(left + order.n_samples - behind, give)
+
+
+def filtered(order: SliceOrder, kept: NDArray[Any], n_samples: int) -> SliceOrder:
+    """Return the positions of an order whose samples are kept; the order is read for that."""
+    listed, known = order.take(0, 0, order.n_samples), np.zeros(n_samples, bool)
+    known[kept] = True
+    left = listed[known[listed]]
+    return SliceOrder(len(left), lambda start, stop: left[start:stop])
+
+
+def without(kept: NDArray[Any] | None, n_samples: int, left_out: NDArray[Any]) -> NDArray[np.int64] | None:
+    """Return the samples that are kept, ascending, without some; None for all."""
+    if not len(left_out):
+        return kept
+    # A mask: set operations sort or hash, which takes 20 s for 10,000,000 samples.
+    there = np.ones(n_samples, bool) if kept is None else np.zeros(n_samples, bool)
+    if kept is not None:
+        there[kept] = True
+    there[left_out] = False
+    return np.flatnonzero(there)
+
+
+def place_of_step(
+    planner: Planner | RestPlanner, epoch_key: int, position: int, steps: int, replicas: int, tail: Tail
+) -> tuple[int, int]:
+    """Return a step no later than the one so many steps behind a position, and where it begins in the epoch.
+
+    The steps up to it hold whole batches of the list, so that it is found without planning them. Near the end of an
+    epoch, where batches are split, it is an earlier one.
+
+    Args:
+        planner: Its list of batches.
+        epoch_key: The key of the epoch.
+        position: Where a step begins.
+        steps: How many steps behind that.
+        replicas: Number of ranks.
+        tail: Policy for the last batches.
+    """
+    if isinstance(planner, RestPlanner):
+        step, place = place_of_step(planner.inner, planner.key, position - planner.origin, steps, replicas, tail)
+        return step, planner.origin + place
+    left = planner.count(epoch_key, position)
+    before = planner.count(epoch_key, 0) - left
+    if planner.position_of(epoch_key, before) != position:  # inside a batch: the list of the next ranks begins there
+        return 0, position
+    steps, back = min(steps, left // replicas), 1
+    while steps > 0:
+        place = planner.position_of(epoch_key, before + steps * replicas)
+        spare = (planner.n_samples - place) - (left - steps * replicas)
+        if tail != "split" or spare >= replicas - 1:
+            return steps, place
+        steps, back = steps - back, 2 * back
+    return 0, position

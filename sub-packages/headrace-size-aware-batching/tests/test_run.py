@@ -1,0 +1,399 @@
+"""The record of a run: changes in the middle of it lose and repeat no sample, and every past step is known."""
+
+import copy
+import json
+import pickle
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+
+SIZES = np.random.default_rng(0).integers(1, 50, 700)
+OPTIONS: dict[str, list[Any]] = {
+    "max_total_size": [120, 180, 300],
+    "strategy": ["stratified", "packed", "sequential", "bucketed"],
+    "max_items": [None, 9],
+    "tail": ["split", "pad", "drop"],
+    "window": [None, 64],
+}
+
+
+def named(key: Any) -> Any:
+    return key if isinstance(key, int) else (key.index, key.start)
+
+
+class Order:
+    """An order of another library, read in slices: every sample once, some epochs in another order."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.epoch = n, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.n
+
+    def take(self, start: int, stop: int) -> Any:
+        return np.random.default_rng(self.epoch).permutation(self.n)[start:stop]
+
+
+class Listed(Order):
+    """The same, read as a whole."""
+
+    take = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        return iter(np.random.default_rng(self.epoch).permutation(self.n).tolist())
+
+
+del Listed.take
+
+
+class Run:
+    """A run on simulated ranks, and what it delivered, counted with no help of the record."""
+
+    def __init__(self, n: int, world: int, order: type[Order] | None = None, **options: Any) -> None:
+        self.order, self.n, self.world, self.options = order, n, world, {"max_total_size": 180} | options
+        self.ranks = self.make()
+        self.log: list[list[list[Any]]] = []
+        self.epoch = 0
+        self.delivered: list[Counter[Any]] = [Counter()]
+        self.out: set[int] = set()
+        self.may_miss: set[Any] = set()  # in this epoch: excluded or skipped
+
+    def keys(self, samples: Iterable[int]) -> set[Any]:
+        """What batches hold of these samples: they, or their pieces."""
+        longest = self.options.get("max_length", 10**9)
+        return {
+            (sample, start) if SIZES[sample] > longest else sample
+            for sample in samples
+            for start in range(0, SIZES[sample], longest)
+        }
+
+    def make(self) -> list[DistributedSizeAwareBatchSampler]:
+        return [
+            DistributedSizeAwareBatchSampler(
+                SIZES[: self.n],
+                num_replicas=self.world,
+                rank=rank,
+                sampler=None if self.order is None else self.order(self.n),  # type: ignore[arg-type]  # has take
+                **self.options,
+            )
+            for rank in range(self.world)
+        ]
+
+    def train(self, steps: int) -> None:
+        """Deliver so many steps of this epoch; at its end, check it and go to the next one."""
+        before = self.ranks[0].state_dict()
+        iterators = [iter(rank) for rank in self.ranks]
+        for _ in range(steps):
+            batches = [batch for iterator in iterators for batch in islice(iterator, 1)]
+            if not batches:
+                self.end()
+                return
+            assert len(batches) == self.world
+            self.log.append(batches)
+            position, new = self.ranks[0].state_dict()["position"], [named(key) for batch in batches for key in batch]
+            own = new[: position - before["position"]]  # without what the last step repeats
+            assert len(set(own)) == len(own)
+            self.delivered[-1].update(own)
+            before = self.ranks[0].state_dict()
+        self.resume(before)
+
+    def end(self) -> None:
+        counts = self.delivered[-1]
+        assert max(counts.values(), default=0) <= 1
+        missing = self.keys(range(self.n)) - counts.keys() - self.may_miss
+        if self.options.get("tail") != "drop":
+            assert not missing
+        assert not counts.keys() & self.keys(self.out) - self.may_miss
+        self.epoch += 1
+        self.delivered.append(Counter())
+        self.may_miss = self.keys(self.out)
+        for rank in self.ranks:
+            rank.set_epoch(self.epoch)
+
+    def resume(self, state: dict[str, Any], accept: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.ranks = self.make()
+        for rank in self.ranks:
+            rank.load_state_dict(json.loads(json.dumps(state)), accept=accept)
+
+    def kill(self, world: int, changed: dict[str, Any], grow: int) -> None:
+        states = [rank.state_dict() for rank in self.ranks]
+        assert all(state == states[0] for state in states)
+        self.world = world
+        accept = {name for name, value in changed.items() if self.options.get(name) != value}
+        if grow:
+            accept.add("data")
+            self.n += grow
+        self.options |= changed
+        self.resume(states[0], accept)
+
+    def exclude(self, indices: list[int]) -> None:
+        self.out |= set(indices)
+        self.may_miss |= self.keys(indices)
+        for rank in self.ranks:
+            rank.exclude(indices)
+
+    def skip(self, steps: int) -> None:
+        skipped = [rank.skip(steps).tolist() for rank in self.ranks]
+        assert all(one == skipped[0] for one in skipped)
+        if "max_length" not in self.options:
+            assert not self.delivered[-1].keys() & set(skipped[0])
+        self.may_miss |= self.keys(skipped[0])
+
+    def check_past(self) -> None:
+        rank = self.ranks[-1]
+        assert rank.state_dict()["step"] == len(self.log)
+        for number, batches in enumerate(self.log):
+            assert rank.step(number) == batches, number
+
+
+ORDERS = st.sampled_from([None, None, Order, Listed])
+CUT = {"oversize": "split", "max_length": 20}
+STRATEGIES = st.sampled_from(OPTIONS["strategy"])
+EVENTS = st.one_of(
+    st.tuples(st.just("train"), st.integers(1, 40)),
+    st.tuples(st.just("kill"), st.integers(1, 5)),
+    st.tuples(st.just("change"), st.dictionaries(st.sampled_from(list(OPTIONS)), st.integers(0, 3), max_size=2)),
+    st.tuples(st.just("grow"), st.integers(1, 60)),
+    st.tuples(st.just("exclude"), st.lists(st.integers(0, 299), min_size=1, max_size=8)),
+    st.tuples(st.just("skip"), st.integers(1, 5)),
+    st.tuples(st.just("reshard"), st.integers(1, 5)),
+)
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
+def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        STRATEGIES, ORDERS, st.sampled_from([{}, {}, CUT]), st.integers(1, 5), st.lists(EVENTS, min_size=1, max_size=12)
+    )
+    def check(
+        strategy: str, order: type[Order] | None, cut: dict[str, Any], world: int, events: list[tuple[str, Any]]
+    ) -> None:
+        run = Run(300, world, order, strategy=strategy, **cut)
+        for what, value in events:
+            if what == "train":
+                run.train(value)
+            elif what == "kill":
+                run.kill(value, {}, 0)
+            elif what == "change":
+                run.kill(
+                    run.world, {name: OPTIONS[name][place % len(OPTIONS[name])] for name, place in value.items()}, 0
+                )
+            elif what == "grow" and order is None:
+                run.kill(run.world, {}, min(value, len(SIZES) - run.n))
+            elif what == "exclude":
+                run.exclude(value)
+            elif what == "skip":
+                run.skip(value)
+            elif what == "reshard":
+                state = run.ranks[0].state_dict()
+                run.world = value
+                run.ranks = run.ranks[:1] + run.make()[1:]
+                for rank, sampler in enumerate(run.ranks):
+                    if rank:
+                        sampler.load_state_dict(state)
+                    else:
+                        sampler.reshard(value, 0)
+        run.train(1000)
+        run.check_past()
+
+    check()
+
+
+def made(**options: Any) -> DistributedSizeAwareBatchSampler:
+    sizes = options.pop("sizes", SIZES)
+    return DistributedSizeAwareBatchSampler(sizes, **{"max_total_size": 180, "num_replicas": 2, "rank": 1} | options)
+
+
+def part_way(steps: int = 7, **options: Any) -> DistributedSizeAwareBatchSampler:
+    sampler = made(**options)
+    list(islice(sampler, steps))
+    return sampler
+
+
+@pytest.mark.parametrize("strategy", OPTIONS["strategy"])
+@pytest.mark.parametrize("order", [None, Order])
+def test_coming_steps_are_those_that_come(strategy: str, order: type[Order] | None) -> None:
+    def samplers() -> list[DistributedSizeAwareBatchSampler]:
+        one = None if order is None else order(len(SIZES))
+        return [made(rank=rank, strategy=strategy, sampler=one) for rank in range(2)]
+
+    told, (first, second) = samplers()[0], samplers()
+    number = 0
+    for epoch in range(3):
+        first.set_epoch(epoch)
+        second.set_epoch(epoch)
+        for batches in zip(first, second, strict=True):
+            assert told.step(number) == list(batches)
+            assert told.step(number, rank=1) == batches[1]
+            number += 1
+    assert told.state_dict()["step"] == 0, "to ask moves nothing"
+    assert first.step(number - 1) == told.step(number - 1)
+    if order is None:
+        others = [made(num_replicas=5, rank=rank, strategy=strategy) for rank in range(5)]
+        assert told.step(3, num_replicas=5) == [next(islice(other, 3, None)) for other in others]
+
+
+def test_a_running_iteration_goes_on_with_the_rest() -> None:
+    sampler = made(num_replicas=1, rank=0)
+    delivered: list[int] = []
+    for number, batch in enumerate(sampler):
+        delivered += batch
+        if number == 5:
+            left_out = sorted(set(range(len(SIZES))) - set(delivered))[:50]
+            sampler.exclude(left_out)
+    assert sorted(delivered + left_out) == list(range(len(SIZES)))
+    assert sampler.excluded_indices.tolist() == left_out
+    sampler.set_epoch(1)
+    assert sorted(chain.from_iterable(sampler)) == sorted(delivered), "in later epochs, too"
+
+
+def test_an_epoch_that_begins_anew_forgets_what_changed_in_it() -> None:
+    sampler = part_way()
+    sampler.skip(3)
+    sampler.exclude([5])
+    assert len(sampler.state_dict()["run"]) > 1
+    sampler.set_epoch(1)
+    sampler.set_epoch(0)
+    whole = list(sampler)
+    assert whole == list(fresh := made_without(5))
+    assert sampler.state_dict()["run"] == fresh.state_dict()["run"]
+
+
+def made_without(*indices: int) -> DistributedSizeAwareBatchSampler:
+    sampler = made()
+    sampler.exclude(indices)
+    return sampler
+
+
+def test_the_length_after_a_change_is_that_of_the_epoch_as_it_was_delivered() -> None:
+    for changed in ({"max_total_size": 100}, {"strategy": "packed", "max_total_size": 400}):
+        state = part_way(7).state_dict()
+        sampler = made(**changed)
+        sampler.load_state_dict(state, accept=changed.keys())
+        length, remaining = len(sampler), sampler.remaining
+        assert length == 7 + remaining
+        assert len(list(sampler)) == remaining
+        assert len(sampler) == length
+
+
+def test_budgets_hold_after_a_change() -> None:
+    sampler = made(max_total_size=90)
+    sampler.load_state_dict(part_way().state_dict(), accept={"max_total_size"})
+    assert all(SIZES[batch].sum() <= 90 for batch in sampler)
+
+
+@pytest.mark.filterwarnings("ignore:139 samples are left out")
+def test_what_was_too_large_comes_where_a_larger_budget_holds_it() -> None:
+    small = made(max_total_size=40, oversize="skip", num_replicas=1, rank=0)
+    delivered = list(chain.from_iterable(islice(small, 9)))
+    large = made(num_replicas=1, rank=0, oversize="skip")
+    large.load_state_dict(small.state_dict(), accept={"max_total_size"})
+    assert sorted([*delivered, *chain.from_iterable(large)]) == list(range(len(SIZES)))
+
+
+def test_a_state_without_a_record_resumes_and_its_record_begins_there() -> None:
+    state = part_way().state_dict()
+    old = {name: state[name] for name in ("seed", "epoch", "position", "fingerprint")} | {"version": 1}
+    sampler = made()
+    sampler.load_state_dict(old)
+    rest = list(sampler)
+    assert rest == list(made())[7:]
+    assert [sampler.step(number)[1] for number in range(len(rest))] == rest
+
+
+@pytest.mark.parametrize(
+    ("accept", "changed", "message"),
+    [
+        ({"max_total_size"}, {"strategy": "packed"}, r"differs in strategy.*accept=\['max_total_size', 'strategy'\]"),
+        ((), {"max_total_size": 100}, r"differs in max_total_size \(here 100\).*accept=\['max_total_size'\]"),
+        ((), {"sizes": SIZES[:-1]}, r"differs in sizes: construct"),
+        ({"data"}, {"sizes": SIZES[:-1]}, r"differs in sizes: construct"),
+        ({"data"}, {"sizes": np.append(SIZES[::-1], 3)}, r"differs in sizes: construct"),
+        ((), {"sizes": np.append(SIZES, 3)}, r"differs in sizes: .*accept=\['data'\]"),
+        ({"budget"}, {}, r"accept must be one of .*max_total_size.*, data, got 'budget'"),
+    ],
+)
+def test_what_is_not_accepted_is_refused(accept: Any, changed: dict[str, Any], message: str) -> None:
+    sampler = made(**changed)
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict(part_way().state_dict(), accept=accept)
+    assert list(sampler) == list(made(**changed)), "a refusal leaves it as it was"
+
+
+@pytest.mark.parametrize(
+    "options", [{"tokens_per_step": 2000}, {"strategy": "bucketed", "cost": "padded", "curriculum": 40}]
+)
+def test_plans_that_depend_on_what_came_before_change_at_the_beginning_of_an_epoch(options: dict[str, Any]) -> None:
+    sampler, name = made(**options), "tokens_per_step" if "tokens_per_step" in options else "curriculum"
+    sampler.exclude([3])
+    assert all(3 not in batch for batch in sampler)
+    sampler = part_way(4, **options)
+    with pytest.raises(ValueError, match=f"{name}=.* allows changes at the beginning of an epoch only"):
+        sampler.exclude([3])
+    assert not len(sampler.excluded_indices)
+    rest = list(sampler)
+    assert len(rest) in (len(sampler), len(sampler) - 4)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"step": -1},
+        {"starts": [5, 3]},
+        {"starts": [0, 0, 0]},
+        {"run": [{"epoch": 0}]},
+        {"run": [{"epoch": 7, "position": 0, "step": 0}]},
+        {"run": "x"},
+        {"step": 3.5},
+    ],
+)
+def test_a_damaged_record_is_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="it was changed"):
+        made().load_state_dict(part_way().state_dict() | damage)
+
+
+def test_wrong_arguments_are_named() -> None:
+    sampler = part_way()
+    with pytest.raises(ValueError, match="indices must be"):
+        sampler.exclude([len(SIZES)])
+    with pytest.raises(TypeError, match="indices must be"):
+        sampler.exclude(["key"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="number must be"):
+        sampler.step(-1)
+    with pytest.raises(ValueError, match="rank must be"):
+        sampler.step(1, rank=2)
+    with pytest.raises(ValueError, match="steps must be"):
+        sampler.skip(0)
+    with pytest.raises(IndexError, match="number must be"):
+        made(sizes=[]).step(0)
+
+
+def test_a_copy_has_a_record_of_its_own() -> None:
+    sampler = part_way()
+    for other in (copy.copy(sampler), copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+        before = sampler.state_dict()
+        other.exclude([1, 2, 3])
+        list(other)
+        assert sampler.state_dict() == before
+        assert not len(sampler.excluded_indices)
+        assert sampler.step(3) == other.step(3)
+
+
+def test_a_state_stays_small() -> None:
+    sampler = made(sizes=SIZES, num_replicas=10_000, rank=9_999, tail="pad")
+    for changes in range(20):
+        sampler.exclude([changes])
+    sampler.skip(1)
+    assert len(json.dumps(sampler.state_dict())) < 4096
