@@ -112,8 +112,9 @@ def test_resuming_at_any_step_and_any_world_size_leaves_the_exact_remainder(
     for _ in range(stop):
         next(batches)
     state = running.state_dict()
-    assert set(state) == {"version", "seed", "epoch", "position", "fingerprint"}
-    assert all(type(value) is (str if name == "fingerprint" else int) for name, value in state.items())
+    assert set(state) == {"version", "seed", "epoch", "position", "fingerprint", "step", "starts", "run"}
+    kinds = {"fingerprint": str, "starts": list, "run": list}
+    assert all(type(value) is kinds.get(name, int) for name, value in state.items())
     assert all_ranks(case, way, world, state, **options) == [rank[stop:] for rank in uninterrupted]
     delivered = samples([rank[:stop] for rank in uninterrupted])
     rest = samples(all_ranks(case, way, other, state, **options))
