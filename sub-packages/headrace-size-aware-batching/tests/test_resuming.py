@@ -51,6 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": PADDED,
     "few shapes": PADDED | {"shapes": 4, "num_replicas": 3, "rank": 2},
     "a curriculum": PADDED | {"curriculum": 40, "num_replicas": 2, "rank": 1},
+    "a curriculum of mixed sizes": {"curriculum": 40, "num_replicas": 2, "rank": 1},
+    "a curriculum of optimizer steps": {"curriculum": 9, "tokens_per_step": 2000, "num_replicas": 2, "rank": 1},
     "in order": {"strategy": "sequential", "shuffle": False},
     "a rank of four": {"num_replicas": 4, "rank": 1},
     "dropped tail": {"num_replicas": 8, "rank": 7, "tail": "drop"},

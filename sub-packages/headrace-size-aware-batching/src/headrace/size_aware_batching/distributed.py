@@ -24,6 +24,7 @@ from headrace.size_aware_batching._validation import (
 )
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.planning.curriculum import Ramp
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
@@ -33,7 +34,13 @@ from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepP
 from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
 from headrace.size_aware_batching.planning.order import ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
-from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, last_below, make_planner
+from headrace.size_aware_batching.planning.planner import (
+    CurriculumPlanner,
+    Planner,
+    StrataPlanner,
+    last_below,
+    make_planner,
+)
 from headrace.size_aware_batching.planning.prepared import prepare, warn_of_skipped
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_group, refuse_sharding_again
@@ -129,11 +136,11 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``. With
             ``oversize="split"`` the longest piece, such as the context of a model: nothing is cut off.
-        curriculum: Number of batches, those of all ranks together since epoch 0 (steps times ranks), in which the
-            short ones come first: after a share t of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then
-            all. The batches of an epoch are the same as without it, in another order; the long ones that wait come
-            later in the same epoch. For ``"bucketed"``, with ``shuffle`` and without ``sampler``. The batches are
-            counted, and not the steps, so that another world size resumes exactly.
+        curriculum: Number of steps, since the beginning of epoch 0, in which short samples come first: after a share t
+            of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then all. Every epoch has all samples, the
+            long ones that wait later. Optimizer steps with ``tokens_per_step``, else batches of a rank; states then
+            hold ``curriculum_ranks``, the number of ranks in epoch 0, so that another world size resumes exactly. Not
+            for ``"sequential"``, and with ``shuffle``, without ``sampler``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
@@ -241,6 +248,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self._began: _Beginning | None = None  # the latest iteration
         self._segments: list[Segment] = []  # of the position that was loaded, inside an optimizer step
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
+        self._ranks_of_run: int | None = None  # which the steps of a curriculum count; None before it begins
 
     @property
     def sampler(self) -> "EpochSetter":
@@ -425,6 +433,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             warn_of_skipped(self.skipped_indices, self.max_total_size)
         if self._cursor.start == 0 and self.tail == "drop":
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
+        self._ranks_of_run = self._curriculum_ranks(epoch)
         this, position = self._cursor.begin(), self._cursor.position
         if self._record.begin(epoch, position, self._settings(replicas)):
             self._plans = None
@@ -563,6 +572,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             record = self._record.at(self.epoch, position, self._left(self._cursor.position) - self._left(position))
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
         state = dict(zip(STATE, values, strict=True)) | record
+        if self._counts_ranks and (position or self._ranks_of_run):
+            state["curriculum_ranks"] = self._curriculum_ranks(self.epoch)
         return state | {"inside_step": [list(segment) for segment in segments]} if segments else state
 
     def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
@@ -597,6 +608,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             order.set_epoch(epoch, changed)
         segments: list[Segment] = []
         before, excluded = self._record, self._excluded
+        ranks = None
+        if self._counts_ranks and (state["position"] or "curriculum_ranks" in state):
+            ranks = checked_int("state['curriculum_ranks']", state.get("curriculum_ranks"), 1)
         try:
             position = state["position"]
             recorded = bool(record.changes)
@@ -613,7 +627,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                 order.set_epoch(self.epoch, changed)
             raise
         self._cursor.resume(epoch, position)
-        self._began, self._segments = None, segments
+        self._began, self._segments, self._ranks_of_run = None, segments, ranks
 
     def _split(self) -> Pieces | None:
         """Return the pieces that samples are cut into; None where none is."""
@@ -650,15 +664,20 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if rests:
             return rests[-1]
         order = None if self._order is None else self._order.order()
+        epoch = self.epoch if epoch is None else epoch
         needed: tuple[int, ...] = ()
+        ramp = None
         if self._steps is not None:
-            needed = self.epoch if epoch is None else epoch, self.num_replicas
+            needed = epoch, self.num_replicas
+        elif self.options.curriculum is not None:
+            needed = (self._curriculum_ranks(epoch),)
+            ramp = Ramp(self.options.curriculum, *needed)
         if self._planner is None or self._planner[0] is not order or self._planner[1] != needed:
-            made = self._make_step_planner(order, *needed) if needed else None
-            self._planner = order, needed, made or make_planner(self._prepared, self.options, order)
+            made = self._make_step_planner(order, *needed) if self._steps else None
+            self._planner = order, needed, made or make_planner(self._prepared, self.options, order, ramp)
         planner = self._planner[2]
-        if isinstance(planner, StrataPlanner):  # where a curriculum stands depends on the epochs before
-            planner = planner.after((self.epoch if epoch is None else epoch) * planner.count(0, 0))
+        if isinstance(planner, StrataPlanner | CurriculumPlanner):
+            planner = planner.at_epoch(epoch)
             self._planner = order, needed, planner
         return planner
 
@@ -679,11 +698,25 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             return None
         return partial(balance_evenly, self._prepared)
 
+    @property
+    def _counts_ranks(self) -> bool:
+        return self.options.curriculum is not None and self._steps is None
+
+    def _curriculum_ranks(self, epoch: int) -> int:
+        """Return the number of ranks whose batches are a step of the curriculum: of now, until the run begins."""
+        if self._ranks_of_run is None or (not self._past and epoch == self.epoch == self._cursor.position == 0):
+            return self.num_replicas
+        return self._ranks_of_run
+
     def _make_step_planner(self, order: SliceOrder | None, epoch: int, replicas: int) -> StepPlanner:
         steps = self._with_tokens()
         own = (ShuffledOrder if self.options.shuffle else natural_order)(self._prepared.n_samples, self._prepared.kept)
-        total = steps.total(order)
-        return StepPlanner(steps, order or own, self._key(epoch), self._first_step(epoch), total, replicas)
+        total, first, key = steps.total(order), self._first_step(epoch), self._key(epoch)
+        if (ramp := self.options.curriculum) is not None:
+            passed = first or epoch * steps.n_steps(0, None)
+            if passed < ramp:
+                own = steps.short_first(key, Ramp(ramp, 1), passed, first)
+        return StepPlanner(steps, order or own, key, first, total, replicas)
 
     def _begin_steps(self, planner: StepPlanner, position: int, replicas: int) -> tuple[Tail, Iterator[Steps]]:
         """Begin an iteration over optimizer steps, which are distributed to the ranks one by one."""
@@ -857,7 +890,7 @@ def _refuse_beside_tokens(options: Options, tail: Tail) -> None:
         )
     if tail == "pad":
         raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")
-    for name, usual in (("window", None), ("batch_size_multiple", 1), ("shapes", None), ("curriculum", None)):
+    for name, usual in (("window", None), ("batch_size_multiple", 1), ("shapes", None)):
         if (value := getattr(options, name)) != usual:
             raise ValueError(f"{name} must be {usual} with tokens_per_step, whose steps are packed whole, got {value}")
 

@@ -79,6 +79,7 @@ class RunChanges(Sampler[list[Any]]):
     _order: SamplerOrder | None
     _steps: TokenSteps | None
     _planner: Any
+    _ranks_of_run: int | None
     _segments: list[Segment]
     _began: Any
 
@@ -90,6 +91,7 @@ class RunChanges(Sampler[list[Any]]):
         self._plans: tuple[int, list[PlannedPart]] | None = None  # of an epoch, each from a change on
         self._interrupted: object = None  # an iteration that goes on with other batches
         self._finished: object = None  # one that came to its end
+        self._past = False  # whether it stands for another one at a time of its run
 
     @staticmethod
     @abstractmethod
@@ -290,6 +292,7 @@ class RunChanges(Sampler[list[Any]]):
             work = None if self.work is None else self.work[:n_samples]
             arguments = {**self._arguments, **changed, "work": work}
             made = self._make(self.sizes[:n_samples], sampler=order, num_replicas=1, rank=0, **arguments)
+        made._past, made._ranks_of_run = True, self._ranks_of_run
         made._leave_out(list(settings.get("exclude", ())))
         return made
 

@@ -18,6 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, real_number, shown
+from headrace.size_aware_batching.planning.curriculum import (
+    MOST_STAGES,
+    Ramp,
+    Stage,
+    competence,
+    draw_stages,
+    shortest_first,
+    without,
+)
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.micro_batches import (
@@ -29,7 +38,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     whole_work,
 )
 from headrace.size_aware_batching.planning.next_fit import next_fit
-from headrace.size_aware_batching.planning.order import Order
+from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder
 from headrace.size_aware_batching.planning.packing import lower_bound
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
 from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
@@ -178,6 +187,31 @@ class TokenSteps:
         """Return how many steps an epoch has that begins with this one."""
         n_samples = self.sized.n_samples if order is None else order.n_samples
         return len(self.ends(first, self.total(order))) if n_samples else 0
+
+    def short_first(self, epoch_key: int, ramp: Ramp, passed: int, first: int) -> SliceOrder:
+        """Return the order of an epoch that begins after so many steps of a curriculum, with the step ``first``."""
+        ends = self.ends(first, self.total(None))[: ramp.steps - passed]
+        targets = np.diff(ends, prepend=ends[:1] * 0)[:, None]
+        together = -(-ramp.steps // MOST_STAGES)
+        stages = (
+            Stage(float(competence(np.array(passed + start), ramp.steps)), targets[start : start + together])
+            for start in range(0, len(targets), together)
+        )
+
+        def amounts(samples: NDArray[Any]) -> NDArray[Any]:
+            tokens: NDArray[Any] = self.tokens[samples, None]
+            return tokens.astype(wide(tokens))
+
+        parts = list(draw_stages(shortest_first(self.sized), stages, amounts, epoch_key))
+        head = np.concatenate([np.zeros(0, np.int64), *parts])
+        rest = without(self.sized, head)
+        behind = ShuffledOrder(len(rest), rest)
+
+        def give(start: int, stop: int) -> NDArray[Any]:
+            later = max(0, start - len(head)), max(0, stop - len(head))
+            return np.concatenate([head[start:stop], behind.take(epoch_key, *later)])
+
+        return SliceOrder(self.sized.n_samples, give)
 
     def starts(self, order: Order, epoch_key: int, first: int, total: Number) -> NDArray[np.int64]:
         """Return the position at which each step of an epoch begins and, last, where the last one ends."""

@@ -89,10 +89,10 @@ class Options:
             )
 
     def _refuse_curriculum(self) -> None:
-        if self.strategy != "bucketed":
+        if self.strategy == "sequential":
             raise ValueError(
-                f"curriculum={self.curriculum} goes with strategy='bucketed', got {self.strategy!r}, whose batches "
-                "hold samples of all sizes"
+                f"curriculum={self.curriculum} goes with strategy='stratified', 'packed' and 'bucketed', got "
+                "'sequential', which keeps the order of the samples"
             )
         if not self.shuffle:
             raise ValueError(

@@ -3,19 +3,29 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import Work, given_work
-from headrace.size_aware_batching.planning.curriculum import TOGETHER, competence
+from headrace.size_aware_batching.planning.curriculum import (
+    TOGETHER,
+    Ramp,
+    Stage,
+    competence,
+    draw_stages,
+    shortest_first,
+    without,
+)
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_by_counts, largest_counts, next_fit
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, natural_order
+from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, sorted_by_size
@@ -47,6 +57,7 @@ SHORT = 32
 # batches, and two samples of a batch share one again 1.2, 2.5, 4.0 times as often as by chance.
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
 PACKED_WINDOW = 2**17  # of several columns, and of an order that is given
+PACKED_RAMP = 0.999  # fill that the samples of a packed window of a curriculum are drawn for
 # Wasted share that is small enough: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches; two
 # samples of a batch share one again 3.6, 1.2, 1.2 times as often as by chance; the first takes twice as long to plan.
 PACKED_WASTE = 9.5e-5
@@ -166,11 +177,14 @@ def last_below(ascending: NDArray[np.int64], value: int) -> int:
     return int(np.searchsorted(ascending, value, side="right")) - 1
 
 
-class WindowPlanner(GroupPlanner):
-    """Batches of an order, in windows of equal length: ``form(samples, key)`` plans one."""
+Form: TypeAlias = Callable[[NDArray[Any], int], Batches]  # samples of a window, and its key -> their batches
 
-    def __init__(self, order: Order, n_windows: int, form: Callable[[NDArray[Any], int], Batches]) -> None:
-        super().__init__(np.arange(n_windows + 1) * order.n_samples // n_windows)
+
+class WindowPlanner(GroupPlanner):
+    """Batches of an order, in windows that begin at ``starts``: ``form(samples, key)`` plans one."""
+
+    def __init__(self, order: Order, starts: NDArray[np.int64], form: Form) -> None:
+        super().__init__(starts)
         self.order, self.form = order, form
         self._before: tuple[int, NDArray[np.int64]] | None = None  # of the latest epoch
 
@@ -198,6 +212,7 @@ class StrataPlanner(GroupPlanner):
         work: ``work(places, offsets)`` gives the work of batches: places in ``order`` of shape ``[c, depth]``, batch by
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
         ramp: Number of batches of a curriculum, 0 for none.
+        listed: Number of batches of the epoch that come before, of another planner.
     """
 
     def __init__(
@@ -208,9 +223,10 @@ class StrataPlanner(GroupPlanner):
         short: Packer | None,
         work: Work,
         ramp: int = 0,
+        listed: int = 0,
     ) -> None:
         self.by_size, self.strata, self.full, self.short, self.work = order, strata, full, short, work
-        self.ramp, self.passed = ramp, 0  # batches of the epochs before
+        self.ramp, self.passed, self.listed = ramp, 0, listed  # passed: batches of the epochs before
         together = max(1, LISTED // strata.depth)
         first = min(strata.n_windows, -(-TOGETHER * ramp // max(1, full.n_batches)))  # that the ramp needs together
         parts = [np.arange(first, strata.n_full, together)]
@@ -240,8 +256,9 @@ class StrataPlanner(GroupPlanner):
                 known[full] = self.short.plan(epoch_key) if self.short else self.plan(epoch_key, True).without_last()
         return known[full]
 
-    def after(self, passed: int) -> "StrataPlanner":
-        """Return the planner of an epoch that comes after so many batches."""
+    def at_epoch(self, epoch: int) -> "StrataPlanner":
+        """Return the planner of an epoch: where a curriculum stands depends on the epochs before."""
+        passed = epoch * int(self._before[-1])
         if min(passed, self.ramp) == min(self.passed, self.ramp):
             return self
         other = copy(self)
@@ -268,7 +285,7 @@ class StrataPlanner(GroupPlanner):
         begins = np.cumsum(lengths) - lengths
         key, before = int(fold_in(epoch_key, first, 1)[0]), int(self._before[group])
         share = self._share if self.passed + before < self.ramp else None
-        goes_to = shuffle_sorted_chunks(work, key, before, chunk_length(work.size), share)
+        goes_to = shuffle_sorted_chunks(work, key, self.listed + before, chunk_length(work.size), share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))
         begins, lengths = begins[comes_from], lengths[comes_from]
@@ -277,25 +294,148 @@ class StrataPlanner(GroupPlanner):
         return self.by_size[listed[inside]], offsets
 
 
-Planner: TypeAlias = NextFitPlanner | GroupPlanner  # the batches of every epoch, none of them planned beforehand
+class CurriculumPlanner:
+    """Batches of epochs that begin with short samples: windows of those that may come, then the rest in strata.
+
+    A window of the ramp takes samples for a whole number of batches, and is planned like any other. So its batches are
+    as full, and the number of them is known once the window is planned.
+
+    Args:
+        sized: Sizes ready for planning.
+        options: Of the sampler.
+        ramp: Steps of the curriculum.
+    """
+
+    def __init__(self, sized: PreparedSizes, options: Options, ramp: Ramp) -> None:
+        self.sized, self.options, self.ramp = sized, options, ramp
+        self.n_samples, self.passed = sized.n_samples, 0  # passed: batches of the epochs before, about
+        self._head: tuple[int, WindowPlanner] | None = None  # of the latest epoch
+        self._rest: tuple[int, StrataPlanner] | None = None
+
+    @cached_property
+    def plain(self) -> StrataPlanner:
+        """Plans the epochs behind the curriculum."""
+        return in_strata(self.sized, self.options, self.sized.kept, given_windows(self.options, self.n_samples))
+
+    def at_epoch(self, epoch: int) -> "CurriculumPlanner":
+        """Return the planner of an epoch: where a curriculum stands depends on the epochs before."""
+        passed = epoch * self.plain.count(0, 0) if epoch else 0
+        if min(passed, self.ramp.batches) == min(self.passed, self.ramp.batches):
+            return self
+        other = copy(self)
+        other.passed, other._head, other._rest = passed, None, None
+        return other
+
+    def batches(self, epoch_key: int, position: int) -> Iterator[Batches]:
+        """Yield the batches from a position on; the first may be the rest of a batch."""
+        for planner in self._planners(epoch_key):
+            yield from planner.batches(epoch_key, position)
+            position = max(0, position - planner.n_samples)
+
+    def count(self, epoch_key: int, position: int) -> int:
+        """Return the number of batches from a position on, a batch that is begun counted as one."""
+        found = 0
+        for planner in self._planners(epoch_key):
+            found += planner.count(epoch_key, position)
+            position = max(0, position - planner.n_samples)
+        return found
+
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:
+        """Return the samples of one batch of the epoch, by its number."""
+        for planner in self._planners(epoch_key):
+            if number < (count := planner.count(epoch_key, 0)):
+                return planner.batch(epoch_key, number)
+            number -= count
+        raise IndexError("number must be one of the epoch's batches")
+
+    def position_of(self, epoch_key: int, number: int) -> int:
+        """Return where a batch begins in the epoch's list, by its number; behind the last one, where that ends."""
+        before = 0
+        for planner in self._planners(epoch_key):
+            if number < (count := planner.count(epoch_key, 0)):
+                return before + planner.position_of(epoch_key, number)
+            number, before = number - count, before + planner.n_samples
+        return before
+
+    def _planners(self, epoch_key: int) -> Iterator[WindowPlanner | StrataPlanner]:
+        """Yield what plans the epoch's list, one part after the other; each is made when it is needed."""
+        if self.passed >= self.ramp.batches:
+            yield self.plain
+            return
+        if self._head is None or self._head[0] != epoch_key:
+            self._head = epoch_key, self._plan_head(epoch_key)
+        head = self._head[1]
+        yield head
+        if head.n_samples < self.n_samples:
+            if self._rest is None or self._rest[0] != epoch_key:
+                self._rest = epoch_key, self._plan_rest(head)
+            yield self._rest[1]
+
+    def _plan_head(self, epoch_key: int) -> WindowPlanner:
+        """Draw the samples of the windows of the ramp."""
+        columns, budgets = self._columns()
+        density = PACKED_RAMP if self.options.strategy == "packed" else STRATIFIED.full
+        stages = (
+            Stage(share, np.minimum(density * np.multiply.outer(counts, budgets), UNLIMITED))
+            for share, counts in self.ramp.stages(self.passed)
+        )
+
+        def amounts(samples: NDArray[Any]) -> NDArray[np.int64]:
+            sizes = self.sized.sizes[samples].astype(np.int64).reshape(len(samples), -1)
+            return sizes if columns == sizes.shape[1] else np.append(sizes, np.ones((len(sizes), 1), np.int64), axis=1)
+
+        parts = list(draw_stages(shortest_first(self.sized), stages, amounts, epoch_key))
+        samples, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+        order = SliceOrder(len(samples), lambda start, stop: samples[start:stop])
+        return WindowPlanner(order, starts, whole_window(self.sized, self.options))
+
+    def _plan_rest(self, head: WindowPlanner) -> StrataPlanner:
+        """Return the planner of the samples that the ramp does not take."""
+        rest = without(self.sized, head.order.take(0, 0, head.n_samples))
+        n_windows = given_windows(self.options, len(rest))
+        return in_strata(self.sized, self.options, rest, n_windows, listed=self.ramp.batches - self.passed)
+
+    def _columns(self) -> tuple[int, NDArray[np.int64]]:
+        """Return how many limits samples count against, and the limits."""
+        budgets = np.array(self.sized.limits.budgets, np.int64)
+        if self.sized.limits.most_items < self.n_samples:
+            budgets = np.append(budgets, self.sized.limits.most_items)
+        return len(budgets), budgets
 
 
-def make_planner(sized: PreparedSizes, options: Options, order: Order | None = None) -> Planner:
+# The batches of every epoch, none of them planned beforehand.
+Planner: TypeAlias = NextFitPlanner | GroupPlanner | CurriculumPlanner
+
+
+def make_planner(
+    sized: PreparedSizes, options: Options, order: Order | None = None, ramp: Ramp | None = None
+) -> Planner:
     """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own."""
     n_samples = sized.n_samples if order is None else order.n_samples
     if n_samples and order is None and options.shuffle and options.strategy != "sequential":
-        n_windows = None if options.window is None else max(1, round(n_samples / options.window))
-        return in_strata(sized, options, sized.kept, n_windows)
+        if ramp is None or options.strategy == "bucketed":  # whose batches come in another order
+            return in_strata(sized, options, sized.kept, given_windows(options, n_samples), ramp=ramp)
+        return CurriculumPlanner(sized, options, ramp)
     if order is None:
         order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
     if options.strategy == "sequential" or not n_samples:
         return NextFitPlanner(order, sized.sizes, sized.limits)
-    length = options.window or window_length(sized, options)
+    n_windows = max(1, round(n_samples / (options.window or window_length(sized, options))))
+    return WindowPlanner(order, np.arange(n_windows + 1) * n_samples // n_windows, whole_window(sized, options))
+
+
+def whole_window(sized: PreparedSizes, options: Options) -> Form:
+    """Return a function that plans the samples of a window by themselves."""
 
     def form(samples: NDArray[Any], key: int) -> Batches:
         return in_strata(sized, options, samples, n_windows=1, key=key).group(key, 0)
 
-    return WindowPlanner(order, max(1, round(n_samples / length)), form)
+    return form
+
+
+def given_windows(options: Options, n_samples: int) -> int | None:
+    """Return the number of windows where their length is given."""
+    return None if options.window is None else max(1, round(n_samples / options.window))
 
 
 def window_length(sized: PreparedSizes, options: Options) -> int:
@@ -314,7 +454,13 @@ def batches_of_window(columns: int) -> int:
 
 
 def in_strata(
-    sized: PreparedSizes, options: Options, samples: NDArray[Any] | None, n_windows: int | None, key: int | None = None
+    sized: PreparedSizes,
+    options: Options,
+    samples: NDArray[Any] | None,
+    n_windows: int | None,
+    key: int | None = None,
+    ramp: Ramp | None = None,
+    listed: int = 0,
 ) -> StrataPlanner:
     """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once."""
     sizes = sized.sizes if samples is None else sized.sizes[samples]
@@ -341,7 +487,7 @@ def in_strata(
     else:
         work = given_work((sized.work if samples is None else sized.work[samples])[order])
     order = order if samples is None else samples[order].astype(order.dtype)
-    return StrataPlanner(order, strata, full, short, work, options.curriculum or 0)
+    return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed)
 
 
 def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> Packer:
