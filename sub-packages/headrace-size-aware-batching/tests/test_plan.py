@@ -104,3 +104,69 @@ def test_co_occurrence_is_one_for_random_batches_and_many_for_equal_ones() -> No
     assert first.report(other=BatchPlan(by_chance, offsets, sizes, (8,))).co_occurrence == pytest.approx(1, abs=0.2)
     assert first.report(other=first).co_occurrence == pytest.approx(3999 / 7)
     assert np.isnan(first.report().co_occurrence)
+
+
+STEPS: dict[str, Any] = {"tokens_per_step": 1900, "num_replicas": 2, "rank": 0}
+
+
+def test_a_report_says_what_optimizer_steps_hold() -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, **STEPS)
+    steps = sampler.report().optimizer_steps
+    assert steps is not None
+    ranks = [DistributedSizeAwareBatchSampler(SIZES, 500, **(STEPS | {"rank": rank})) for rank in range(2)]
+    found = [[*one.optimizer_steps(one)] for one in ranks]
+    tokens = [sum(SIZES[i] for rank in step for batch in rank for i in batch) for step in zip(*found, strict=True)]
+    assert steps.steps == sampler.num_optimizer_steps() == len(tokens)
+    assert steps.tokens_asked == (1900,)
+    assert (steps.tokens_min, steps.tokens_max) == (min(tokens[:-1]), max(tokens[:-1]))
+    assert steps.tokens_mean == np.mean(tokens[:-1])
+    assert steps.tokens_last == tokens[-1]
+    assert (steps.micro_batches_min, steps.micro_batches_max) == (
+        min(len(step) for step in found[0]),
+        max(len(step) for step in found[0]),
+    )
+    assert sampler.plan()[:3].report().optimizer_steps is None  # a part of the batches ends anywhere
+
+
+def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
+    schedule = [(0, 2000), (5, 3000)]
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, **(STEPS | {"tokens_per_step": schedule, "tail": "drop"}))
+    for epoch, asked in ((0, (2000, 3000)), (1, (3000,))):
+        steps = sampler.report(epoch).optimizer_steps
+        assert steps is not None
+        assert steps.tokens_asked == asked
+        assert steps.tokens_min <= steps.tokens_last <= steps.tokens_max
+
+
+@pytest.mark.parametrize("more", [{}, STEPS, {"strategy": "bucketed"}])
+def test_a_report_says_where_a_curriculum_stands(more: dict[str, Any]) -> None:
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **more)
+    first, second = (sampler.report(epoch).curriculum for epoch in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert (first.steps, second.steps) == (80, 80)
+    assert first.share_at_start == pytest.approx(0.01)
+    assert first.share_at_start < first.share_at_end == second.share_at_start <= second.share_at_end <= 1
+    behind = sampler.report(90).curriculum
+    assert behind is not None
+    assert (behind.share_at_start, behind.share_at_end) == (1, 1)
+
+
+def test_steps_and_curriculum_are_printed() -> None:
+    reports = {
+        "with": DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **STEPS).report(),
+        "without": DistributedSizeAwareBatchSampler(SIZES, 500).report(),
+    }
+    lines = {line[:23].strip(): line[23:] for line in table(reports).splitlines()[1:]}
+    steps = reports["with"].optimizer_steps
+    assert steps is not None
+    assert lines["optimizer steps"].split() == [str(steps.steps), "-"]
+    assert lines["tokens asked"].split() == ["1,900", "-"]
+    assert lines["tokens min mean max"].split() == [
+        *(f"{round(tokens):,}" for tokens in (steps.tokens_min, steps.tokens_mean, steps.tokens_max)),
+        "-",
+    ]
+    assert lines["tokens of the last"].split() == [f"{steps.tokens_last:,.0f}", "-"]
+    assert lines["micro batches"].split() == [str(steps.micro_batches_min), str(steps.micro_batches_max), "-"]
+    assert lines["curriculum"].split() == ["80", "steps", "-"]
+    assert lines["shortest that may come"].split()[::2] == ["1.0%", "-"]

@@ -22,9 +22,9 @@ from headrace.size_aware_batching._validation import (
     warn,
     whole_number,
 )
-from headrace.size_aware_batching.plan import BatchPlan
+from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.curriculum import Ramp
+from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
@@ -47,7 +47,7 @@ from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, process_gro
 from headrace.size_aware_batching.planning.rest import RestPlanner
 from headrace.size_aware_batching.planning.run_record import RunRecord, plain
 from headrace.size_aware_batching.planning.strata import index_type
-from headrace.size_aware_batching.report import PlanReport, batch_costs
+from headrace.size_aware_batching.report import CurriculumReport, PlanReport, batch_costs
 from headrace.size_aware_batching.run_changes import CHANGEABLE, DATA, RunChanges
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
 
@@ -507,7 +507,29 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             shapes=shapes,
             starts=None if pieces is None else pieces.starts[indices],
             lengths=None if pieces is None else pieces.lengths[indices],
+            steps=self._steps_of(epoch, planner),
+            curriculum=self._curriculum_of(epoch, planner, len(offsets) - 1),
         )
+
+    def _steps_of(self, epoch: int, planner: "Planner | RestPlanner") -> OptimizerSteps | None:
+        if not isinstance(planner, StepPlanner):
+            return None
+        first = self._first_step(epoch)
+        asked = [float(planner.steps.schedule.at(first + step)) for step in range(planner.n_steps)]
+        return OptimizerSteps(planner.starts, asked)
+
+    def _curriculum_of(self, epoch: int, planner: "Planner | RestPlanner", n_batches: int) -> CurriculumReport | None:
+        steps = self.options.curriculum
+        if steps is None:
+            return None
+        if isinstance(planner, StepPlanner):
+            ramp, passed, stop = steps, self._steps_before(epoch), self._steps_before(epoch + 1)
+        elif isinstance(planner, StrataPlanner | CurriculumPlanner):
+            ramp, passed = steps * self._curriculum_ranks(epoch), planner.passed
+            stop = passed + n_batches
+        else:  # no samples
+            return None
+        return CurriculumReport(steps, *competence(np.array([passed, stop]), ramp).tolist())
 
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
@@ -713,7 +735,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         own = (ShuffledOrder if self.options.shuffle else natural_order)(self._prepared.n_samples, self._prepared.kept)
         total, first, key = steps.total(order), self._first_step(epoch), self._key(epoch)
         if (ramp := self.options.curriculum) is not None:
-            passed = first or epoch * steps.n_steps(0, None)
+            passed = self._steps_before(epoch)
             if passed < ramp:
                 own = steps.short_first(key, Ramp(ramp, 1), passed, first)
         return StepPlanner(steps, order or own, key, first, total, replicas)
@@ -740,6 +762,10 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             return steps.n_steps(first, None)
         with self._order.at_epoch(epoch, self.epoch):
             return steps.n_steps(first, self._order.order())
+
+    def _steps_before(self, epoch: int) -> int:
+        """Return the number of optimizer steps of the epochs before one, for a curriculum, which has no ``sampler``."""
+        return self._first_step(epoch) or epoch * self._with_tokens().n_steps(0, None)
 
     def _first_step(self, epoch: int) -> int:
         """Return the number of the first optimizer step of an epoch; 0 where all steps are alike."""

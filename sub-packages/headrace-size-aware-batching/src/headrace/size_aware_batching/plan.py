@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._validation import whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of
-from headrace.size_aware_batching.report import PlanReport
+from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport
 
-__all__ = ["BatchPlan", "PlanReport"]
+__all__ = ["BatchPlan", "CurriculumReport", "OptimizerSteps", "OptimizerStepsReport", "PlanReport"]
+
+
+class OptimizerSteps(NamedTuple):
+    """Where the optimizer steps of a plan begin in its samples, the last number being the end, and their tokens."""
+
+    starts: NDArray[np.int64]
+    asked: list[float]
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class BatchPlan:
             longest sample.
         starts: Where each entry of ``indices`` begins in its sample; None where no sample is cut.
         lengths: How much of its sample it is, likewise.
+        steps: The optimizer steps; None without ``tokens_per_step``.
+        curriculum: Where a curriculum stands; None without one.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -60,6 +69,8 @@ class BatchPlan:
     shapes: tuple[tuple[int, int], ...] | None = None
     starts: NDArray[np.int64] | None = None
     lengths: NDArray[Any] | None = None
+    steps: OptimizerSteps | None = None
+    curriculum: CurriculumReport | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -75,7 +86,9 @@ class BatchPlan:
             joined = np.concatenate([np.zeros(0, np.int64), *places])
             starts = None if self.starts is None else self.starts[joined]
             lengths = None if self.lengths is None else self.lengths[joined]
-            return replace(self, indices=self.indices[joined], offsets=offsets, starts=starts, lengths=lengths)
+            return replace(
+                self, indices=self.indices[joined], offsets=offsets, starts=starts, lengths=lengths, steps=None
+            )
         number = range(len(self))[batch]
         return self.indices[self.offsets[number] : self.offsets[number + 1]]
 

@@ -22,6 +22,87 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class OptimizerStepsReport:
+    """Figures about the optimizer steps of an epoch, all ranks and micro-batches of a step together.
+
+    Args:
+        steps: Number of optimizer steps.
+        tokens_asked: ``tokens_per_step``, one number for each stage of the epoch.
+        tokens_min: Tokens of the smallest step. With ``tail="split"`` this and the next two are about all steps but
+            the last, which holds what is left.
+        tokens_mean: Tokens of the mean step.
+        tokens_max: Tokens of the largest step.
+        tokens_last: Tokens of the last step.
+        micro_batches_min: Micro-batches on each rank of the step that has fewest.
+        micro_batches_max: Micro-batches on each rank of the step that has most.
+    """
+
+    steps: int
+    tokens_asked: tuple[float, ...]
+    tokens_min: float
+    tokens_mean: float
+    tokens_max: float
+    tokens_last: float
+    micro_batches_min: int
+    micro_batches_max: int
+
+    @classmethod
+    def of(cls, plan: BatchPlan) -> OptimizerStepsReport | None:
+        """Return the figures of a plan; None without ``tokens_per_step``."""
+        if plan.steps is None or not len(plan):
+            return None
+        starts, asked = plan.steps.starts, plan.steps.asked
+        held = reduced(np.add, samples_of_plan(plan)[:, 0], starts)
+        whole = held if plan.tail == "drop" or len(held) == 1 else held[:-1]
+        micro_batches = -(-np.diff(np.searchsorted(plan.offsets, starts)) // plan.num_replicas)
+        return cls(
+            steps=len(held),
+            tokens_asked=tuple(dict.fromkeys(asked)),
+            tokens_min=float(whole.min()),
+            tokens_mean=float(whole.mean()),
+            tokens_max=float(whole.max()),
+            tokens_last=float(held[-1]),
+            micro_batches_min=int(micro_batches.min()),
+            micro_batches_max=int(micro_batches.max()),
+        )
+
+    def cells(self) -> dict[str, str]:
+        """Return the figures as they are printed, by name."""
+        held = (self.tokens_min, self.tokens_mean, self.tokens_max)
+        counts = dict.fromkeys((self.micro_batches_min, self.micro_batches_max))
+        return {
+            "optimizer_steps": _shown("", self.steps),
+            "tokens_asked": " ".join(_shown("", tokens) for tokens in self.tokens_asked),
+            "tokens_min_mean_max": " ".join(_shown("", round(tokens)) for tokens in held),
+            "tokens_of_the_last": _shown("", self.tokens_last),
+            "micro_batches": " ".join(map(str, counts)),
+        }
+
+
+@dataclass(frozen=True)
+class CurriculumReport:
+    """Where a curriculum stands in an epoch.
+
+    Args:
+        steps: Its steps.
+        share_at_start: Share of the samples, the shortest ones, that may come at the beginning of the epoch.
+        share_at_end: The same at its end; 1 where the curriculum is over.
+    """
+
+    steps: int
+    share_at_start: float
+    share_at_end: float
+
+    def cells(self) -> dict[str, str]:
+        """Return the figures as they are printed, by name."""
+        shares = (self.share_at_start, self.share_at_end)
+        return {
+            "curriculum": f"{self.steps:,} steps",
+            "shortest_that_may_come": " ".join(f"{share:.1%}" for share in shares),
+        }
+
+
+@dataclass(frozen=True)
 class PlanReport:
     """Figures about the batches of an epoch.
 
@@ -58,6 +139,8 @@ class PlanReport:
         shapes: Number of distinct (count, length) shapes of the padded batches.
         shapes_cost: ``padded`` over what it is without the limit ``shapes=``; 1 where there is no limit, NaN where the
             plan was not compared with one without it.
+        optimizer_steps: With ``tokens_per_step``: what the optimizer steps hold, else None.
+        curriculum: With ``curriculum``: which samples may come in the epoch, else None.
     """
 
     batches: int
@@ -81,6 +164,8 @@ class PlanReport:
     co_occurrence: float = math.nan
     shapes: int = 0
     shapes_cost: float = 1.0
+    optimizer_steps: OptimizerStepsReport | None = None
+    curriculum: CurriculumReport | None = None
 
     @classmethod
     def of(
@@ -127,6 +212,8 @@ class PlanReport:
             co_occurrence=math.nan if other is None else co_occurrence(plan, other),
             shapes=len(np.unique(shapes, axis=0)),
             shapes_cost=padded / unlimited if unlimited else 1.0,
+            optimizer_steps=OptimizerStepsReport.of(plan),
+            curriculum=plan.curriculum,
         )
 
     def __str__(self) -> str:
@@ -136,7 +223,12 @@ class PlanReport:
         """Return the figures as they are printed, by name."""
         cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
         of_padding = ("padded", "padding", "shapes", "shapes_cost") if self.cost == SumCost.name else ()
-        return cells | dict.fromkeys(of_padding, "-")
+        cells |= dict.fromkeys(of_padding, "-")
+        for part in (self.optimizer_steps, self.curriculum):
+            if part is not None:
+                own = part.cells()
+                cells = {name: text for name, text in cells.items() if name not in own} | own
+        return cells
 
 
 def planned_sizes(plan: BatchPlan) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -237,12 +329,14 @@ def co_occurrence(plan: BatchPlan, other: BatchPlan) -> float:
 def table(reports: Mapping[str, PlanReport]) -> str:
     """Return reports side by side, a column each."""
     columns = {name: report.cells() for name, report in reports.items()}
-    names = [field.name for field in fields(PlanReport)]
+    names = list(dict.fromkeys(name for cells in columns.values() for name in cells))
     left = max(map(len, names))
     widths = {name: max(len(name), *map(len, cells.values())) for name, cells in columns.items()}
     head = "  ".join(["".ljust(left), *(name.rjust(widths[name]) for name in columns)]).rstrip()
     lines = [
-        "  ".join([name.replace("_", " ").ljust(left), *(columns[one][name].rjust(widths[one]) for one in columns)])
+        "  ".join(
+            [name.replace("_", " ").ljust(left), *(columns[one].get(name, "-").rjust(widths[one]) for one in columns)]
+        )
         for name in names
     ]
     return "\n".join([head, *lines] if head else lines)
@@ -257,8 +351,12 @@ def _shown(name: str, value: Any) -> str:
     """Return a figure as text."""
     if isinstance(value, tuple):
         return " ".join(_shown(name.removesuffix("s"), each) for each in value)
+    if value is None:
+        return "-"
     if isinstance(value, str):
         return value
+    if isinstance(value, OptimizerStepsReport | CurriculumReport):  # which have cells of their own
+        return ""
     if name in ("fill", "padding"):
         return f"{value:.2%}"
     if name in ("imbalance", "co_occurrence", "shapes_cost"):
