@@ -1,6 +1,7 @@
 """Tokens of an optimizer step: the same samples at any world size, within every budget, resumed at every place."""
 
 import copy
+import cProfile
 import json
 import pickle
 import warnings
@@ -453,3 +454,20 @@ def test_batches_are_found_by_their_number() -> None:
     ]
     assert list(made("all", 3)) == [batch.tolist() for batch in sampler.plan()]
     assert len(sampler.worst_batches(3)) == 3
+
+
+def test_the_first_batch_comes_soon_where_the_number_of_samples_is_limited_too() -> None:
+    lengths = np.random.default_rng(0).lognormal(np.log(360), 0.8, 60_000).clip(8, 2048).astype(np.int64)
+
+    def calls(max_items: int | None) -> int:
+        """Return the function calls to the first batch, which do not depend on the machine."""
+        sampler = DistributedSizeAwareBatchSampler(
+            lengths, 17_000, num_replicas=8, rank=0, tokens_per_step=2**20, max_items=max_items
+        )
+        profile = cProfile.Profile()
+        profile.runcall(lambda: next(iter(sampler)))
+        return sum(entry.callcount for entry in profile.getstats())
+
+    usual = calls(None)
+    for max_items in (30, 36, 40, 64):  # a batch holds 34 on average
+        assert calls(max_items) < 3 * usual

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.costs import columns_of
 from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.packing import first_fit, lower_bound, martello_toth, pack
+from headrace.size_aware_batching.planning.packing import first_fit, levels, lower_bound, martello_toth, pack
 from headrace.size_aware_batching.planning.repair import Score, best_swaps, members, repair
 from headrace.size_aware_batching.planning.units import FINE
 
@@ -729,7 +729,8 @@ def packed(samples: Samples, n_batches: int, gaps: Ints | None) -> MicroBatches 
         held = MicroBatches(samples, n_batches, found)
         if held.fits():
             return held
-    return None
+    held = dealt_in_rows(samples, n_batches)
+    return held if held.fits() else None
 
 
 def spread(batches: Ints, n_batches: int) -> Ints:
@@ -820,6 +821,22 @@ def fitted(samples: Samples, n_ranks: int, count: int) -> MicroBatches | None:
     fewer = (attempt(rows) for rows in range(count - 1, -(-least // n_ranks) - 1, -1))
     batches = next((found.batches for found in fewer if found is not None), None)
     return None if batches is None else MicroBatches(samples, n_batches, spread(batches, n_batches))
+
+
+def dealt_in_rows(samples: Samples, n_batches: int) -> MicroBatches:
+    """Return samples dealt in rows, one to each micro-batch, the largest of a row to the lightest; some may be over.
+
+    Fast, and as many samples in each, to within one; much room is needed only where samples are large.
+    """
+    level = levels(samples.sizes).sum(axis=1)
+    descending = np.argsort(-level, kind="stable")
+    load, batches = np.zeros(n_batches, np.int64), np.empty(len(samples), np.int64)
+    for start in range(0, len(samples), n_batches):
+        row = descending[start : start + n_batches]
+        lightest = np.argsort(load, kind="stable")[: len(row)]
+        load[lightest] += level[row]
+        batches[row] = lightest
+    return MicroBatches(samples, n_batches, batches)
 
 
 def balanced(held: MicroBatches, n_ranks: int, few: int, aims: tuple[Ints, int], meet: Meet) -> Assignment:

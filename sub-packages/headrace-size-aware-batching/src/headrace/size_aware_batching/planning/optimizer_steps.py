@@ -32,6 +32,7 @@ from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.micro_batches import (
     NoPlanError,
     Samples,
+    dealt_in_rows,
     fitted,
     largest_first,
     plan_exactly,
@@ -408,19 +409,31 @@ class StepPlanner(GroupPlanner):
 def fewest_micro_batches(sized: PreparedSizes, steps: Iterable[NDArray[Any]], num_replicas: int) -> int:
     """Return how many micro-batches on each rank hold every one of some steps.
 
-    A number that is sure to be enough is known without packing. Fewer are tried where fewer might do: a step that
-    cannot be packed into them ends that for all steps.
+    A number that is sure to be enough is known without packing. Fewer are tried where fewer might do, the fast
+    way first: a step that cannot be packed into them ends that for all steps.
     """
     fewest = 1
     for samples in steps:
         _, step = by_size(sized, samples)
         sure = -(-sure_batches(step) // num_replicas)
         if sure > fewest and isinstance(step, Samples):
+            if packs_in_rows(step, fewest * num_replicas):
+                continue
             least = max(fewest, -(-lower_bound(step.sizes, step.budgets) // num_replicas))
             tried = (fewer for fewer in range(least, sure) if fewer * num_replicas <= len(samples))
-            sure = next((fewer for fewer in tried if fitted(step, num_replicas, fewer)), sure)
+            sure = next((fewer for fewer in tried if packs(step, num_replicas, fewer)), sure)
         fewest = max(fewest, sure)
     return fewest
+
+
+def packs(step: Samples, num_replicas: int, accumulate: int) -> bool:
+    """Return whether a step is packed into so many micro-batches on each rank."""
+    return packs_in_rows(step, accumulate * num_replicas) or fitted(step, num_replicas, accumulate) is not None
+
+
+def packs_in_rows(step: Samples, n_batches: int) -> bool:
+    """Return whether the fastest way fits, which packing a step tries last: then it is sure to succeed."""
+    return len(step) >= n_batches and dealt_in_rows(step, n_batches).fits()
 
 
 def pack_step(sized: PreparedSizes, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches | None:
