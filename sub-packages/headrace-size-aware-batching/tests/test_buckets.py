@@ -372,3 +372,10 @@ def test_in_a_loader(workers: int) -> None:
 
 def test_pickle() -> None:
     assert list(pickle.loads(pickle.dumps(make()))) == list(make())
+
+
+def test_a_sampler_prints_its_main_figures() -> None:
+    assert repr(make()) == "BucketBatchSampler(25 samples in 3 buckets, BatchSampler, in order)"
+    with pytest.warns(UserWarning, match="outside"):
+        sampler = make(sizes=[1, 2, 900], bucket_boundaries=[0, 9], shuffle=True)
+    assert repr(sampler) == "BucketBatchSampler(2 samples in 1 bucket, 1 outside, BatchSampler, shuffled)"

@@ -850,3 +850,30 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
         with_options({"work": [1, np.inf] + [1] * 1001})
     with pytest.raises(ValueError, match="work must hold numbers >= 0, got -1"):
         with_options({"work": -np.ones(len(SIZES))})
+
+
+def test_a_sampler_prints_its_main_figures_and_plans_nothing_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = np.arange(1, 2003) % 97 + 1
+    options: dict[str, Any] = {"num_replicas": 8, "rank": 0}
+    sampler = DistributedSizeAwareBatchSampler(sizes, 16384, strategy="packed", **options)
+    sampler.set_epoch(3)
+    expected = "DistributedSizeAwareBatchSampler(2,002 samples, budget 16,384, packed, 8 ranks, epoch 3, seed 0"
+    assert repr(sampler) == f"{expected})"
+    steps = len(sampler)
+    assert repr(sampler) == f"{expected}, {steps} step{'s' * (steps > 1)})"  # known by now
+    several = DistributedSizeAwareBatchSampler(
+        np.stack([sizes, sizes], 1), (400, 4000.5), seed=7, num_replicas=1, rank="all", sampler=range(3)
+    )
+    assert repr(several) == (
+        "DistributedSizeAwareBatchSampler(2,002 samples, ordered by range, budget 400 and 4,000.5, stratified, "
+        "all 1 rank, epoch 0, seed 7)"
+    )
+    tokens = DistributedSizeAwareBatchSampler(sizes, 500, tokens_per_step=[(0, 5000), (9, 8000)], **options)
+    expected = repr(tokens)
+    assert expected.endswith("stratified, 8 ranks, epoch 0, seed 0, 5,000 then 8,000 tokens an optimizer step)")
+    next(iter(tokens))
+    assert repr(tokens) == f"{expected[:-1]}, {tokens.num_optimizer_steps()} optimizer steps)"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "2")
+    unknown = DistributedSizeAwareBatchSampler(sizes, 500)
+    assert "stratified, ranks unknown, epoch 0" in repr(unknown)

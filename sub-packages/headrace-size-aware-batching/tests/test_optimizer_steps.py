@@ -406,7 +406,7 @@ def drawn() -> Any:
 
 LATER: dict[str, tuple[Callable[[], Any], str]] = {
     "too few micro-batches": (lambda: made(accumulate=3), "accumulate=3 must be at least 9 for steps of 4000 tokens"),
-    "too few samples": (lambda: made(0, 99), "gives a step of .* samples, too few for 1 micro-batches on each of 99"),
+    "too few samples": (lambda: made(0, 99), "gives a step of .* samples, too few for 1 micro-batch on each of 99"),
     "no whole step": (lambda: made(tail="drop", tokens_per_step=10**6), "tail='drop' must leave a whole step"),
     "an order that cannot be read again": (
         lambda: made(

@@ -307,3 +307,8 @@ def test_indices_of_any_make_come_out_as_ints() -> None:
         batches = list(SizeAwareBatchSampler(order, {0: 1, 1: 1, 2: 1}, 2))
         assert batches == [[2, 0], [1]]
         assert {type(index) for batch in batches for index in batch} == {int}
+
+
+def test_a_sampler_prints_its_main_figures() -> None:
+    sampler = SizeAwareBatchSampler(RandomSampler(range(9)), [1] * 9, 16384, oversize="raise")
+    assert repr(sampler) == "SizeAwareBatchSampler(RandomSampler, budget 16,384, oversize raise)"

@@ -308,7 +308,9 @@ def test_the_number_of_micro_batches_is_a_multiple() -> None:
 
 
 def test_too_few_samples_are_named_or_repeated() -> None:
-    with pytest.raises(ValueError, match=r"got 3 samples for 1 micro-batches on each of 4 ranks.*pad=True"):
+    with pytest.raises(
+        ValueError, match=r"got 3 samples for 1 micro-batch on each of 4 ranks: give at least 4 samples.*pad=True"
+    ):
         plan_step([5, 2, 9], 10, num_replicas=4)
     plan = plan_step([5, 2, 9], 10, num_replicas=4, pad=True)
     check_laws(plan, [5, 2, 9], 10, 4)

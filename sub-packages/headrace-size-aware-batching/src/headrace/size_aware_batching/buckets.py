@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._validation import checked_flag, checked_int, shortlist, shown, warn
+from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, shortlist, shown, warn
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
 _MAX_BUCKETS = 1_000_000  # a larger number suggests a wrong unit
@@ -157,6 +157,13 @@ class BucketBatchSampler(Sampler[list[int]]):
     def bucket_element_indices(self) -> list[list[int]]:
         """The indices of the samples in each bucket, ascending; an empty list for an empty bucket."""
         return [indices.tolist() for indices in self._members]
+
+    def __repr__(self) -> str:
+        figures = [f"{counted(self.num_samples, 'sample')} in {counted(self.num_buckets, 'bucket')}"]
+        if len(self.outside):
+            figures.append(f"{len(self.outside):,} outside")
+        figures += [type(self.base_batch_samplers[0]).__name__, "shuffled" if self.shuffle else "in order"]
+        return f"{type(self).__name__}({', '.join(figures)})"
 
     def __len__(self) -> int:
         total = 0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from headrace.size_aware_batching._validation import (
     checked_epoch,
     checked_int,
     checked_seed,
+    counted,
     one_of,
     shortlist,
     shown,
@@ -409,6 +410,30 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         n_batches = planner.count(self._key(self.epoch), 0)
         self._refuse_empty(n_batches, self.num_replicas)
         return self._n_batches(n_batches)
+
+    def __repr__(self) -> str:
+        ranks = "ranks unknown"
+        with suppress(ValueError):  # of an environment that contradicts what was given
+            ranks = counted(self.num_replicas, "rank")
+        budget = self.max_total_size
+        figures = [
+            counted(self._prepared.n_samples, "sample"),
+            *([] if self._order is None else [f"ordered by {type(self._order.sampler).__name__}"]),
+            f"budget {' and '.join(f'{one:,}' for one in (budget if isinstance(budget, list) else [budget]))}",
+            self.options.strategy,
+            f"all {ranks}" if self._of_all else ranks,
+            f"epoch {self.epoch}",
+            f"seed {self.seed}",
+        ]
+        if self._steps is not None:
+            stages = " then ".join(f"{tokens:,}" for _, tokens in self._steps.schedule.stages)
+            figures.append(f"{stages} tokens an optimizer step")
+        _, needed, planner = self._planner or (None, (), None)
+        if isinstance(planner, StepPlanner) and needed[0] == self.epoch:
+            figures.append(counted(planner.n_steps, "optimizer step"))
+        if isinstance(planner, StrataPlanner):  # which knows without planning
+            figures.append(counted(n_steps(planner.count(0, 0), self.num_replicas, self.tail), "step"))
+        return f"{type(self).__name__}({', '.join(figures)})"
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""

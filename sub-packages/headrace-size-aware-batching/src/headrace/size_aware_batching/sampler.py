@@ -145,6 +145,10 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
         self._warn = logger_or(warn, warn_logger, "warn_logger")
         self._used_up = False
 
+    def __repr__(self) -> str:
+        inner = type(self.sampler).__name__
+        return f"{type(self).__name__}({inner}, budget {self.max_total_size:,}, oversize {self.oversize})"
+
     def __iter__(self) -> Iterator[list[Any]]:
         if self._used_up:
             raise RuntimeError(

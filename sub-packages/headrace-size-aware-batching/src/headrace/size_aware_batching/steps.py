@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
 from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups
@@ -333,21 +333,23 @@ def plan_step(
         count = error.n_micro_batches
         if groups is not None:
             raise ValueError(
-                f"group_by must leave samples for {count} or more micro-batches on each of {n_ranks} ranks, got "
-                f"{int(groups.max()) + 1} groups of {len(table)} samples, for which no plan was found: give more or "
-                "smaller groups, fewer num_replicas, or a larger max_total_size"
+                f"group_by must leave samples for {counted(count, 'micro-batch')} or more on each of "
+                f"{counted(n_ranks, 'rank')}, got {counted(int(groups.max()) + 1, 'group')} of "
+                f"{counted(len(table), 'sample')}, for which no plan was found: give more or smaller groups, fewer "
+                "num_replicas, or a larger max_total_size"
             ) from None
         if widths is not None:
             raise ValueError(
-                f"sizes must hold a sample for each micro-batch, got {len(table)} samples for {count} micro-batches on "
-                f"each of {n_ranks} ranks, some of which share long samples: give more short samples, fewer "
-                "num_replicas, or a smaller multiple_of"
+                f"sizes must hold a sample for each micro-batch, got {counted(len(table), 'sample')} for "
+                f"{counted(count, 'micro-batch')} on each of {counted(n_ranks, 'rank')}, some of which share long "
+                "samples: give more short samples, fewer num_replicas, or a smaller multiple_of"
             ) from None
         if not pad:
             raise ValueError(
-                f"sizes must hold a sample for each micro-batch, got {len(step.sizes)} samples for {count} "
-                f"micro-batches on each of {n_ranks} ranks: give at least {count * n_ranks} samples, "
-                "fewer num_replicas, a smaller multiple_of, or pad=True, which repeats the sample with least work"
+                f"sizes must hold a sample for each micro-batch, got {counted(len(step.sizes), 'sample')} for "
+                f"{counted(count, 'micro-batch')} on each of {counted(n_ranks, 'rank')}: give at least "
+                f"{counted(count * n_ranks, 'sample')}, fewer num_replicas, a smaller multiple_of, or pad=True, which "
+                "repeats the sample with least work"
             ) from None
         assignment, again = step.assign_alone(n_ranks, count, meet)
     return step.plan(assignment, again, n_ranks, meet)
@@ -442,7 +444,7 @@ class _Step:
             over = np.sort(order[need > widths[-1]])
             raise ValueError(
                 f"contexts must hold every sample, got up to {widths[-1]} ranks of "
-                f"max_total_size={shown(self.budgets)} and {len(over)} samples that exceed these together "
+                f"max_total_size={shown(self.budgets)} and {counted(len(over), 'sample')} over these together "
                 f"(sample {over[0]} has size {shown(self.sizes[over[0]].tolist())}): "
                 "allow more ranks, or raise the budget"
             )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, real_number, shown
+from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, counted, real_number, shown
 from headrace.size_aware_batching.planning.curriculum import (
     MOST_STAGES,
     Ramp,
@@ -385,9 +385,9 @@ class StepPlanner(GroupPlanner):
                 found[step] = counts[step] // self.num_replicas
                 if found[step] < (least := self._fewest(np.array([step]))):
                     raise ValueError(
-                        f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of {counts[step]} "
-                        f"samples, too few for {least} micro-batches on each of {self.num_replicas} ranks: raise it, "
-                        "or max_total_size"
+                        f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of "
+                        f"{counted(int(counts[step]), 'sample')}, too few for {counted(least, 'micro-batch')} on each "
+                        f"of {counted(self.num_replicas, 'rank')}: raise it, or max_total_size"
                     )
         if self._short:
             fewest = self._fewest(np.array([whole]))
@@ -400,8 +400,8 @@ class StepPlanner(GroupPlanner):
         if (given := self.steps.accumulate) is not None and fewest > given:
             raise ValueError(
                 f"accumulate={given} must be at least {fewest} for steps of "
-                f"{self.steps.schedule.stages[self.stages[of_stage[0]]][1]} tokens on {self.num_replicas} ranks: raise "
-                "it or max_total_size, or leave it out"
+                f"{self.steps.schedule.stages[self.stages[of_stage[0]]][1]} tokens on "
+                f"{counted(self.num_replicas, 'rank')}: raise it or max_total_size, or leave it out"
             )
         return fewest
 
