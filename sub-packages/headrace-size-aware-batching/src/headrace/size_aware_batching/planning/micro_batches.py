@@ -364,7 +364,10 @@ class Rooms:
 
     def take(self, number: int, size: list[int]) -> None:
         """Add a sample."""
-        self.of[number] = [room - each for room, each in zip(self.of[number], size, strict=True)]
+        if self._one:
+            self.of[number][0] -= size[0]
+        else:
+            self.of[number] = [room - each for room, each in zip(self.of[number], size, strict=True)]
 
 
 class MicroBatches:
@@ -474,14 +477,18 @@ class MicroBatches:
         halves, few = half.T.astype(np.float32), int(self.count.min()) < 3
 
         def score(part: slice, given: Ints, taken: Ints) -> NDArray[np.float32]:
-            found: NDArray[np.float32] = np.zeros((len(given), given.shape[1], taken.shape[1]), np.float32)
+            far = []
             for column, wish in zip(work, halves, strict=True):
-                moved = column[given][:, :, None] - column[taken][:, None, :]
-                moved -= wish[part, None, None]
-                found += np.abs(moved, out=moved)
+                moved = (column[given] - wish[part, None])[:, :, None] - column[taken][:, None, :]
+                far.append(np.abs(moved, out=moved))
+            found: NDArray[np.float32] = far[0]
+            for other in far[1:]:
+                found += other
             for column, there, here in zip(size, *rooms, strict=True):
                 change = column[given][:, :, None] - column[taken][:, None, :]
-                found[(change > there[part, None, None]) | (change < -here[part, None, None])] = np.inf
+                over = change > there[part, None, None]
+                over |= change < -here[part, None, None]
+                np.putmask(found, over, np.inf)
             if few:
                 counts = self._counts(given)[:, :, None] - self._counts(taken)[:, None, :]
                 left = (self.count[givers[part], None, None] - counts, self.count[takers[part], None, None] + counts)
@@ -500,6 +507,10 @@ GOOD = 2**9  # a gap to the bound of one part in so many ends the search
 WIDTH = 12  # samples of a micro-batch that a swap looks at
 PROGRESS = 11  # of the lockstep: less than one part in 2**11 is none
 PAIRS = 8  # of these, those that may go by twos
+# The same between ranks, in every round: more are looked at in fewer rounds. 512 samples on 8 ranks, 8 in every second
+# round, 5, 6 and 7 in each: 5.8, 4.7, 4.3, 4.4 rounds in 5.7, 4.7, 4.7, 5.2 ms; 4,096 on 64: 26, 28, 29, 36 ms. The
+# totals' gap to the bound is at most 0.0019 with all of them.
+RANK_PAIRS = 5
 WORST = 24  # pairs of micro-batches that exchange two samples for two in a round
 
 
@@ -600,7 +611,7 @@ def level(held: MicroBatches, seats: tuple[Ints, Ints], n_ranks: int, bound: int
         givers = place[from_rank].ravel()
         takers = np.roll(place[to_rank], turn, axis=1).ravel()
         wish = ((totals[from_rank] - totals[to_rank]) // 2).repeat(n_rows)
-        held.swap(givers, takers, wish, group=n_rows, width=WIDTH, pairs=PAIRS if turn % 2 else 0)
+        held.swap(givers, takers, wish, group=n_rows, width=WIDTH, pairs=RANK_PAIRS)
         totals = held.work[place].sum(axis=1)
         now = int(totals.max())
         idle = 0 if now < best else idle + 1
