@@ -35,6 +35,31 @@ class Seeded:
         return iter(torch.randperm(COUNT, generator=generator).tolist())
 
 
+class Repeated:
+    """Somebody's batch sampler, without a state, in which samples repeat."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[number, number // 2 + self.epoch, 7] for number in range(20)])
+
+
+class Random:
+    """Samples with random transforms."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
+
+
 def batches(**options: Any) -> DistributedBatchSampler:
     arguments: dict[str, Any] = {"n_samples": COUNT, "batch_size": 4} | options
     return DistributedBatchSampler(**arguments)
@@ -56,6 +81,7 @@ CASES: dict[str, Any] = {
     "batches in order, dropped": lambda: batches(num_replicas=2, rank=0, shuffle=False, drop_last=True),
     "batches of somebody's order": lambda: batches(sampler=Seeded()),
     "loader": loader,
+    "loader seeded by sample": lambda: loader(Repeated(), dataset=Random(), seed_per="sample"),
     "loader of a rank": lambda: loader(of_rank, num_replicas=3, rank=1),
     "loader of torch's batch sampler": lambda: loader(BatchSampler(Seeded(), 4, drop_last=False)),
 }
@@ -101,6 +127,7 @@ REFUSED: dict[Any, dict[str, list[tuple[dict[str, Any], Any]]]] = {
         "dataset": [({}, list(range(1, COUNT + 1)))],
         "batch_sampler": [({}, batches(batch_size=5)), ({}, BatchSampler(Seeded(), 4, drop_last=False))],
         "seed": [({}, 1)],
+        "seed_per": [({}, "sample"), ({"seed_per": "sample"}, "step")],
         "fingerprint": [({"fingerprint": "one"}, "two")],
     },
 }

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
     from headrace.webdatamodule.loading.distributed import RankMismatchError
     from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
+    from headrace.webdatamodule.loading.sample_random import sample_rng
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stage_report import LoaderReport
     from headrace.webdatamodule.map_datamodule import MapDataModule
@@ -82,6 +83,7 @@ __all__ = [
     "index_shards",
     "open_column",
     "restricted_loads",
+    "sample_rng",
     "verify_shards",
     "write_shards",
     "write_tars",
@@ -107,6 +109,7 @@ _LATER = {
     "SizesInMemoryWarning": "loading.sizes",
     "Split": "split_names",
     "WebDataModule": "datamodule",
+    "sample_rng": "loading.sample_random",
     "write_shards": "shards",
 }
 

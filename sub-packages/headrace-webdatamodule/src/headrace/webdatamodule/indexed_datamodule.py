@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
-from headrace.webdatamodule.loading.options import OnError
+from headrace.webdatamodule.loading.options import OnError, SeedPer
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
@@ -114,6 +114,7 @@ class IndexedWebDataModule(MapDataModule):
         verify: Any = "read",
         max_bytes: int | None = None,
         on_error: OnError | BySplit[OnError] = "raise",
+        seed_per: SeedPer = "step",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,
         timeout: float = 600.0,
@@ -135,6 +136,7 @@ class IndexedWebDataModule(MapDataModule):
             num_workers=num_workers,
             seed=seed,
             on_error=on_error,
+            seed_per=seed_per,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,
             timeout=timeout,

@@ -12,14 +12,21 @@ from typing import Any
 import numpy.typing as npt
 
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
-from headrace.webdatamodule.loading.batch_reading import BatchDataset, BatchReader, SkippedSample, warn_of_skipped
+from headrace.webdatamodule.loading.batch_reading import (
+    BatchDataset,
+    BatchReader,
+    Keys,
+    SkippedSample,
+    warn_of_skipped,
+)
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint
-from headrace.webdatamodule.loading.iteration import Iteration, Position, Progress, position_of, requested
-from headrace.webdatamodule.loading.options import Loading, OnError, seed_int
+from headrace.webdatamodule.loading.iteration import Iteration, Position, Progress, Repeats, position_of, requested
+from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
+from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
@@ -109,6 +116,7 @@ class ResumableLoader(EpochLoader):
         timeout: float = 600.0,
         multiprocessing_context: Any = None,
         on_error: OnError = "raise",
+        seed_per: SeedPer = "step",
         sizes: npt.ArrayLike | None = None,
         seed: int = 0,
         fingerprint: str | None = None,
@@ -126,6 +134,7 @@ class ResumableLoader(EpochLoader):
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
             on_error=on_error,
+            seed_per=seed_per,
         )
         self._given_ranks = Ranks(num_replicas, rank, mesh)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -138,7 +147,7 @@ class ResumableLoader(EpochLoader):
         self._fingerprint = dataset_fingerprint(dataset) if fingerprint is None else str(fingerprint)
         self._seed = seed_int(seed)
         self._fixed, self._check_ranks = fixed_epoch, check_ranks
-        self._batch_dataset = BatchDataset(dataset, collate_fn, on_error)
+        self._batch_dataset = BatchDataset(dataset, collate_fn, on_error, seed_per)
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
         self._progress = Progress()
@@ -257,7 +266,7 @@ class ResumableLoader(EpochLoader):
         if not foreign.has_state(batches):  # every rank has batches of its own
             own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (own or {})
         order = getattr(batches, "order_digest", "") if steps else ""
-        return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order)
+        return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order, self._loading.seed_per)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state.
@@ -277,7 +286,7 @@ class ResumableLoader(EpochLoader):
             self._restore(state)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        check_loader_state(state, self._fingerprint, self._seed, self._name)
+        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per)
         if self._loop.is_own and self._progress.overrules(state["epoch"]):
             return
         before = foreign.resume(self._batches(), state, self.epoch, self.ranks)
@@ -366,6 +375,7 @@ class ResumableLoader(EpochLoader):
             "order and batches": (start.state or {}).get("fingerprint"),
             "order": getattr(batches, "order_digest", ""),
             "shards": self._fingerprint,
+            "seed_per": self._loading.seed_per,
             "position": repr(start.state if foreign.has_state(batches) else None),
         }
         return iteration
@@ -373,8 +383,11 @@ class ResumableLoader(EpochLoader):
     def _start(self, iteration: Iteration, batches: Any, reader: BatchReader) -> None:
         """Request the first batches; the workers are started before the ranks compare their plans."""
         name = int.from_bytes(self._name.encode()[:7], "big")
-        key = int(derive(self._seed, iteration.epoch, iteration.ranks[1], name)[0])
-        reader.start(requested(batches, iteration, key))
+        steps = int(derive(self._seed, iteration.epoch, iteration.ranks[1], name)[0])
+        keys = Keys(steps, epoch_key(self._seed, iteration.epoch))
+        tells = foreign.has_state(batches) or hasattr(batches, "draws")
+        counts = None if tells or self._loading.seed_per == "step" else Repeats(len(self.dataset))
+        reader.start(requested(batches, iteration, keys, counts))
 
     def _read(self, iteration: Iteration, reader: BatchReader, *, checked: bool) -> Iterator[Any]:
         """The batches of an iteration, which are noted while it is the latest one.

@@ -32,7 +32,7 @@ from headrace.webdatamodule.loading.factories import (
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets
-from headrace.webdatamodule.loading.options import Loading, OnError, describe_option, differences, seed_int
+from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, describe_option, differences, seed_int
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
@@ -118,6 +118,7 @@ class MapDataModule(BaseDataModule):
         num_workers: int | BySplit[int] = 0,
         seed: int = 0,
         on_error: OnError | BySplit[OnError] = "raise",
+        seed_per: SeedPer = "step",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,
         timeout: float = 600.0,
@@ -146,6 +147,7 @@ class MapDataModule(BaseDataModule):
                 timeout=timeout,
                 multiprocessing_context=multiprocessing_context,
                 on_error=per_split[split],
+                seed_per=seed_per,
                 where=where.format(repr(split.name)),
             )
             for split in Split

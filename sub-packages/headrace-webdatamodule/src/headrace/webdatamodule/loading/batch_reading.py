@@ -10,13 +10,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
-from headrace.webdatamodule.loading.options import Loading, OnError
+from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer
+from headrace.webdatamodule.loading.sample_random import SampleRandom, batch_key, is_plain, seeded
 from headrace.webdatamodule.loading.worker import (
     WorkerTimeout,
     check_picklable,
     end_with_parent,
     end_workers,
-    seed_worker_step,
+    seed_generators,
     start_workers,
     step_key,
 )
@@ -38,11 +39,19 @@ def warn_of_skipped(sample: SkippedSample, count: int) -> None:
 
 
 class Request(NamedTuple):
-    """A batch to be read: the `key` of the random numbers of epoch and rank, and its number in the epoch."""
+    """A batch to be read: its number in the epoch, and what its random numbers depend on."""
 
     indices: Sequence[int]
-    key: int
+    keys: Keys
     step: int
+    draws: Sequence[int] | None = None  # where samples may repeat; see `SampleRandom`
+
+
+class Keys(NamedTuple):
+    """The keys of the random numbers of an epoch, 64 bits each."""
+
+    steps: int  # of this rank and split
+    samples: int
 
 
 class SkippedSample(NamedTuple):
@@ -59,26 +68,45 @@ class RawBatch(NamedTuple):
     samples: list[Any]
     skipped: list[SkippedSample]
     error: ShardError | None = None
+    key: int | None = None  # that seeds its collation
 
 
 class BatchDataset(Dataset[Any]):
     """Reads whole batches, in the workers of a `DataLoader`; with `__getitems__` where the dataset has that."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, on_error: OnError) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        on_error: OnError,
+        seed_per: SeedPer = "step",
+    ) -> None:
         self.dataset, self.on_error = dataset, on_error
         self._collate_fn = default_collate if collate_fn is None else collate_fn
+        self._by_sample, self._is_plain = seed_per == "sample", is_plain(dataset)
+        own = ConcatShards.__getitems__, IndexedShards.__getitems__
+        self._is_ours = getattr(type(dataset), "__getitems__", None) in own
         self._checked = False
         key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
         self._key_of: Callable[[int], Any] | None = key if callable(key) else None
 
     def __getitems__(self, request: Request | Sequence[int]) -> RawBatch:
         indices: Sequence[int] = request  # type: ignore[assignment]
+        random, key = None, None
         if isinstance(request, Request):
             indices = request.indices
-            if get_worker_info() is not None:  # else the process's own generators are left alone
-                seed_worker_step(step_key(request.key, request.step))
+            if self._by_sample:
+                if not self._is_plain:
+                    random = SampleRandom(request.keys.samples, indices, request.draws)
+                if self._collate_fn is not default_collate:
+                    key = batch_key(request.keys.samples, indices, request.draws)
+            elif get_worker_info() is not None:  # else the process's own generators are left alone
+                seed_generators(step_key(request.keys.steps, request.step))
         try:
-            return self._read(indices)
+            if random is None:
+                return self._read(indices, key)
+            with random:
+                return self._read(indices, key, random)
         except StopIteration as error:  # which a loop would take for the end of the epoch
             raise_explained(error, "a transform")
         except ShardError as error:
@@ -87,16 +115,27 @@ class BatchDataset(Dataset[Any]):
             # As a value it reaches the trainer unchanged; what a worker raises is made anew from its text there.
             return RawBatch(indices, [], [], error)
 
-    def _samples(self, indices: Sequence[int]) -> list[Any]:
+    def _samples(self, indices: Sequence[int], random: SampleRandom | None = None, first: int = 0) -> list[Any]:
+        """Read samples, which are those of the batch from its place `first` on."""
         read = getattr(self.dataset, "__getitems__", None)
-        if read is None:
-            return [self.dataset[index] for index in indices]
+        if random is None:
+            return [self.dataset[index] for index in indices] if read is None else self._read_by(read, indices)
+        samples: list[Any] = []
+        if self._is_ours:
+            samples += self.dataset._read_each(indices, lambda place: random.begin(first + place))
+            return samples
+        for place, index in enumerate(indices, first):
+            random.begin(place)
+            samples += [self.dataset[index]] if read is None else self._read_by(read, [index])
+        return samples
+
+    def _read_by(self, read: Callable[[Sequence[int]], list[Any]], indices: Sequence[int]) -> list[Any]:
         samples = read(indices)
         if _count(samples) != len(indices):
             raise _wrong_answer(self.dataset, f"asked for {len(indices)}, got {_described(samples)}")
         if self._key_of is not None:
             self._check_keys(indices, samples, self._key_of)
-        return samples  # type: ignore[no-any-return]
+        return samples
 
     def _check_keys(self, indices: Sequence[int], samples: Sequence[Any], key_of: Callable[[int], Any]) -> None:
         """Refuse samples in another order, where each has a `__key__` that the dataset's `key(index)` tells, too."""
@@ -115,20 +154,20 @@ class BatchDataset(Dataset[Any]):
             got = f"index {index} is {key!r}, got {sample['__key__']!r} in its place"
             raise _wrong_answer(self.dataset, got)
 
-    def _read(self, indices: Sequence[int]) -> RawBatch:
+    def _read(self, indices: Sequence[int], key: int | None, random: SampleRandom | None = None) -> RawBatch:
         try:
-            return RawBatch(indices, self._samples(indices), [])
+            return RawBatch(indices, self._samples(indices, random), [], None, key)
         except _DAMAGED as error:
             if self.on_error == "raise" or isinstance(error, UnsafePickleError):
                 raise
-        return self._one_by_one(indices)
+        return self._one_by_one(indices, key, random)
 
-    def _one_by_one(self, indices: Sequence[int]) -> RawBatch:
+    def _one_by_one(self, indices: Sequence[int], key: int | None, random: SampleRandom | None) -> RawBatch:
         read, samples = list[int](), list[Any]()
         skipped, last = list[SkippedSample](), ShardError("")
-        for index in indices:
+        for place, index in enumerate(indices):
             try:
-                samples += self._samples([index])
+                samples += self._samples([index], random, place)
                 read.append(index)
             except _DAMAGED as error:
                 if isinstance(error, UnsafePickleError):
@@ -139,14 +178,18 @@ class BatchDataset(Dataset[Any]):
             message = f"no sample of a batch of {len(skipped)} can be read, and every rank needs a batch"
             last.message += f"; {message}: repair the shards, or leave those samples out of them"
             raise last
-        return RawBatch(read, samples, skipped)
+        return RawBatch(read, samples, skipped, None, key)
 
     def collate(self, read: RawBatch) -> tuple[Any, list[SkippedSample], ShardError | None]:
         """Make a batch; the `collate_fn` of the `DataLoader`."""
         if read.error is not None:
             return None, [], read.error
         try:
-            batch = self._collate_fn(read.samples)
+            if read.key is None:
+                batch = self._collate_fn(read.samples)
+            else:
+                with seeded(read.key):
+                    batch = self._collate_fn(read.samples)
             if not self._checked and get_worker_info() is not None:
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True

@@ -48,6 +48,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
         TypeError: An argument has the wrong type.
         ValueError: A number that is not allowed.
 
+    Attributes:
+        draws: For each sample of the latest batch its position in the epoch's order, where that is a `sampler`'s; else
+            None, as no sample comes twice. A loader seeds the random numbers of repeated samples by it.
+
     >>> list(DistributedBatchSampler(5, 2, shuffle=False))
     [[0, 1], [2, 3], [4]]
     >>> list(DistributedBatchSampler(5, 2, shuffle=False, drop_last=True))
@@ -76,6 +80,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._cursor = EpochCursor()  # its positions count samples of all ranks
         self._stamp = ""  # the fingerprint of the epoch that is iterated, which every batch's state holds
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
+        self.draws: range | None = None
 
     @property
     def epoch(self) -> int:
@@ -127,6 +132,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 own = equal_share(low, high, rank, world)
                 if high - low < world:
                     own = self._repeated(low, high, rank, world, ids, begin)
+                self.draws = None if self.sampler is None else range(*own)
                 yield ids[own[0] - begin : own[1] - begin]
 
     def _repeated(self, low: int, high: int, rank: int, world: int, ids: list[int], begin: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset
 
 from headrace.webdatamodule.shards import IndexedShards
+from headrace.webdatamodule.shards.indexed_shards import Begin
 
 
 class ConcatShards(ConcatDataset[Any]):
@@ -32,8 +34,12 @@ class ConcatShards(ConcatDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Read a batch, source by source; the samples are in the order of the indices."""
+        return self._read_each(indices, None)
+
+    def _read_each(self, indices: Sequence[int], begin: Begin | None) -> list[Any]:
+        """The same; `begin(place)` is called before the sample at a place of the batch is decoded and transformed."""
         if len(self.parts) == 1:
-            return self.parts[0].__getitems__(indices)
+            return self.parts[0]._read_each(indices, begin)
         places: list[list[int]] = [[] for _ in self.parts]
         own: list[list[int]] = [[] for _ in self.parts]
         for place, index in enumerate(indices):
@@ -43,7 +49,8 @@ class ConcatShards(ConcatDataset[Any]):
         samples: list[Any] = [None] * len(indices)
         for part, to, wanted in zip(self.parts, places, own, strict=True):
             if wanted:
-                for place, sample in zip(to, part.__getitems__(wanted), strict=True):
+                inner = None if begin is None else partial(_begin_at, begin, to)
+                for place, sample in zip(to, part._read_each(wanted, inner), strict=True):
                     samples[place] = sample
         return samples
 
@@ -72,6 +79,10 @@ class ConcatShards(ConcatDataset[Any]):
         """Close all shards; they are opened again when they are read."""
         for part in self.parts:
             part.close()
+
+
+def _begin_at(begin: Begin, places: Sequence[int], number: int) -> None:
+    begin(places[number])
 
 
 def describe_sample(dataset: Any, index: int) -> str:

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from headrace.webdatamodule.loading.batch_reading import Request, SkippedSample
+import numpy as np
+
+from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state, samples_of
 
@@ -152,8 +154,8 @@ class Progress(EpochCursor):
             self._chosen, self.resumed = chosen, resumed
 
 
-def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]:
-    """The batches of an iteration, noted as in flight."""
+def requested(batches: Any, iteration: Iteration, keys: Keys, repeats: Repeats | None = None) -> Iterator[Request]:
+    """The batches of an iteration, noted as in flight; `repeats` counts those of a batch sampler that says nothing."""
     start, stop, state_of = iteration.start, iteration.length, batches.state_dict if has_state(batches) else None
     given, before = iter(batches), hashlib.blake2b(digest_size=8)
     step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
@@ -162,9 +164,10 @@ def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]
         if not hasattr(batch, "__len__"):
             raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
         if state_of:
-            state = state_of()
+            state, draws = state_of(), getattr(batches, "draws", None)
         else:
             before.update(_hashed(batch))
+            draws = getattr(batches, "draws", None) if repeats is None else repeats.count(samples_of(batch))
             if step < start.steps:
                 continue
             state = {"delivered": before.hexdigest()}
@@ -172,11 +175,29 @@ def requested(batches: Any, iteration: Iteration, key: int) -> Iterator[Request]
             raise _miscounted(batches, stop, "gives more")
         if step > start.steps:
             iteration.in_flight.append((batch, Position(step, state)))
-            yield Request(batch, key, step - 1)
+            yield Request(batch, keys, step - 1, draws)
         elif step < stop and start.state not in (None, state):
             raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
     if step < stop:
         raise _miscounted(batches, stop, f"gave {step}")
+
+
+class Repeats:
+    """How often each sample of a dataset came before, in the batches of one rank."""
+
+    def __init__(self, n_samples: int) -> None:
+        self._counts = np.zeros(n_samples, np.uint32)  # whose pages are taken when they are first written
+
+    def count(self, batch: Sequence[int]) -> list[int] | None:
+        """For each sample of the next batch; None where all come for the first time."""
+        indices, counts = np.asarray(batch), self._counts
+        before = counts[indices]
+        counts[indices] = before + 1
+        if len(set(batch)) < len(batch):
+            for place, index in enumerate(indices.tolist()):
+                before[place] += batch[:place].count(index)
+            np.maximum.at(counts, indices, before + 1)
+        return before.tolist() if before.any() else None
 
 
 def _hashed(batch: Any) -> bytes:

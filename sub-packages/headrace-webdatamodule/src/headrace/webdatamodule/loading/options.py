@@ -15,6 +15,7 @@ from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
 
 OnError: TypeAlias = Literal["raise", "skip"]
+SeedPer: TypeAlias = Literal["sample", "step"]
 _LONGEST = 120
 
 
@@ -37,6 +38,7 @@ class Loading:
         timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
         multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
         on_error: "raise" the error of a damaged sample, or "skip" the sample, count it and warn.
+        seed_per: What the random numbers of transforms depend on: the "sample", or the "step", rank and split.
     """
 
     num_workers: int = 0
@@ -45,6 +47,7 @@ class Loading:
     timeout: float = 600.0
     multiprocessing_context: Any = None
     on_error: OnError = "raise"
+    seed_per: SeedPer = "step"
     where: InitVar[str] = ""
 
     def __post_init__(self, where: str) -> None:
@@ -55,6 +58,8 @@ class Loading:
         WorkerTimeout(self.timeout)
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error{where} must be 'raise' or 'skip', got {self.on_error!r}")
+        if self.seed_per not in ("sample", "step"):
+            raise ValueError(f"seed_per must be 'sample' or 'step', got {self.seed_per!r}")
 
     def arguments(self) -> dict[str, Any]:
         """The same as keyword arguments."""

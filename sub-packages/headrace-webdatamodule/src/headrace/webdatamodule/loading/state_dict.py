@@ -45,9 +45,18 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
 
 
 def loader_state(
-    seed: int, epoch: int, steps: int, fingerprint: str, batch_sampler: Mapping[str, Any] | None, order: str
+    seed: int,
+    epoch: int,
+    steps: int,
+    fingerprint: str,
+    batch_sampler: Mapping[str, Any] | None,
+    order: str,
+    seed_per: str,
 ) -> dict[str, Any]:
-    """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name."""
+    """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name.
+
+    A `seed_per` of "step" is left out, as in states of before there was another one.
+    """
     state = {
         "version": STATE_VERSION,
         "seed": seed,
@@ -56,17 +65,23 @@ def loader_state(
         "fingerprint": fingerprint,
         "batch_sampler": batch_sampler,
     }
-    return {**state, "order": order} if order else state
+    state |= {"order": order} if order else {}
+    return state if seed_per == "step" else {**state, "seed_per": seed_per}
 
 
-def check_loader_state(state: Any, fingerprint: str, seed: int, name: str) -> None:
+def check_loader_state(state: Any, fingerprint: str, seed: int, name: str, seed_per: str) -> None:
     """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
-    own, more = {"version": STATE_VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?")
+    own, more = {"version": STATE_VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?", "seed_per?")
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if state["fingerprint"] != fingerprint:
         raise ValueError(
             f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
             f"got {fingerprint!r}; resume with the data it was saved with, or start without the checkpoint"
+        )
+    if (was := state.get("seed_per", "step")) != seed_per:
+        raise ValueError(
+            f"checkpoint has seed_per={was!r}, got seed_per={seed_per!r}, with which transforms draw other random "
+            f"numbers: use that of the checkpoint, or start without it"
         )
     batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
     if not isinstance(batches, Mapping):

@@ -32,11 +32,8 @@ def step_key(key: int, step: int) -> int:
     return xxhash.xxh3_64_intdigest(step.to_bytes(8, "little"), seed=key)
 
 
-def seed_worker_step(key: int) -> None:
-    """Seed the global generators of `random`, numpy and torch's CPU.
-
-    So what a transform draws is the same whichever worker reads the step, and after a resume.
-    """
+def seed_generators(key: int) -> None:
+    """Seed the global generators of `random`, numpy and torch's CPU by 64 bits, for what a transform draws."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the one that transforms draw from
     torch.default_generator.manual_seed(key >> 1)

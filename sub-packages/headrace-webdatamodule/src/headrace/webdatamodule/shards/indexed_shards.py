@@ -28,6 +28,7 @@ Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]
 Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
 Transform: TypeAlias = Callable[[Sample], Any]
+Begin: TypeAlias = Callable[[int], None]
 _VERIFY = ("read", "open", "none")
 
 
@@ -141,16 +142,22 @@ class IndexedShards:
             IndexError: There is no such sample.
             ShardError: A shard is damaged or not the one that was indexed, or a member cannot be decoded.
         """
+        return self._read_each(indices, None)
+
+    def _read_each(self, indices: Sequence[int], begin: Begin | None) -> list[Any]:
+        """The same; `begin(place)` is called before the sample at a place of the batch is decoded and transformed."""
         wanted = _positions(indices, len(self))
         if self._shards.concurrent:
-            return self._read_concurrently(wanted)
+            return self._read_concurrently(wanted, begin)
         if min(len(wanted), len(self._starts)) > self._readers.limit:  # in order, each shard is opened once
             order = sorted(range(len(wanted)), key=wanted.__getitem__)
-            read = self._read([wanted[at] for at in order])
+            read = self._read(
+                [wanted[at] for at in order], None if begin is None else lambda place: begin(order[place])
+            )
             return [sample for _, sample in sorted(zip(order, read, strict=True), key=operator.itemgetter(0))]
-        return self._read(wanted)
+        return self._read(wanted, begin)
 
-    def _read(self, wanted: Sequence[int]) -> list[Any]:
+    def _read(self, wanted: Sequence[int], begin: Begin | None) -> list[Any]:
         readers, starts, ends, samples = self._readers.things, self._starts, self._ends, list[Any]()
         batch, decode = next(self._batches), None if self._decode.is_noop else self._decode
         for at in wanted:
@@ -161,10 +168,16 @@ class IndexedShards:
                 opened[0].batch = batch
             reader, read = opened
             number = at - starts[shard]
-            samples.append(read(number) if decode is None else decode(read(number), reader, number))
+            if decode is None:
+                samples.append(read(number))
+                continue
+            sample = read(number)
+            if begin is not None:
+                begin(len(samples))
+            samples.append(decode(sample, reader, number))
         return samples
 
-    def _read_concurrently(self, wanted: Sequence[int]) -> list[Any]:
+    def _read_concurrently(self, wanted: Sequence[int], begin: Begin | None) -> list[Any]:
         """Several shards at once, because most of the time is spent waiting."""
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         groups = [list(places) for _, places in groupby(order, lambda place: bisect_right(self._ends, wanted[place]))]
@@ -178,6 +191,8 @@ class IndexedShards:
         samples: list[Any] = [None] * len(wanted)
         for places, (reader, numbers, some) in zip(groups, self._shards.each(read, groups), strict=True):
             for place, number, sample in zip(places, numbers, some, strict=True):
+                if begin is not None:
+                    begin(place)
                 samples[place] = sample if self._decode.is_noop else self._decode(sample, reader, number)
         return samples
 
@@ -387,6 +402,7 @@ class SampleDecoder:
         self._transform = transform
         self._decoders = _decoders(members, decode, allowed_classes, max_bytes)
         self.is_noop = transform is None and not self._decoders
+        self.runs_own_code = transform is not None or not (decode is None or decode is decode_member)
 
     def __call__(self, sample: Sample, reader: ShardReader, number: int) -> Any:
         """Finish one sample, in place; `reader` and `number` tell where it comes from."""

@@ -19,7 +19,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from headrace.webdatamodule.loading.worker import end_with_parent, seed_worker_step
+from headrace.webdatamodule.loading.worker import end_with_parent, seed_generators
 from headrace.webdatamodule.streaming.stream_sources import (
     IndexedSource,
     MemberReader,
@@ -198,7 +198,7 @@ class StreamDataset(IterableDataset[Any]):
         if get_worker_info() is not None and "worker_init_fn" not in self.options.kwargs_wld:
             end_with_parent()
             key = blake2b(now.reader_key("worker", self.options.seed).encode(), digest_size=8).digest()
-            seed_worker_step(int.from_bytes(key, "little"))  # random augmentations resume as well
+            seed_generators(int.from_bytes(key, "little"))  # random augmentations resume as well
         repetitions = count()
         pipeline = copy.copy(self.pipeline)
         # The methods repeat() and with_epoch() make further repetitions by calling this.
