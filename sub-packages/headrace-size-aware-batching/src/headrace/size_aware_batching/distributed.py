@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from headrace.size_aware_batching._validation import (
 from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
-from headrace.size_aware_batching.planning.distribution import Steps, distribute_steps, n_steps
+from headrace.size_aware_batching.planning.distribution import Steps, distribute_packed, distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
@@ -154,6 +154,11 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         accumulate: Micro-batches of an optimizer step on each rank, for loops that cannot change it. By default the
             fewest that hold every step of the epoch, or of a stage of ``tokens_per_step``.
 
+    Attributes:
+        draws: For each sample of the latest batch a number that tells it from others of the same sample in the epoch,
+            the same at any world size and after a resume; None without ``sampler``, when no sample comes twice. A
+            loader gives repeated samples other random numbers by it.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument has a value that is not allowed, or a sample is too large and
@@ -250,6 +255,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self._segments: list[Segment] = []  # of the position that was loaded, inside an optimizer step
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
         self._ranks_of_run: int | None = None  # which the steps of a curriculum count; None before it begins
+        self.draws: list[int] | None = None
 
     @property
     def sampler(self) -> "EpochSetter":
@@ -473,12 +479,15 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             if steps.repeated and tail == "split":
                 _warn_of_repetition(self._keys(steps.indices[offsets[-1 - steps.repeated] :]), replicas, steps.repeated)
             repeated_from = len(offsets) - 1 - steps.repeated
+            draws = None if self._order is None else steps.draws(position)
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
                 given += 1
                 if self._cursor.move(this, position + int(offsets[min(reached, repeated_from)])):
                     self._record.step = step + (given // replicas if of_all else given)
-                yield self._keys(steps.indices[offsets[number] : offsets[number + 1]])
+                span = slice(int(offsets[number]), int(offsets[number + 1]))
+                self.draws = None if draws is None else draws[span].tolist()
+                yield self._keys(steps.indices[span])
                 if self._interrupted is this:  # and no other iteration has begun since
                     return self._cursor.iteration is None
             position += int(offsets[repeated_from])
@@ -770,7 +779,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         micro_batches = planner.micro_batches(position, self._segments)
         batches, segments = planner.begin(position, self._segments)
         self._began, self._segments = _Beginning(planner, position, segments, micro_batches), []
-        return "split", chain.from_iterable(distribute_steps([step], replicas, "split") for step in batches)
+        return "split", distribute_packed(batches, replicas)
 
     def _plan_steps(self, epoch: int | None = None) -> StepPlanner:
         self._with_tokens()

@@ -1,7 +1,7 @@
 """From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,19 @@ def shuffle_sorted_chunks(
 
 @dataclass(frozen=True)
 class Steps:
-    """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last."""
+    """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last.
+
+    ``places`` are those of the samples in the list, from the first one on; None where they are in its order.
+    """
 
     indices: NDArray[Any]
     offsets: NDArray[np.int64]
     repeated: int = 0
+    places: NDArray[np.int64] | None = None
+
+    def draws(self, position: int) -> NDArray[np.int64]:
+        """Return where the samples are in the list of the epoch, of which these steps begin at a position."""
+        return position + (np.arange(len(self.indices)) if self.places is None else self.places)
 
 
 def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
@@ -100,6 +108,31 @@ def distribute_steps(
         rest = Steps(*last_steps(indices, offsets, num_replicas, tail, balance))
         if len(rest.offsets) > 1:
             yield rest
+
+
+def distribute_packed(packed: Iterable[Batches], num_replicas: int) -> Iterator[Steps]:
+    """Distribute optimizer steps one by one, each of which is packed for this number of ranks.
+
+    Their samples are the same at any number of ranks, and their order is not. So the last place of a step stands for
+    all of its samples; of equal ones the earlier have those before it.
+    """
+    for samples, offsets in packed:
+        places, done = len(samples) - 1 - copies_after(samples), 0
+        for steps in distribute_steps([(samples, offsets)], num_replicas, "split"):
+            yield replace(steps, places=places[steps.draws(done)] - done)
+            done += int(steps.offsets[len(steps.offsets) - 1 - steps.repeated])
+
+
+def copies_after(samples: NDArray[Any]) -> NDArray[np.int64]:
+    """Return how often each sample comes once more.
+
+    >>> copies_after(np.array([7, 5, 7, 7])).tolist()
+    [2, 0, 1, 0]
+    """
+    order = np.argsort(samples, kind="stable")
+    ordered, after = samples[order], np.empty(len(samples), np.int64)
+    after[order] = np.searchsorted(ordered, ordered, side="right") - 1 - np.arange(len(samples))
+    return after
 
 
 def sure_batches(offsets: NDArray[np.int64], num_replicas: int, tail: Tail) -> int:

@@ -20,9 +20,12 @@ Balance = Callable[[NDArray[Any], int], Batches | None]  # samples of a step and
 
 def last_steps(
     indices: NDArray[Any], offsets: NDArray[np.int64], num_replicas: int, tail: Tail, balance: Balance | None
-) -> tuple[NDArray[Any], NDArray[np.int64], int]:
-    """Return the rest of the list as whole steps: samples, offsets, and how many batches at its end are repeated."""
-    planned = offsets
+) -> tuple[NDArray[Any], NDArray[np.int64], int, NDArray[np.int64]]:
+    """Return the rest of the list as whole steps.
+
+    Samples, offsets, how many batches at its end are repeated, and where each sample was in the list.
+    """
+    planned, places = offsets, np.arange(len(indices))
     if tail == "split":
         offsets = split_steps(offsets.tolist(), num_replicas)
     count = len(offsets) - 1
@@ -33,19 +36,33 @@ def last_steps(
         split = np.isin(offsets[1 : whole + 1], planned, invert=True).reshape(-1, num_replicas).any(axis=1)
         for first in (np.flatnonzero(split) * num_replicas).tolist():
             part = offsets[first : first + num_replicas + 1]
-            balanced = balance(indices[part[0] : part[-1]], num_replicas)
+            span = slice(int(part[0]), int(part[-1]))
+            balanced = balance(indices[span], num_replicas)
             if balanced:
-                indices[part[0] : part[-1]] = balanced[0]
+                places[span] = part[0] + places_in(indices[span], balanced[0])
+                indices[span] = balanced[0]
                 part[:] = part[0] + balanced[1]
     if tail == "drop":
-        return indices[: int(offsets[whole])], offsets[: whole + 1], 0
+        kept = int(offsets[whole])
+        return indices[:kept], offsets[: whole + 1], 0, places[:kept]
     missing = -count % num_replicas
     # What is missing is taken once more from the last step's own batches.
     again = [whole + place % (count - whole) for place in range(missing)]
-    parts = [indices, *(indices[offsets[batch] : offsets[batch + 1]] for batch in again)]
-    lengths = [int(offsets[batch + 1] - offsets[batch]) for batch in again]
-    ends = offsets[-1] + np.cumsum(np.array(lengths, np.int64))
-    return np.concatenate(parts), np.concatenate([offsets, ends]), missing
+    spans = [np.arange(offsets[batch], offsets[batch + 1]) for batch in again]
+    order = np.concatenate([np.arange(len(indices)), *spans])
+    ends = offsets[-1] + np.cumsum(np.array([len(span) for span in spans], np.int64))
+    return indices[order], np.concatenate([offsets, ends]), missing, places[order]
+
+
+def places_in(samples: NDArray[Any], moved: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each of the samples was before they were moved; equal ones are taken to keep their order.
+
+    >>> places_in(np.array([7, 5, 7]), np.array([5, 7, 7])).tolist()
+    [1, 0, 2]
+    """
+    places = np.empty(len(samples), np.int64)
+    places[np.argsort(moved, kind="stable")] = np.argsort(samples, kind="stable")
+    return places
 
 
 def split_steps(offsets: list[int], num_replicas: int) -> NDArray[np.int64]:
