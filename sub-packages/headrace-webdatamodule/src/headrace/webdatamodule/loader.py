@@ -64,7 +64,8 @@ class ResumableLoader(EpochLoader):
             of which `int()` makes the sample's index, such as pieces of long samples. With `state_dict` and
             `load_state_dict` it can resume, and with `remaining` also on another number of ranks; otherwise its batches
             are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks
-            change between epochs.
+            change between epochs. One that repeats samples may tell their `draws`, a number for each sample of its
+            latest batch; with `seed_per="sample"` these decide, too.
         collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
         num_workers: Number of worker processes; they persist across epochs.
         prefetch_factor: Batches that each worker prefetches; None: 2.
@@ -73,8 +74,15 @@ class ResumableLoader(EpochLoader):
         multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
             sample, count it and warn. An `UnsafePickleError` is always raised.
+        seed_per: What the random numbers of `random`, numpy and torch's CPU depend on. "step": the seed, name, epoch,
+            step and rank, in workers; without workers the process's generators are left alone. "sample": the seed, the
+            epoch and the sample, and the draw if it comes several times in an epoch; the same with any number of ranks
+            and workers, and also without workers, where the process's generators are put back after each batch. Then a
+            `__getitems__` is called for one sample at a time, except that of `IndexedShards`, and of data that are
+            known to draw nothing: lists, tensors, shards without a transform, Hugging Face datasets without one.
+            `collate_fn` draws by the batch's samples. It costs about 10 microseconds a sample. See `sample_rng`.
         sizes: Size of each sample, shape [n] or [n, k], for the report on padding.
-        seed: Seed of the workers' random numbers, together with the name, the epoch, the step and the rank.
+        seed: Seed of the random numbers that transforms draw; see `seed_per`.
         fingerprint: Identifies the dataset in states; None: the dataset's own `fingerprint`, else its length and, for
             lists, arrays, tensors and Hugging Face datasets, some samples.
         num_replicas: Number of data-parallel ranks. By default the batch sampler's, if it has one, else the process

@@ -81,6 +81,10 @@ class MapDataModule(BaseDataModule):
         seed: Seed of the order and the batches, 0 to 2**64 - 1.
         on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
             sample, warn and count it. An `UnsafePickleError` is always raised.
+        seed_per: What the random numbers of transforms depend on. "step": seed, split, epoch, step and rank, in workers
+            only. "sample": seed, epoch and sample, the same with any number of ranks and workers; then each sample
+            seeds the global generators of `random`, numpy and torch's CPU, in about 10 microseconds. See
+            `ResumableLoader` and `sample_rng`.
         prefetch_factor: Batches that each worker prefetches; None: 2.
         pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
         timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
