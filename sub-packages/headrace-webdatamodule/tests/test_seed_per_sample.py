@@ -23,11 +23,15 @@ from headrace.webdatamodule import (
     DecodeError,
     DistributedBatchSampler,
     IndexedShards,
+    MapDataModule,
+    Remote,
     ResumableLoader,
     index_shards,
     sample_rng,
     write_tars,
 )
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
+from headrace.webdatamodule.loading.sample_random import is_plain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -71,6 +75,8 @@ DATASETS: dict[str, Any] = {
     "few files": lambda folder: IndexedShards(folder, transform=augment, max_open=1),
     "decoder": lambda folder: IndexedShards(folder, decode=decode_randomly, transform=lambda sample: sample["json"]),
     "concatenated": parts,
+    "sources": lambda folder: ConcatShards({name: IndexedShards(folder, transform=augment) for name in "ab"}),
+    "remote": lambda folder: IndexedShards(Remote(folder.as_uri()), transform=augment),
 }
 
 
@@ -331,6 +337,30 @@ def test_repeats_of_a_batch_sampler_that_says_nothing_are_counted() -> None:
     assert found == [batch.tolist() for batch in loader(Augmented(), batches=Repeating())]
 
 
+class Misnamed(Repeating):
+    """Whose `draws` are something else."""
+
+    def draws(self) -> None:
+        raise AssertionError("not what is asked for")
+
+
+class Counting(DistributedBatchSampler):
+    @property  # type: ignore[override]
+    def draws(self) -> int:
+        return 3
+
+    @draws.setter
+    def draws(self, value: Any) -> None:
+        pass
+
+
+def test_draws_that_mean_something_else_are_left_alone() -> None:
+    expected = [batch.tolist() for batch in loader(Augmented(), batches=Repeating())]
+    assert [batch.tolist() for batch in loader(Augmented(), batches=Misnamed())] == expected
+    found = noted(one := loader(Augmented(), batches=Counting(COUNT, 4)), 0, lambda: one.indices)
+    assert found == {where: row for where, row in draws_of(Augmented()).items() if where[0] == 0}
+
+
 def test_torchs_weighted_sampler_repeats_no_crop() -> None:
     order = WeightedRandomSampler([1.0] * 4, 32, generator=torch.Generator().manual_seed(1))
     rows = torch.cat(list(loader(Augmented(4), batches=BatchSampler(order, 8, drop_last=False))))
@@ -371,6 +401,36 @@ def test_a_state_of_before_is_one_by_step() -> None:
     assert "seed_per" not in state
     with pytest.raises(ValueError, match="checkpoint has seed_per='step', got seed_per='sample'"):
         loader(Augmented()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("seed_per", ["sample", "step"])
+def test_a_data_module_refuses_a_checkpoint_of_the_other_kind(seed_per: Any) -> None:
+    def module(seed_per: Any) -> MapDataModule:
+        made = MapDataModule({"train": Globals()}, batch_size=3, seed_per=seed_per, collate_fn=torch.stack)
+        made.setup("fit")
+        return made
+
+    saved = module(seed_per)
+    next(iter(saved.train_dataloader()))
+    other = module("step" if seed_per == "sample" else "sample")
+    other.load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match=f"does not fit: checkpoint has seed_per='{seed_per}', got seed_per="):
+        other.train_dataloader()
+
+
+def test_a_hugging_face_dataset_is_seeded_if_it_has_a_transform() -> None:
+    datasets = pytest.importorskip("datasets")
+    plain = datasets.Dataset.from_dict({"number": list(range(COUNT))})
+    assert is_plain(plain)
+    one = loader(plain, collate_fn=len)
+    plain.set_transform(lambda rows: {"drawn": [draw_all(number) for number in rows["number"]]})
+    assert not is_plain(plain)  # also where it is set later
+    one.close()
+
+    def stacked(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample["drawn"] for sample in samples])
+
+    assert draws_of(plain, 2, collate_fn=stacked, batch_size=3) == draws_of(Augmented())
 
 
 # Under a trainer, in processes of their own that are forked from a server which has imported torch and Lightning

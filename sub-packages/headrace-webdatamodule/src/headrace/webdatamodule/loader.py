@@ -393,7 +393,7 @@ class ResumableLoader(EpochLoader):
         name = int.from_bytes(self._name.encode()[:7], "big")
         steps = int(derive(self._seed, iteration.epoch, iteration.ranks[1], name)[0])
         keys = Keys(steps, epoch_key(self._seed, iteration.epoch))
-        tells = foreign.has_state(batches) or hasattr(batches, "draws")
+        tells = foreign.has_state(batches) or foreign.tells_draws(batches)
         counts = None if tells or self._loading.seed_per == "step" else Repeats(len(self.dataset))
         reader.start(requested(batches, iteration, keys, counts))
 

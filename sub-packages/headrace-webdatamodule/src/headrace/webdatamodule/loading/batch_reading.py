@@ -83,7 +83,7 @@ class BatchDataset(Dataset[Any]):
     ) -> None:
         self.dataset, self.on_error = dataset, on_error
         self._collate_fn = default_collate if collate_fn is None else collate_fn
-        self._by_sample, self._is_plain = seed_per == "sample", is_plain(dataset)
+        self._by_sample = seed_per == "sample"
         own = ConcatShards.__getitems__, IndexedShards.__getitems__
         self._is_ours = getattr(type(dataset), "__getitems__", None) in own
         self._checked = False
@@ -96,7 +96,7 @@ class BatchDataset(Dataset[Any]):
         if isinstance(request, Request):
             indices = request.indices
             if self._by_sample:
-                if not self._is_plain:
+                if not is_plain(self.dataset):
                     random = SampleRandom(request.keys.samples, indices, request.draws)
                 if self._collate_fn is not default_collate:
                     key = batch_key(request.keys.samples, indices, request.draws)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 OTHER_ORDER = (
     "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
@@ -15,6 +17,19 @@ OTHER_ORDER = (
 def has_state(batch_sampler: Any) -> bool:
     """Whether a batch sampler can be resumed by itself."""
     return callable(getattr(batch_sampler, "state_dict", None)) and hasattr(batch_sampler, "load_state_dict")
+
+
+def tells_draws(batch_sampler: Any) -> bool:
+    """Whether a batch sampler has `draws`, and no method of that name."""
+    return hasattr(batch_sampler, "draws") and not callable(batch_sampler.draws)
+
+
+def draws_of(batch_sampler: Any, batch: Sequence[int]) -> Sequence[int] | None:
+    """The `draws` of a batch sampler's latest batch; None where it has none, or something else of that name."""
+    draws: Any = getattr(batch_sampler, "draws", None)
+    if isinstance(draws, np.ndarray):
+        draws = draws.tolist()
+    return draws if isinstance(draws, Sequence) and len(draws) == len(batch) else None
 
 
 def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:

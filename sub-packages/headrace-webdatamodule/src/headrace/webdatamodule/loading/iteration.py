@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
-from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state, samples_of
+from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, draws_of, has_state, samples_of
 
 
 class Position(NamedTuple):
@@ -164,10 +164,10 @@ def requested(batches: Any, iteration: Iteration, keys: Keys, repeats: Repeats |
         if not hasattr(batch, "__len__"):
             raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
         if state_of:
-            state, draws = state_of(), getattr(batches, "draws", None)
+            state, draws = state_of(), draws_of(batches, batch)
         else:
             before.update(_hashed(batch))
-            draws = getattr(batches, "draws", None) if repeats is None else repeats.count(samples_of(batch))
+            draws = draws_of(batches, batch) if repeats is None else repeats.count(samples_of(batch))
             if step < start.steps:
                 continue
             state = {"delivered": before.hexdigest()}

@@ -81,7 +81,7 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str, seed_
     if (was := state.get("seed_per", "step")) != seed_per:
         raise ValueError(
             f"checkpoint has seed_per={was!r}, got seed_per={seed_per!r}, with which transforms draw other random "
-            f"numbers: use that of the checkpoint, or start without it"
+            "numbers: use that of the checkpoint, or start without it"
         )
     batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
     if not isinstance(batches, Mapping):
