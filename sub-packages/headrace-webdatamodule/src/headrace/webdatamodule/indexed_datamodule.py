@@ -68,7 +68,7 @@ class IndexedWebDataModule(MapDataModule):
             count it. An `UnsafePickleError` is always raised.
         seed_per: What the random numbers of transforms depend on. "step": seed, split, epoch, step and rank, in workers
             only. "sample": seed, epoch and sample, the same with any number of ranks and workers; then each sample
-            seeds the global generators of `random`, numpy and torch's CPU, in about 10 microseconds. See
+            seeds the global generators of `random`, numpy and torch's CPU, in 10 to 40 microseconds. See
             `ResumableLoader` and `sample_rng`.
         prefetch_factor: Batches that each worker prefetches; None: 2.
         pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.

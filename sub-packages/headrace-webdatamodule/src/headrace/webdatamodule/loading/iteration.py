@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
-from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, draws_of, has_state, samples_of
+from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state, samples_of
 
 
 class Position(NamedTuple):
@@ -154,8 +154,10 @@ class Progress(EpochCursor):
             self._chosen, self.resumed = chosen, resumed
 
 
-def requested(batches: Any, iteration: Iteration, keys: Keys, repeats: Repeats | None = None) -> Iterator[Request]:
-    """The batches of an iteration, noted as in flight; `repeats` counts those of a batch sampler that says nothing."""
+def requested(
+    batches: Any, iteration: Iteration, keys: Keys, draws_of: Callable[[Sequence[int]], Sequence[int] | None] | None
+) -> Iterator[Request]:
+    """The batches of an iteration, noted as in flight; `draws_of` is asked for the draws of each batch."""
     start, stop, state_of = iteration.start, iteration.length, batches.state_dict if has_state(batches) else None
     given, before = iter(batches), hashlib.blake2b(digest_size=8)
     step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
@@ -164,10 +166,10 @@ def requested(batches: Any, iteration: Iteration, keys: Keys, repeats: Repeats |
         if not hasattr(batch, "__len__"):
             raise TypeError(SINGLE.format(got=type(batch).__name__, kind=type(batches).__name__))
         if state_of:
-            state, draws = state_of(), draws_of(batches, batch)
+            state, draws = state_of(), None if draws_of is None else draws_of(batch)
         else:
             before.update(_hashed(batch))
-            draws = draws_of(batches, batch) if repeats is None else repeats.count(samples_of(batch))
+            draws = None if draws_of is None else draws_of(batch)
             if step < start.steps:
                 continue
             state = {"delivered": before.hexdigest()}
@@ -190,7 +192,8 @@ class Repeats:
 
     def count(self, batch: Sequence[int]) -> list[int] | None:
         """For each sample of the next batch; None where all come for the first time."""
-        indices, counts = np.asarray(batch), self._counts
+        batch, counts = samples_of(batch), self._counts
+        indices = np.array(batch, np.int64)
         before = counts[indices]
         counts[indices] = before + 1
         if len(set(batch)) < len(batch):
