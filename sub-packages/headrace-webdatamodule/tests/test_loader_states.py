@@ -79,7 +79,7 @@ def test_a_state_of_another_class_says_what_was_expected(folder: Path) -> None:
         (
             batches.state_dict(),
             ValueError,
-            "lacks batch_sampler, steps: got epoch, fingerprint, position, seed, version",
+            "lacks batch_sampler, steps: got epoch, fingerprint, position, run, seed, starts, step, version",
         ),
         (torch.nn.Linear(1, 1).state_dict(), ValueError, "lacks .*: got bias, weight"),
         (loader, TypeError, "got ResumableLoader"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from copy import copy, deepcopy
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,13 @@ from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
+from headrace.webdatamodule.loading.run_record import RECORD, RunRecord
+from headrace.webdatamodule.loading.state_dict import check_state
 
+VERSION = 2
+OLDER = (1,)  # states without a record of the run
+CHANGEABLE = ("batch_size", "drop_last", "shuffle")  # arguments that a run may change
+DATA = "data"  # samples that were appended
 _AHEAD = 2**14  # places of the order that are worked out together
 
 
@@ -30,6 +36,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
     Step s distributes the next `num_replicas * batch_size` positions of one order to the ranks. The last batches are
     smaller if the samples do not divide evenly, unless `drop_last`. With fewer samples than ranks in the last step,
     some repeat, with a warning that names them. After a `break`, a new iteration restarts the epoch.
+
+    States hold a short record of the run, so that `step` tells which samples any step had or will have, and the run
+    can change without a new epoch: `load_state_dict(state, accept=...)`, `exclude`, `skip`, `reshard`. The rest of the
+    epoch is then everything that was not delivered. All ranks have to call these at the same step.
 
     Args:
         n_samples: Number of samples.
@@ -81,6 +91,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._stamp = ""  # the fingerprint of the epoch that is iterated, which every batch's state holds
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
         self.draws: range | None = None
+        self._excluded: list[int] = []
+        self._record = RunRecord()
+        self._record.note(0, 0, self._settings())
+        self._stretches: tuple[int, list[_Stretch]] | None = None  # of an epoch
+        self._interrupted: object = None  # an iteration that goes on with other batches
+        self._finished: object = None  # one that came to its end
 
     @property
     def epoch(self) -> int:
@@ -99,50 +115,54 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of the whole epoch on each rank."""
-        return self._steps(0, self._ranks.world_size())
+        stretches, world = self._of_epoch(self.epoch), self._ranks.world_size()
+        if stretches[-1].position > 0:
+            return self._record.step - self._record.starts[self.epoch] + self.remaining
+        return stretches[0].steps(0, world)
 
     @property
     def remaining(self) -> int:
         """Batches that are left of the epoch, at the present number of ranks."""
-        return self._steps(self._cursor.position, self._ranks.world_size())
+        return self._of_epoch(self.epoch)[-1].steps(self._cursor.position, self._ranks.world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
+        while (yield from self._deliver()):  # until no change interrupts it
+            pass
+
+    def _deliver(self) -> Generator[list[int], None, bool]:
+        """This rank's batches of the epoch; returns whether a change interrupted them."""
         world, rank = self._ranks.current()
         if world > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
-        iteration, start, end = self._cursor.begin(), self._cursor.position, self._end(self.epoch)
-        self._stamp = self._epoch_fingerprint(self.epoch)
-        steps = self._steps(start, world)
-        if end and not steps and not start:
+        self._set_inner_epoch(self.epoch)  # trainers tell a sampler that they find an epoch of theirs
+        iteration, start = self._cursor.begin(), self._cursor.position
+        self._begin_record(start, world)
+        begun, self._stamp = self._record.step, self._epoch_fingerprint(self.epoch)
+        stretch = self._of_epoch(self.epoch)[-1]
+        steps = stretch.steps(start, world)
+        if stretch.end and not steps and not start:
             raise ValueError(
-                f"drop_last=True leaves no batch: {end} samples do not fill {world} batches of {self.batch_size}; "
-                "use a smaller batch_size, or drop_last=False"
+                f"drop_last=True leaves no batch: {stretch.end} samples do not fill {world} batches of "
+                f"{stretch.batch_size}; use a smaller batch_size, or drop_last=False"
             )
-        order = self._order()
-        together = max(1, _AHEAD // (self.batch_size * world))
+        together = max(1, _AHEAD // (stretch.batch_size * world))
         for first in range(0, steps, together):
-            spans = [
-                step_span(step, start, end, self.batch_size, world, drop_last=self.drop_last)
-                for step in range(first, min(first + together, steps))
-            ]
+            spans = [stretch.span(start, step, world) for step in range(first, min(first + together, steps))]
             begin = spans[0][0]
-            ids = order(begin, spans[-1][1]).tolist()
-            for low, high in spans:
-                self._cursor.move(iteration, high)
-                own = equal_share(low, high, rank, world)
+            ids = stretch.order(begin, spans[-1][1]).tolist()
+            for step, (low, high) in enumerate(spans, first + 1):
+                if self._cursor.move(iteration, high):
+                    self._record.step = begun + step
                 if high - low < world:
-                    own = self._repeated(low, high, rank, world, ids, begin)
+                    _warn_of_repetition(ids[low - begin : high - begin], world)
+                own = _share(low, high, rank, world)
                 self.draws = None if self.sampler is None else range(*own)
                 yield ids[own[0] - begin : own[1] - begin]
-
-    def _repeated(self, low: int, high: int, rank: int, world: int, ids: list[int], begin: int) -> tuple[int, int]:
-        """Fewer samples than ranks: each rank gets one, and some come twice."""
-        count = high - low
-        again = [ids[low - begin + other % count] for other in range(count, world)]
-        message = f"the last step has {count} samples for {world} ranks: {len(again)} come again"
-        warnings.warn(f"{message}, {again[:10]}{' ...' if len(again) > 10 else ''}", stacklevel=3)
-        own = low + rank % count
-        return own, own + 1
+                if self._interrupted is iteration:  # and no other one has begun since
+                    return self._cursor.iteration is None
+        if self._cursor.iteration is iteration:
+            self._finished = iteration
+        return False
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
@@ -154,39 +174,220 @@ class DistributedBatchSampler(Sampler[list[int]]):
             set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in samples of all ranks, behind the last batch that was taken; true at any moment."""
+        """The position, in samples of all ranks, behind the last batch that was taken; true at any moment.
+
+        With it the record of the run: the number of the next step, the steps at which epochs began, and what changed.
+        """
         return {
-            "version": STATE_VERSION,
+            "version": VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self._cursor.position,
             "fingerprint": self._stamp if self._cursor.iteration else self._epoch_fingerprint(self.epoch),
+            **self._record.state(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume where a state was taken, at any number of ranks.
 
         A state of an older epoch than a later `set_epoch` chose is left alone.
+
+        Args:
+            state: The result of `state_dict`.
+            accept: What may differ from the run that saved it: "batch_size", "drop_last", "shuffle", and "data" for
+                samples that were appended. The rest of the epoch, new samples included, is delivered with these
+                arguments. With a `sampler` data may grow at the beginning of an epoch only.
 
         Raises:
             TypeError: It is no state.
             ValueError: It is of other data, another order, batch size or seed, or no such state.
         """
-        own: dict[str, Any] = {"version": STATE_VERSION, "seed": self.seed}
-        check_state(state, type(self).__name__, own, ("epoch", "position"), ("fingerprint",))
-        epoch, position = state["epoch"], state["position"]
-        own["fingerprint"] = self._epoch_fingerprint(epoch)
-        check_state(state, type(self).__name__, own, ("epoch", "position"))
+        accept = _checked_names(accept)
+        own = {"version": VERSION, "seed": self.seed}
+        optional = ("fingerprint", *(f"{name}?" for name in RECORD))
+        check_state(state, type(self).__name__, own, ("epoch", "position"), optional, OLDER)
+        epoch, position, record = state["epoch"], state["position"], RunRecord.of(state)
+        held = self._in_full(record.settings(epoch, position))
+        accepted = self._refuse_others(state, held, accept)
         if self._cursor.overrules(epoch):
             return
+        before, excluded = self._record, self._excluded
         self._set_inner_epoch(epoch)
-        if position > (end := self._end(epoch)):
+        try:
+            if record.changes:
+                excluded_then = held["exclude"]
+            else:  # of a release without records: the run begins here
+                excluded_then, record.starts = excluded, [0] * (epoch + 1)
+            self._set_record(record, excluded_then)
+            if accepted or not record.changes:
+                record.note(epoch, position, self._settings())
+            stretches = self._stretched(epoch)
+            if position > (end := stretches[-1].end):
+                raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
+        except (TypeError, ValueError):
+            self._set_record(before, excluded)
             self._set_inner_epoch(self.epoch)
-            raise ValueError(f"state['position'] must be 0 to {end}, the places of an epoch, got {position}")
+            raise
         self._cursor.resume(epoch, position)
+        self._stretches = epoch, stretches
+
+    def _refuse_others(self, state: Mapping[str, Any], held: dict[str, Any], accept: set[str]) -> bool:
+        """Refuse a state of other data or options than may differ; return whether any of these do."""
+        epoch: int = state["epoch"]
+        changed: dict[str, Any] = {}
+        own = {"version": VERSION, "seed": self.seed, "fingerprint": self._epoch_fingerprint(epoch)}
+        if state["fingerprint"] == own["fingerprint"]:
+            return False
+        then, grown = held["options"], held["n"] < self.n_samples
+        if state.get("run"):
+            changed = {name: value for name, value in then.items() if value != self._options[name]}
+            changed |= {DATA: held["n"]} if grown else {}
+        accepted = {name: value for name, value in changed.items() if name in accept}
+        options = {**self._options, **{name: value for name, value in accepted.items() if name != DATA}}
+        n_samples = accepted.get(DATA, self.n_samples)
+        if accepted and self._epoch_fingerprint(epoch, n_samples, options) == state["fingerprint"]:
+            if DATA in accepted and self.sampler is not None and state["position"]:
+                raise ValueError(
+                    "accept={'data'} needs a state of the beginning of an epoch where a sampler gives the order, got "
+                    f"position={state['position']}: resume with the data of the state, and let them grow at its end"
+                )
+            return True
+        try:
+            check_state(state, type(self).__name__, own, ("epoch", "position"), [f"{name}?" for name in RECORD], OLDER)
+        except ValueError as error:
+            own_values = {**self._options, DATA: f"{self.n_samples} samples"}
+            differs = ", ".join(f"{name} ({value}, here {own_values[name]})" for name, value in changed.items())
+            cure = f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}" if changed else ""
+            raise ValueError(f"{error}{cure}") from None
+        return True
+
+    @property
+    def excluded_indices(self) -> npt.NDArray[np.int64]:
+        """The samples that `exclude` left out, ascending."""
+        return np.array(sorted(self._excluded), np.int64)
+
+    def exclude(self, indices: Iterable[int]) -> None:
+        """Leave samples out from now on, in every epoch; call it on every rank at the same step.
+
+        Batches that were taken before keep them. With workers these are ahead of the training loop: there call
+        `ResumableLoader.exclude`. States hold the samples.
+
+        Args:
+            indices: Samples, 0 to `n_samples - 1`.
+
+        Raises:
+            TypeError: They are no ints.
+            ValueError: There are no such samples.
+
+        >>> batches = DistributedBatchSampler(5, 2, shuffle=False)
+        >>> batches.exclude([1])
+        >>> list(batches), batches.excluded_indices.tolist()
+        ([[0, 2], [3, 4]], [1])
+        """
+        known, given = set(self._excluded), [checked_int("indices", index, 0) for index in indices]
+        if given and max(given) >= self.n_samples:
+            raise ValueError(f"indices must be 0 to {self.n_samples - 1}, the samples, got {max(given)}")
+        if new := [index for index in dict.fromkeys(given) if index not in known]:
+            self._set_record(self._record, self._excluded + new)
+            self._record.note(self.epoch, self._cursor.position, self._settings())
+            self._interrupt(self._cursor.position, unless_finished=True)
+
+    def skip(self, steps: int) -> npt.NDArray[np.int64]:
+        """Pass over the next steps of this epoch, once; call it on every rank at the same step.
+
+        Args:
+            steps: How many; no more than the epoch has left are skipped.
+
+        Returns:
+            The samples that are not delivered, of all ranks.
+        """
+        count, world, start = checked_int("steps", steps, 1), self._ranks.world_size(), self._cursor.position
+        self._begin_record(start, world)
+        stretch = self._of_epoch(self.epoch)[-1]
+        count = min(count, stretch.steps(start, world))
+        place = stretch.span(start, count - 1, world)[1] if count else start
+        self._record.note(self.epoch, start, {}, skip=place - start)
+        self._stretches = None
+        self._interrupt(place)
+        return stretch.order(start, place)
+
+    def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
+        """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
+
+        Call it on every rank at the same step, after a launcher has made the new process group.
+
+        Args:
+            num_replicas: Number of data-parallel ranks; as in the constructor.
+            rank: This rank.
+            mesh: In place of both.
+        """
+        self._ranks = Ranks(num_replicas, rank, mesh)
+        self._interrupt(self._cursor.position, unless_finished=True)
+
+    def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
+        """The samples of any step of the run, past or coming, rank by rank.
+
+        Steps are numbered from the start of the run over all epochs, one batch on each rank at a time; "step" of a
+        state is the one that comes next. Past steps are those that were delivered, whatever has changed since; coming
+        ones are as they will be if nothing changes.
+
+        Args:
+            number: The step.
+            num_replicas: Number of ranks for a coming step; the present one by default. A past step had its own.
+            rank: Of which rank; None for all of them.
+
+        Returns:
+            A list of samples for each rank, or that of one `rank`.
+
+        Raises:
+            IndexError: The epochs are empty, or the run began behind that step.
+            ValueError: There was no such `rank`, or the order of another epoch is not known, as `sampler` has no
+                `set_epoch`.
+
+        >>> batches = DistributedBatchSampler(5, 2, shuffle=False)
+        >>> batches.step(2), batches.step(3)
+        ([[4]], [[0, 1]])
+        """
+        number = checked_int("number", number, 0)
+        world = self._ranks.world_size() if num_replicas is None else checked_int("num_replicas", num_replicas, 1)
+        record = self._record
+        if record.starts and record.starts[0] <= number < record.step:
+            epoch = record.epoch_of(number)
+            stretches, parts = self._of_epoch(epoch), record.parts(epoch)
+            part = [part for part in parts if part.step <= number][-1]
+            stretch = [one for one in stretches if one.position <= part.position][-1]
+            found = self._dealt(stretch, part.position, number - part.step, part.settings["world"])
+        else:
+            found = self._coming(number - record.step, world)
+        if rank is None:
+            return found
+        if checked_int("rank", rank, 0) >= len(found):
+            raise ValueError(f"rank must be 0 to {len(found) - 1}, the ranks of step {number}, got {rank}")
+        return found[rank]
+
+    def _coming(self, steps: int, world: int) -> list[list[int]]:
+        """The step that comes so many steps behind the present place."""
+        epoch, position, empty = self.epoch, self._cursor.position, False
+        while steps >= 0:
+            stretch = self._of_epoch(epoch)[-1]
+            left = stretch.steps(position, world)
+            if steps < left:
+                return self._dealt(stretch, position, steps, world)
+            if empty and not left:
+                break
+            epoch, position, steps, empty = epoch + 1, 0, steps - left, not left
+        raise IndexError("number must be a step of the run, got one that it does not have")
+
+    @staticmethod
+    def _dealt(stretch: _Stretch, start: int, step: int, world: int) -> list[list[int]]:
+        low, high = stretch.span(start, step, world)
+        ids: list[int] = stretch.order(low, high).tolist()
+        shares = [_share(low, high, rank, world) for rank in range(world)]
+        return [ids[begin - low : end - low] for begin, end in shares]
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cursor": copy(self._cursor)}
+        own = {"_cursor": copy(self._cursor), "_record": deepcopy(self._record), "_stretches": None}
+        return vars(self) | own | {"_interrupted": None, "_finished": None}
 
     def __copy__(self) -> DistributedBatchSampler:
         other = object.__new__(type(self))
@@ -196,16 +397,22 @@ class DistributedBatchSampler(Sampler[list[int]]):
     @property
     def fingerprint(self) -> str:
         """Stands for the samples, the batch size, the order and the seed."""
-        return self._fingerprint_with(own_fingerprint(self.sampler))
+        return self._fingerprint_with(own_fingerprint(self.sampler), self.n_samples, self._options)
 
-    def _epoch_fingerprint(self, epoch: int) -> str:
+    def _epoch_fingerprint(
+        self, epoch: int, n_samples: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> str:
         """What states hold: a sampler's schedule may change behind their epoch."""
         of = getattr(self.sampler, "epoch_fingerprint", None)
-        return self._fingerprint_with(of(epoch)) if callable(of) else self.fingerprint
+        inner = of(epoch) if callable(of) else own_fingerprint(self.sampler)
+        return self._fingerprint_with(
+            inner, self.n_samples if n_samples is None else n_samples, self._options if options is None else options
+        )
 
-    def _fingerprint_with(self, inner: str | None) -> str:
-        order = f"shuffle {bool(self.shuffle)}" if self.sampler is None else f"{type(self.sampler).__name__} {inner}"
-        parts = f"{self.n_samples} {self.batch_size} {bool(self.drop_last)} {order} {self.seed}"
+    def _fingerprint_with(self, inner: str | None, n_samples: int, options: Mapping[str, Any]) -> str:
+        shuffle, drop_last, batch_size = (bool(options["shuffle"]), bool(options["drop_last"]), options["batch_size"])
+        order = f"shuffle {shuffle}" if self.sampler is None else f"{type(self.sampler).__name__} {inner}"
+        parts = f"{n_samples} {batch_size} {drop_last} {order} {self.seed}"
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
     @property
@@ -215,31 +422,187 @@ class DistributedBatchSampler(Sampler[list[int]]):
             return ""
         return hashlib.blake2b(self._list(self.epoch).tobytes(), digest_size=8).hexdigest()
 
-    def _steps(self, start: int, world: int) -> int:
-        return n_steps(self._end(self.epoch) - start, self.batch_size, world, drop_last=self.drop_last)
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The arguments that may change."""
+        return {"batch_size": self.batch_size, "drop_last": bool(self.drop_last), "shuffle": bool(self.shuffle)}
 
-    def _end(self, epoch: int) -> int:
+    def _settings(self, world: int | None = None) -> dict[str, Any]:
+        """What the record holds of the present."""
+        ranks = {} if world is None else {"world": world}
+        return {**ranks, "n": self.n_samples, "options": self._options, "exclude": self._excluded}
+
+    def _in_full(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a record, checked; those of the present where it has none."""
+        options = {
+            **self._options,
+            **{name: held["options"][name] for name in self._options if name in held["options"]},
+        }
+        n_samples, fault = (
+            held.get("n", self.n_samples),
+            "state['run'] must be as state_dict() returned it: it was changed",
+        )
+        if type(n_samples) is not int or type(options["batch_size"]) is not int or options["batch_size"] < 1:
+            raise ValueError(fault)
+        if not all(type(index) is int and 0 <= index < n_samples for index in held["exclude"]):
+            raise ValueError(fault)
+        return {"n": n_samples, "options": options, "exclude": list(held["exclude"])}
+
+    def _set_record(self, record: RunRecord, excluded: list[int]) -> None:
+        self._record, self._excluded, self._stretches = record, excluded, None
+
+    def _begin_record(self, position: int, world: int) -> None:
+        before = list(self._record.changes)
+        self._record.begin(self.epoch, position, self._settings(world))
+        if self._record.changes != before:
+            self._stretches = None
+
+    def _interrupt(self, position: int, *, unless_finished: bool = False) -> None:
+        """Let the iteration that is under way, or else the next one, go on with other batches from a place on."""
+        self._stretches, latest = None, self._cursor.iteration
+        if latest is not None and latest is self._finished and unless_finished:
+            return
+        self._interrupted = latest
+        self._cursor.go_to(self.epoch, position)
+
+    def _of_epoch(self, epoch: int) -> list[_Stretch]:
+        """The stretches of an epoch."""
+        if epoch != self.epoch:
+            return self._of_other_epoch(epoch)
+        if self._stretches is None or self._stretches[0] != epoch:
+            self._stretches = epoch, self._stretched(epoch)
+        return self._stretches[1]
+
+    def _of_other_epoch(self, epoch: int) -> list[_Stretch]:
+        """Those of another epoch than the present one, whose order stays as it is."""
         if self.sampler is None:
-            return self.n_samples
-        return int(self.sampler.epoch_length) if self._has_slices else len(self._list(epoch))  # type: ignore[attr-defined]
+            return self._stretched(epoch)
+        if not callable(getattr(self.sampler, "set_epoch", None)):
+            raise ValueError(
+                f"number must be a step of epoch {self.epoch}, as {type(self.sampler).__name__} does not tell the "
+                f"order of epoch {epoch}: give it set_epoch(epoch)"
+            )
+        listed = self._listed
+        self._set_inner_epoch(epoch)
+        try:
+            found = self._stretched(epoch)
+            # Its `take` gives the order of the epoch that it is told.
+            return [one._replace(order=partial(_part, one.position, one.order(one.position, one.end))) for one in found]
+        finally:
+            self._set_inner_epoch(self.epoch)
+            self._listed = listed
+
+    def _stretched(self, epoch: int) -> list[_Stretch]:
+        """Work out the stretches of an epoch: after a change all that was not delivered, and what is new."""
+        if epoch >= len(self._record.starts):
+            return [self._first(epoch, self._settings())]
+        first, *later = self._record.parts(epoch)
+        stretches, held = [self._first(epoch, self._in_full(first.settings))], self._in_full(first.settings)
+        for part in later:
+            if (now := self._in_full(part.settings)) != held and part.change is not None:
+                stretches.append(self._rest(epoch, stretches[-1], part.change["position"], held, now))
+                held = now
+        return stretches
+
+    def _first(self, epoch: int, settings: Mapping[str, Any]) -> _Stretch:
+        """The whole epoch."""
+        options, left_out = settings["options"], np.array(sorted(settings["exclude"]), np.int64)
+        sizes = options["batch_size"], options["drop_last"]
+        if self.sampler is None:
+            count = settings["n"] - len(left_out)
+            # A shuffle of an epoch is worked out in microseconds, or in no more than a sort of 65,536 words.
+            order = Shuffle(count, self.seed, epoch).take if options["shuffle"] else np.arange
+            return _Stretch(0, count, partial(_without, left_out, order) if len(left_out) else order, *sizes)
+        if self._has_slices:
+            end, order = int(self.sampler.epoch_length), self.sampler.take  # type: ignore[attr-defined]
+        else:
+            listed = self._list(epoch)
+            end, order = len(listed), partial(_part, 0, listed)
+        if len(left_out):
+            whole = np.asarray(order(0, end), np.int64)
+            whole = whole[~np.isin(whole, left_out)]
+            end, order = len(whole), partial(_part, 0, whole)
+        return _Stretch(0, end, order, *sizes)
+
+    def _rest(
+        self, epoch: int, before: _Stretch, position: int, then: Mapping[str, Any], now: Mapping[str, Any]
+    ) -> _Stretch:
+        """What a change leaves of an epoch, in the same order; in a new one where samples or `shuffle` are new."""
+        options = now["options"]
+        rest = np.asarray(before.order(min(position, before.end), before.end), np.int64)
+        new = np.arange(then["n"], now["n"])
+        rest = np.concatenate([rest, new])
+        rest = rest[~np.isin(rest, now["exclude"])]
+        if self.sampler is None and (len(new) or options["shuffle"] != then["options"]["shuffle"]):
+            rest = (
+                rest[Shuffle(len(rest), self.seed, epoch, position).take(0, len(rest))]
+                if options["shuffle"]
+                else np.sort(rest)
+            )
+        end = position + len(rest)
+        return _Stretch(position, end, partial(_part, position, rest), options["batch_size"], options["drop_last"])
 
     @property
     def _has_slices(self) -> bool:
         return hasattr(self.sampler, "take") and hasattr(self.sampler, "epoch_length")
 
-    def _order(self) -> Any:
-        if self.sampler is None:
-            # A shuffle of an epoch is worked out in microseconds, or in no more than a sort of 65,536 words.
-            return Shuffle(self.n_samples, self.seed, self.epoch).take if self.shuffle else np.arange
-        if self._has_slices:
-            return self.sampler.take  # type: ignore[attr-defined]
-        listed = self._list(self.epoch)
-        return lambda start, stop: listed[start:stop]
-
     def _list(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._listed is None or self._listed[0] != epoch:
             self._listed = epoch, np.fromiter(map(operator.index, self.sampler or ()), np.int64)
         return self._listed[1]
+
+
+class _Stretch(NamedTuple):
+    """Places of an epoch, from a change on, whose samples come in one order and in batches of one size."""
+
+    position: int
+    end: int
+    order: Callable[[int, int], npt.NDArray[np.int64]]  # of two places, the samples between them
+    batch_size: int
+    drop_last: bool
+
+    def steps(self, start: int, world: int) -> int:
+        """Steps from a place on."""
+        return n_steps(max(0, self.end - start), self.batch_size, world, drop_last=self.drop_last)
+
+    def span(self, start: int, step: int, world: int) -> tuple[int, int]:
+        """The places of a step, counted from a place."""
+        return step_span(step, start, self.end, self.batch_size, world, drop_last=self.drop_last)
+
+
+def _part(position: int, listed: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.int64]:
+    """Places of a list that begins at a position."""
+    return listed[start - position : stop - position]
+
+
+def _without(
+    left_out: npt.NDArray[np.int64], order: Callable[[int, int], npt.NDArray[np.int64]], start: int, stop: int
+) -> npt.NDArray[np.int64]:
+    """An order of the samples that are left, by their numbers among these."""
+    numbers = order(start, stop)
+    return numbers + np.searchsorted(left_out - np.arange(len(left_out)), numbers, "right")
+
+
+def _share(low: int, high: int, rank: int, world: int) -> tuple[int, int]:
+    """The places of a step that a rank gets; one, that others have too, where there are fewer than ranks."""
+    if high - low < world:
+        own = low + rank % (high - low)
+        return own, own + 1
+    return equal_share(low, high, rank, world)
+
+
+def _warn_of_repetition(ids: list[int], world: int) -> None:
+    """Name the samples of a step that come twice, as it has fewer of them than ranks."""
+    again = [ids[other % len(ids)] for other in range(len(ids), world)]
+    message = f"the last step has {len(ids)} samples for {world} ranks: {len(again)} come again"
+    warnings.warn(f"{message}, {again[:10]}{' ...' if len(again) > 10 else ''}", stacklevel=4)
+
+
+def _checked_names(accept: Collection[str]) -> set[str]:
+    names = {accept} if isinstance(accept, str) else set(accept)
+    for name in names - {*CHANGEABLE, DATA}:
+        raise ValueError(f"accept must name some of {[*CHANGEABLE, DATA]}, got {name!r}")
+    return names
 
 
 def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:

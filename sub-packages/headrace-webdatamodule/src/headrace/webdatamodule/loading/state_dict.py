@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Of the states of loaders, data modules and batch samplers, which lie in one another in a checkpoint; raised when a
-# key comes, goes or means something else in any of them.
+# Of the states of loaders and data modules, which lie in one another in a checkpoint; raised when a key comes, goes or
+# means something else in any of them. Batch samplers have versions of their own.
 STATE_VERSION = 1
 LARGEST = 2**62  # no number in a state is as large
 _CURES = {
@@ -17,11 +17,18 @@ _CURES = {
 _OTHER_DATA = "another kind of dataset, other samples or shards, another number or order, or other names of sources"
 
 
-def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[str], more: Sequence[str] = ()) -> None:
+def check_state(
+    state: Any,
+    kind: str,
+    own: Mapping[str, Any],
+    counts: Sequence[str],
+    more: Sequence[str] = (),
+    older: Sequence[int] = (),
+) -> None:
     """Refuse a state of something else, or one that was damaged.
 
     `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
-    are others, of which one that ends with "?" may be absent.
+    are others, of which one that ends with "?" may be absent; `older` are versions that are read, too.
     """
     fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
@@ -35,12 +42,12 @@ def check_state(state: Any, kind: str, own: Mapping[str, Any], counts: Sequence[
         if type(state[name]) is not int or not 0 <= state[name] < LARGEST:
             message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
             raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
-    if state["version"] != own["version"]:
-        versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
+    if state["version"] not in (reads := (*older, own["version"])):
+        versions = f"checkpoint has version={state['version']}, this release reads {' and '.join(map(str, reads))}"
         cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
         raise ValueError(f"{kind}: {versions}: {cure}")
     for name, value in own.items():
-        if state[name] != value:
+        if name != "version" and state[name] != value:
             raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
 
 

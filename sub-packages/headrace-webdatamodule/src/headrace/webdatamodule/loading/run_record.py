@@ -1,0 +1,184 @@
+"""What changed in a run, and when: enough to tell what any step of it was.
+
+The packages of headrace do not import one another, so two of them have this file; the copies are equal.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Change = dict[str, Any]
+RECORD = ("step", "starts", "run")  # what a state has of it
+_PLACE = ("epoch", "position", "step")
+_LARGEST = 2**62
+
+
+class Part(NamedTuple):
+    """Steps of an epoch that were dealt in one way: from a step and a position on, with these settings."""
+
+    step: int
+    position: int
+    settings: dict[str, Any]
+    change: Change | None  # where it begins; None where an epoch begins without one
+
+
+class RunRecord:
+    """The record of a run: the steps at which epochs began, and a list of changes.
+
+    A *step* is one batch on each rank; steps are numbered from the start of the run, over all epochs. A *position* is a
+    place in an epoch: samples that all ranks together have received or skipped. A *change* says what is another from
+    there on: ``{"epoch": 0, "position": 640, "step": 10, "world": 6}``. The first one has all settings:
+
+    - ``world``: number of ranks, and ``all``: True where one process takes the batches of all ranks;
+    - ``n``: number of samples of the dataset;
+    - ``options``: arguments that decide which batches there are; a change has only those that differ;
+    - ``exclude``: samples left out; a change has only those that are new;
+    - ``skip``: samples that are passed over there, once.
+
+    Going back, to an epoch before or to the beginning of the present one, forgets what came behind.
+
+    >>> record = RunRecord()
+    >>> record.begin(0, 0, {"world": 8, "n": 100, "options": {"batch_size": 4}})
+    >>> record.step = 2
+    >>> record.begin(0, 64, {"world": 3, "n": 100, "options": {"batch_size": 4}})
+    >>> record.changes[1]
+    {'epoch': 0, 'position': 64, 'step': 2, 'world': 3}
+    """
+
+    def __init__(self) -> None:
+        self.step = 0  # that comes next
+        self.starts: list[int] = []  # the step at which each epoch began
+        self.changes: list[Change] = []
+        self.place = 0, 0  # epoch and position where an iteration began last
+
+    def state(self) -> dict[str, Any]:
+        """Return what a state has of the record, JSON."""
+        return {"step": self.step, "starts": list(self.starts), "run": list(self.changes)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> RunRecord:
+        """Return the record of a state; that of a run which begins there, of a state that has none.
+
+        Raises:
+            ValueError: If it was changed.
+        """
+        record, place = cls(), (state["epoch"], state["position"])
+        record.place = place
+        if not any(name in state for name in RECORD):
+            return record
+        step: Any = state.get("step")
+        starts, changes = state.get("starts"), state.get("run")
+        if not (_whole(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple)):
+            raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
+        ascending = [*starts, step]
+        if not all(map(_whole, ascending)) or ascending != sorted(ascending) or len(starts) > place[0] + 1:
+            raise ValueError("state['starts'] must be ascending steps, one for each epoch: it was changed")
+        before: tuple[Any, ...] = (0, 0, 0)
+        for change in changes:
+            now = tuple(change.get(name) for name in _PLACE) if isinstance(change, Mapping) else ()
+            if not (len(now) == len(_PLACE) and all(map(_whole, now)) and before <= now and now[:2] <= place):
+                raise ValueError("state['run'] must be changes in the order of their steps: it was changed")
+            before = now
+        record.step, record.starts, record.changes = step, list(starts), [dict(change) for change in changes]
+        return record
+
+    def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
+        """Return what a state has of the record at a place so many steps behind the present one, or before it."""
+        changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
+        return {"step": max(0, self.step + steps), "starts": list(self.starts), "run": changes}
+
+    def settings(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return what holds from a place on: all changes up to there, in one."""
+        held: dict[str, Any] = {"options": {}, "exclude": []}
+        for change in self.changes:
+            if (change["epoch"], change["position"]) > (epoch, position):
+                break
+            held = _folded(held, change)
+        return held
+
+    def begin(self, epoch: int, position: int, settings: Mapping[str, Any]) -> None:
+        """Note that an iteration begins at a place, with these settings."""
+        again = position == 0 and epoch == len(self.starts) - 1 and self.step > self.starts[-1]
+        if again or (epoch, position) < self.place or epoch < len(self.starts) - 1:
+            self._go_back(epoch, position)
+        self.starts += [self.step] * (epoch + 1 - len(self.starts))
+        self.place = epoch, position
+        self.note(epoch, position, settings)
+
+    def note(self, epoch: int, position: int, settings: Mapping[str, Any], skip: int = 0) -> None:
+        """Note from which place on which settings hold; nothing if they held before, and nothing is skipped."""
+        held = self.settings(epoch, position)
+        new = {
+            name: value
+            for name, value in settings.items()
+            if name in ("world", "all", "n") and held.get(name, False) != value
+        }
+        options = settings.get("options", {})
+        if changed := {name: value for name, value in options.items() if held["options"].get(name, self) != value}:
+            new["options"] = changed
+        known = set(held["exclude"])
+        if excluded := [index for index in settings.get("exclude", ()) if index not in known]:
+            new["exclude"] = excluded
+        if skip:
+            new["skip"] = skip
+        if not new:
+            return
+        last = self.changes[-1] if self.changes else None
+        if last is not None and (last["epoch"], last["position"]) == (epoch, position) and "skip" not in last:
+            self.changes[-1] = {**last, **_folded(last, new), **({"skip": skip} if skip else {})}
+        else:
+            self.changes.append({"epoch": epoch, "position": position, "step": self.step, **new})
+
+    def parts(self, epoch: int) -> list[Part]:
+        """Return the parts of an epoch that has begun, in their order."""
+        held = self.settings(epoch, 0)
+        own = [change for change in self.changes if change["epoch"] == epoch]
+        first = own[0] if own and own[0]["position"] == 0 else None
+        parts = [Part(self.starts[epoch], (first or {}).get("skip", 0), held, first)]
+        for change in own:
+            if change["position"] > 0:
+                held = _folded(held, change)
+                parts.append(Part(change["step"], change["position"] + change.get("skip", 0), held, change))
+        return parts
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step before the present one is in."""
+        return bisect_right(self.starts, step) - 1
+
+    def _go_back(self, epoch: int, position: int) -> None:
+        """Forget what came behind a place; what was excluded behind it is noted anew by who excludes it."""
+        self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
+        if position == 0:
+            self.step = self.starts[epoch] if epoch < len(self.starts) else self.step
+            self.changes = [
+                {name: value for name, value in change.items() if name != "skip"}
+                if (change["epoch"], change["position"]) == (epoch, 0)
+                else change
+                for change in self.changes
+            ]
+        del self.starts[epoch + 1 :]
+
+
+def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    options = {**held.get("options", {}), **change.get("options", {})}
+    excluded = [*held.get("exclude", ()), *change.get("exclude", ())]
+    plain = {name: value for name, value in change.items() if name in ("world", "all", "n")}
+    both = {**held, **plain}
+    if options or "options" in held:
+        both["options"] = options
+    if excluded or "exclude" in held:
+        both["exclude"] = excluded
+    return both
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value.item() if hasattr(value, "item") else value
