@@ -38,7 +38,7 @@ def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:
     loader = plain(folder)
     assert not isinstance(loader, torch.utils.data.DataLoader)
     assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)  # none that trainers would replace
-    assert loader.batch_sampler is None
+    assert loader.batch_sampler is loader._batch_sampler
     assert len(loader.dataset) == COUNT
     loader.sampler.set_epoch(2)
     assert loader.epoch == 2

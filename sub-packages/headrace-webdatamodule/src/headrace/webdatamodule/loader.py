@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
@@ -17,13 +20,23 @@ from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     BatchReader,
     Keys,
+    Request,
     SkippedSample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
+from headrace.webdatamodule.loading.batch_sampler import DATA
+from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, sample_place
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint
-from headrace.webdatamodule.loading.iteration import Iteration, Position, Progress, Repeats, position_of, requested
+from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
+from headrace.webdatamodule.loading.iteration import (
+    Iteration,
+    Position,
+    Progress,
+    Repeats,
+    compared,
+    position_of,
+    requested,
+)
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
@@ -52,6 +65,11 @@ class ResumableLoader(EpochLoader):
 
     The ranks compare their plans before the first batch of a trainer's loop, and before the second batch of your own
     training loop. So a single rank may look at a batch, and evaluate.
+
+    With a batch sampler of headrace a run can change in its middle, and its steps can be asked for: `exclude`, `skip`,
+    `reshard`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. Changes hold from the position
+    of the loop on: what was read ahead is dropped, and a running loop goes on with the new batches. All ranks have to
+    make them at the same step; they compare their plans before the next batch.
 
     The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 
@@ -166,7 +184,7 @@ class ResumableLoader(EpochLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
-        own = ("_reader", "_progress", "_loop", "batch_sampler")
+        own = ("_reader", "_progress", "_loop", "_shown_batch_sampler")
         kept = {name: value for name, value in vars(self).items() if name not in own}
         stats = DeliveryStats(self._name, self.dataset, self._stats._sizes, self._stats.rank)
         return {**kept, "_stats": stats, "state": self.state_dict(), "flags": self._progress.flags()}
@@ -191,7 +209,18 @@ class ResumableLoader(EpochLoader):
         batches, latest = self._batches(), self._progress.iteration
         if latest is not None and (latest.under_way or latest.ranks == self.ranks):
             return latest.length
-        return foreign.length_of(batches, 0 if latest is not None else self.steps)
+        if latest is not None:
+            return foreign.length_of(batches, 0)
+        return foreign.length_of(batches, self.steps, self._progress.place.state)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch sampler; of a factory the present one."""
+        return self._batches() if self._shown_batch_sampler is None else self._shown_batch_sampler
+
+    @batch_sampler.setter
+    def batch_sampler(self, shown: Any) -> None:
+        self._shown_batch_sampler = shown  # where a trainer looks for another one, to predict
 
     @property
     def num_workers(self) -> int:
@@ -240,6 +269,8 @@ class ResumableLoader(EpochLoader):
         return self._progress.resumed
 
     def _choose_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self._catch_up()
         if self.resumed and self._trainer is None and epoch < self.epoch:
             warnings.warn(
                 f"the {self._name} loader has loaded a state of epoch {self.epoch}, and set_epoch({epoch}) drops it: "
@@ -254,6 +285,15 @@ class ResumableLoader(EpochLoader):
         self._progress.go_to(epoch, 0)
         foreign.set_epoch(self._batches(), epoch)
         self._progress.put(epoch, position_of(self._batch_sampler, 0))
+
+    def _catch_up(self) -> None:
+        """Put the batch sampler where the loop is: its record has no steps that were only read ahead."""
+        latest = self._progress.iteration
+        state = None if latest is None else latest.position.state
+        if latest is None or state is None or "run" not in state or self._batch_sampler.state_dict() == state:
+            return
+        with suppress(ValueError):  # of an order that cannot be read again
+            foreign.go_back(self._batch_sampler, latest.epoch, state)
 
     def _rewind(self) -> None:
         batches = self._batches()
@@ -277,7 +317,7 @@ class ResumableLoader(EpochLoader):
         order = getattr(batches, "order_digest", "") if steps else ""
         return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order, self._loading.seed_per)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state.
 
         A state is ignored if a later `set_epoch` chose a newer epoch, and while a trainer fits with a data module,
@@ -285,21 +325,204 @@ class ResumableLoader(EpochLoader):
 
         Args:
             state: The result of `state_dict`, on any rank.
+            accept: What may differ from the run that saved it: names of arguments of the batch sampler, such as
+                {"batch_size"} or {"max_total_size"}, and "data" for samples that were appended to the dataset. The rest
+                of the epoch, new samples included, is delivered with the new ones.
 
         Raises:
-            TypeError: The state is not a mapping.
+            TypeError: The state is not a mapping, or the batch sampler accepts no changes.
             ValueError: The state is of another dataset, other sizes, options or another seed; or of another number of
                 ranks, and the batch sampler has no state.
         """
         if self._trainer is None:
-            self._restore(state)
+            self._restore(state, accept)
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per)
+    def _restore(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
+        names = {accept} if isinstance(accept, str) else set(accept)
+        prefix = self._prefix if DATA in names else None
+        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix)
         if self._loop.is_own and self._progress.overrules(state["epoch"]):
             return
-        before = foreign.resume(self._batches(), state, self.epoch, self.ranks)
+        before = foreign.resume(self._batches(), state, self.epoch, self.ranks, names)
         self._progress.load(state["epoch"], position_of(self._batch_sampler, state["steps"], before))
+
+    def _prefix(self, n_samples: int) -> str | None:
+        """The fingerprint of the first samples; None if the loader was given one of its own."""
+        derived = self._fingerprint == dataset_fingerprint(self.dataset)
+        return prefix_fingerprint(self.dataset, n_samples) if derived else None
+
+    @property
+    def excluded_indices(self) -> npt.NDArray[np.int64]:
+        """The samples that `exclude` left out, ascending."""
+        found: npt.NDArray[np.int64] = getattr(self._present(), "excluded_indices", np.zeros(0, np.int64))
+        return found
+
+    def exclude(self, indices: Iterable[int | str]) -> None:
+        """Leave samples out from here on, in every epoch; call it on every rank at the same step.
+
+        Args:
+            indices: Samples, by their index, or by their key where the dataset has `find(key)`, as `IndexedShards` has.
+
+        Raises:
+            TypeError: They are neither, or the batch sampler cannot leave samples out.
+            ValueError: There are no such samples, or the batch sampler cannot leave any out in the middle of an epoch.
+
+        >>> from headrace.webdatamodule import DistributedBatchSampler
+        >>> loader = ResumableLoader(list("abcdef"), DistributedBatchSampler(6, 2, shuffle=False), collate_fn=list)
+        >>> for batch in loader:
+        ...     print(batch)
+        ...     loader.exclude([2, 3])
+        ['a', 'b']
+        ['e', 'f']
+        """
+        numbers = [self._index_of(index) for index in indices]
+        self._change("exclude", lambda batches: batches.exclude(numbers), again=True)
+
+    def _index_of(self, index: int | str) -> Any:
+        if not isinstance(index, str):
+            return index
+        if not callable(find := getattr(self.dataset, "find", None)):
+            raise TypeError(
+                f"indices must be ints, as {type(self.dataset).__name__} has no find(key), got the key {index!r}"
+            )
+        try:
+            return find(index)
+        except KeyError as error:
+            said = error.args[0] if error.args and error.args[0] != index else f"no sample has the key {index!r}"
+            raise ValueError(f"indices must be samples of the {self._name} data: {said}") from None
+
+    def skip(self, steps: int) -> npt.NDArray[np.int64]:
+        """Pass over the next steps of this epoch, once; call it on every rank at the same step.
+
+        Args:
+            steps: How many; no more than the epoch has left are skipped. They count in no number of steps.
+
+        Returns:
+            The samples that are not delivered, of all ranks.
+        """
+        skipped: npt.NDArray[np.int64] = self._change("skip", lambda batches: batches.skip(steps))
+        return skipped
+
+    def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
+        """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
+
+        Call it on every rank at the same step, after a launcher has made the new process group.
+
+        Args:
+            num_replicas: Number of data-parallel ranks; as in the constructor.
+            rank: This rank.
+            mesh: In place of both.
+        """
+        ranks = Ranks(num_replicas, rank, mesh)
+
+        def change(batches: Any) -> None:
+            batches.reshard(num_replicas, rank, mesh)
+            if self._factory is not None or self._given_ranks.given or mesh is not None:
+                self._given_ranks = ranks
+            self._factory_ranks = self.ranks
+
+        self._change("reshard", change)
+
+    def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
+        """The samples of any step of the run, past or coming, rank by rank.
+
+        Steps are numbered from the start of the run, over all epochs; the next one is "step" of the batch sampler's
+        state. Past steps are those that were delivered, whatever has changed since.
+
+        Args:
+            number: The step.
+            num_replicas: Number of ranks for a coming step; the present one by default. A past step had its own.
+            rank: Of which rank; None for all of them.
+
+        Returns:
+            A list of indices for each rank, or that of one `rank`.
+
+        Raises:
+            IndexError: The run has no such step.
+            TypeError: The batch sampler keeps no record of the run.
+            ValueError: There was no such `rank`.
+        """
+        batches = self._present()
+        foreign.need(batches, "step")
+        return batches.step(number, num_replicas=num_replicas, rank=rank)
+
+    def samples_of_step(self, number: int) -> list[dict[str, Any]]:
+        """The samples of any step of the run, a row for each: "step", "rank", "index", and what the dataset knows.
+
+        Of a dataset with `key(index)` that is "key", and of shards also "shard", "offset" of the data in it in bytes,
+        and, where there are several, "source". `pandas.DataFrame(rows)` is a table of them.
+
+        Args:
+            number: The step; see `step`.
+        """
+        return [
+            {"step": number, "rank": rank, "index": int(index), **sample_place(self.dataset, int(index))}
+            for rank, indices in enumerate(self.step(number))
+            for index in indices
+        ]
+
+    def replay(self, number: int, *, rank: int | None = None) -> Any:
+        """The batch of any step of the run, read and collated in this process; the position stays.
+
+        With `seed_per="sample"` it is the batch that was trained on, bit by bit, augmentation included; only where
+        the batch sampler's order repeats samples are their random numbers others. With "step" all are.
+
+        Args:
+            number: The step; see `step`.
+            rank: Of which rank; this one by default.
+        """
+        rank = self.ranks[1] if rank is None else rank
+        indices = self.step(number, rank=rank)
+        starts = self._present().state_dict().get("starts") or [0]
+        keys = self._keys(max(0, bisect_right(starts, number) - 1), rank)
+        read = self._batch_dataset.__getitems__(Request(indices, keys, number))
+        batch, _, error = self._batch_dataset.collate(read)
+        if error is not None:
+            raise error
+        return batch
+
+    def _present(self) -> Any:
+        """The batch sampler of the latest iteration, or of the next one."""
+        latest = self._progress.iteration
+        return self._batches() if latest is None or latest.batches is None else latest.batches
+
+    def _change(self, method: str, change: Callable[[Any], Any], *, again: bool = False) -> Any:
+        """Change the batches from the position of the loop on; what was read ahead is dropped.
+
+        With `again` positions before it, that a trainer may go back to, change, too.
+        """
+        batches, progress = self._present(), self._progress
+        foreign.need(batches, method)
+        latest, result = progress.iteration, None
+        places = [progress.place] if latest is None else [*latest.positions]
+        chosen, changed = places if again else places[-1:], list[Position]()
+        foreign.go_back(batches, progress.epoch, chosen[0].state)  # where this is refused, all stays as it is
+        try:
+            for place in chosen:
+                foreign.go_back(batches, progress.epoch, place.state)
+                result = change(batches)
+                changed.append(Position(place.steps, batches.state_dict()))
+        except Exception:
+            changed = [places[-1]]
+            foreign.go_back(batches, progress.epoch, places[-1].state)
+            raise
+        finally:
+            self._go_on(latest, batches, [*places[: -len(changed)], *changed])
+        return result
+
+    def _go_on(self, latest: Iteration | None, batches: Any, positions: list[Position]) -> None:
+        """Stand at positions whose states have changed; an iteration that is under way requests its batches anew."""
+        if latest is None:
+            self._progress.put(self._progress.epoch, positions[-1], resumed=self._progress.resumed)
+            return
+        latest.positions = deque(positions, latest.positions.maxlen)
+        if not latest.under_way:
+            return
+        latest.in_flight.clear()
+        latest.ranks = self._stats.rank = self.ranks
+        latest.length, latest.plan = self._planned(batches, latest.epoch, latest.position)
+        latest.changed = True
+        self._start(latest, batches, latest.reader)
 
     def report(self) -> LoaderReport:
         """Statistics of the batches that were delivered so far, on this rank."""
@@ -358,9 +581,12 @@ class ResumableLoader(EpochLoader):
         self._batches()
         progress = self._progress
         if progress.finished and not progress.chosen and not self._fixed:
+            self._catch_up()
             self._begin_at(progress.epoch + 1)
         elif progress.begun:  # the same epoch once more
             progress.put(progress.epoch, self._placed(self._batch_sampler, progress.epoch, progress.again()))
+        elif not self._is_placed(self._batch_sampler):
+            progress.put(progress.epoch, self._placed(self._batch_sampler, progress.epoch, progress.place))
         kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
         batches = self._batches()
         iteration = self._iteration(batches, progress.epoch, progress.place, kept)
@@ -376,25 +602,36 @@ class ResumableLoader(EpochLoader):
                 f"batch_sampler must give the batches of this rank, got one with rank={batches.rank!r}, so that each "
                 f"of {world} ranks would train on all of them: leave out rank"
             )
-        iteration = Iteration(epoch, start, foreign.length_of(batches, start.steps), (world, rank), kept)
-        iteration.plan = {
+        length, plan = self._planned(batches, epoch, start)
+        iteration = Iteration(epoch, start, length, (world, rank), kept)
+        iteration.batches, iteration.plan = batches, plan
+        return iteration
+
+    def _planned(self, batches: Any, epoch: int, start: Position) -> tuple[int, dict[str, Any]]:
+        """The length of an epoch, and what the ranks compare of an iteration from a position on."""
+        length = foreign.length_of(batches, *start)
+        return length, {
             "epoch": epoch,
             "steps done": start.steps,
-            "steps": iteration.length,
+            "steps": length,
             "order and batches": (start.state or {}).get("fingerprint"),
             "order": getattr(batches, "order_digest", ""),
             "shards": self._fingerprint,
             "seed_per": self._loading.seed_per,
-            "position": repr(start.state if foreign.has_state(batches) else None),
+            "position": compared(start.state if foreign.has_state(batches) else None),
         }
-        return iteration
 
     def _start(self, iteration: Iteration, batches: Any, reader: BatchReader) -> None:
         """Request the first batches; the workers are started before the ranks compare their plans."""
+        iteration.reader = reader
+        reader.start(
+            requested(batches, iteration, self._keys(iteration.epoch, iteration.ranks[1]), self._draws(batches))
+        )
+
+    def _keys(self, epoch: int, rank: int) -> Keys:
+        """The keys of the random numbers of an epoch."""
         name = int.from_bytes(self._name.encode()[:7], "big")
-        steps = int(derive(self._seed, iteration.epoch, iteration.ranks[1], name)[0])
-        keys = Keys(steps, epoch_key(self._seed, iteration.epoch))
-        reader.start(requested(batches, iteration, keys, self._draws(batches)))
+        return Keys(int(derive(self._seed, epoch, rank, name)[0]), epoch_key(self._seed, epoch))
 
     def _draws(self, batches: Any) -> Callable[[Sequence[int]], Sequence[int] | None] | None:
         """What tells the draws of each batch, where they decide random numbers."""
@@ -414,7 +651,9 @@ class ResumableLoader(EpochLoader):
         iteration.under_way = True
         try:
             for number in count():
-                if number == compares_after and checked and self._check_ranks:
+                compares = number == compares_after or (iteration.changed and compares_after is not None)
+                if compares and checked and self._check_ranks:
+                    iteration.changed = False
                     compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
@@ -475,6 +714,14 @@ class ResumableLoader(EpochLoader):
             yield iteration, reader
         finally:
             reader.close()
+
+    def _is_placed(self, batches: Any) -> bool:
+        """Whether a batch sampler is where the loader is: trainers tell a sampler that they find epochs of theirs."""
+        place = self._progress.place
+        if foreign.has_state(batches):
+            return position_of(batches, place.steps) == place
+        foreign.set_epoch(batches, self.epoch)
+        return True
 
     @staticmethod
     def _placed(batches: Any, epoch: int, place: Position) -> Position:

@@ -228,7 +228,12 @@ class BatchReader:
     def start(self, requests: Iterator[Request]) -> None:
         """Begin an iteration; the first one starts the workers."""
         self._requests.next = requests
+        running = self._torch._iterator
+        if running is not None:  # torch waits for what the workers are reading, with no more patience than this
+            running._timeout = self._timeout.timeout
         self._batches = start_workers(self._torch)
+        if running is not None:
+            running._timeout = self._timeout.seconds
 
     def next(self) -> tuple[Any, list[SkippedSample], ShardError | None] | None:
         """The next batch, its skipped samples and its error; None at the end."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -68,12 +69,39 @@ class ConcatShards(ConcatDataset[Any]):
         number, local = self.locate(index)
         return self.parts[number].key(local)
 
+    def find(self, key: str) -> int:
+        """The position of the first sample with a key, in the one source that has it.
+
+        Raises:
+            KeyError: No source has it, or several have.
+        """
+        found = []
+        for number, part in enumerate(self.parts):
+            with suppress(KeyError):
+                found.append((self.cumulative_sizes[number] - len(part) + part.find(key), self.names[number]))
+        if len(found) > 1:
+            raise KeyError(
+                f"{key!r} is in {len(found)} sources, {', '.join(name for _, name in found)}: give its index"
+            )
+        if not found:
+            raise KeyError(key)
+        return found[0][0]
+
     @property
     def fingerprint(self) -> str:
         """Changes with the names and with any byte of any shard; columns may come and go."""
-        parts = zip(self.names, self.parts, strict=True)
-        text = "\n".join(f"{name}\t{part.fingerprint}" for name, part in parts)
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return _joined(zip(self.names, [part.fingerprint for part in self.parts], strict=True))
+
+    def prefix_fingerprint(self, n_samples: int) -> str | None:
+        """The fingerprint of the first samples: whole sources, and the first shards of one; None if that is none."""
+        number = bisect_left(self.cumulative_sizes, n_samples)
+        if number == len(self.parts):
+            return None
+        last = self.parts[number].prefix_fingerprint(
+            n_samples - self.cumulative_sizes[number] + len(self.parts[number])
+        )
+        prints = [part.fingerprint for part in self.parts[:number]]
+        return None if last is None else _joined(zip(self.names[: number + 1], [*prints, last], strict=True))
 
     def close(self) -> None:
         """Close all shards; they are opened again when they are read."""
@@ -83,6 +111,26 @@ class ConcatShards(ConcatDataset[Any]):
 
 def _begin_at(begin: Begin, places: Sequence[int], number: int) -> None:
     begin(places[number])
+
+
+def _joined(prints: Iterable[tuple[str, str]]) -> str:
+    text = "\n".join(f"{name}\t{fingerprint}" for name, fingerprint in prints)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def sample_place(dataset: Any, index: int) -> dict[str, Any]:
+    """What a dataset knows of a sample: its "key", and of shards its "source", "shard" and "offset" in bytes."""
+    found: dict[str, Any] = {}
+    if isinstance(dataset, ConcatShards):
+        number, index = dataset.locate(index)
+        if len(dataset.parts) > 1:
+            found["source"] = dataset.names[number]
+        dataset = dataset.parts[number]
+    if callable(key := getattr(dataset, "key", None)):
+        found["key"] = key(index)
+    if isinstance(dataset, IndexedShards):
+        found.update(shard=dataset.shard_of(index), offset=dataset.offset_of(index))
+    return found
 
 
 def describe_sample(dataset: Any, index: int) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import pickle
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,26 @@ def dataset_fingerprint(dataset: Any) -> str:
     """
     if (own := own_fingerprint(dataset)) is not None:
         return own
-    text = f"{len(dataset)} {digest(_dataset_in_parts(dataset))}"
+    return _of_parts(dataset, len(dataset))
+
+
+def prefix_fingerprint(dataset: Any, n_samples: int) -> str | None:
+    """Stand for the first samples of a dataset, as if there were no others.
+
+    A dataset with a `fingerprint` needs `prefix_fingerprint(n_samples)`, as `IndexedShards` has, which says it; None
+    where it has none, or cannot say it.
+    """
+    if n_samples > len(dataset):
+        return None
+    if own_fingerprint(dataset) is not None:
+        of = getattr(dataset, "prefix_fingerprint", None)
+        found: str | None = of(n_samples) if callable(of) else None
+        return found
+    return _of_parts(dataset, n_samples)
+
+
+def _of_parts(dataset: Any, n_samples: int) -> str:
+    text = f"{n_samples} {digest(_dataset_in_parts(dataset, n_samples))}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -44,13 +63,14 @@ def own_fingerprint(thing: Any) -> str | None:
     return None if own is None or callable(own) else str(own)
 
 
-def _dataset_in_parts(dataset: Any) -> Any:
+def _dataset_in_parts(dataset: Any, count: int) -> Any:
+    """What can be said of its first `count` samples."""
     if isinstance(dataset, Subset):
-        return "subset", dataset_fingerprint(dataset.dataset), np.asarray(dataset.indices)
+        return "subset", dataset_fingerprint(dataset.dataset), np.asarray(dataset.indices)[:count]
     if isinstance(dataset, ConcatDataset):
-        return ["concatenated", *map(dataset_fingerprint, dataset.datasets)]
-    rows = range(0, len(dataset), max(1, len(dataset) // _ROWS))
-    chosen = [*rows, len(dataset) - 1] if len(dataset) else []
+        return ["concatenated", *_prints(dataset, count)]
+    rows = range(0, count, max(1, count // _ROWS))
+    chosen = [*rows, count - 1] if count else []
     if isinstance(dataset, TensorDataset):
         return [tensor[chosen] for tensor in dataset.tensors]
     if isinstance(dataset, np.ndarray | torch.Tensor):
@@ -64,6 +84,19 @@ def _dataset_in_parts(dataset: Any) -> Any:
     if hasattr(inner, "__getitem__") and hasattr(inner, "__len__") and len(inner) == len(dataset):
         return name, dataset_fingerprint(inner)
     return name
+
+
+def _prints(dataset: ConcatDataset[Any], count: int) -> Iterator[str | None]:
+    """The fingerprints of the datasets that hold the first samples, the last one perhaps in part."""
+    if count == len(dataset):
+        yield from map(dataset_fingerprint, dataset.datasets)
+        return
+    for part in dataset.datasets:
+        held = len(part)  # type: ignore[arg-type]  # of torch's, which declares no length
+        yield dataset_fingerprint(part) if held <= count else prefix_fingerprint(part, count)
+        count -= held
+        if count <= 0:
+            break
 
 
 def _plain(thing: Any, depth: int = 0) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,19 +88,53 @@ def rewind(batch_sampler: Any, epoch: int) -> None:
     set_epoch(batch_sampler, epoch)
 
 
-def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int) -> None:
-    """Resume a batch sampler, whichever epoch was set before."""
-    batch_sampler.load_state_dict(state)
+def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept: Collection[str] = ()) -> None:
+    """Resume a batch sampler, whichever epoch was set before; what may differ is given to one that takes it."""
+    accepted = {"accept": accept} if accept else {}
+    batch_sampler.load_state_dict(state, **accepted)
     if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
         set_epoch(batch_sampler, epoch)
-        batch_sampler.load_state_dict(state)
+        batch_sampler.load_state_dict(state, **accepted)
 
 
 def place(batch_sampler: Any, epoch: int, steps: int, state: Mapping[str, Any] | None) -> None:
-    """Put a batch sampler at a position of an epoch, where it has a state; else at the beginning of the epoch."""
+    """Put a batch sampler at a position of an epoch, where it has a state; else at the beginning of the epoch.
+
+    What was excluded stays so, also where the state is an earlier one.
+    """
+    excluded = getattr(batch_sampler, "excluded_indices", None)
     rewind(batch_sampler, epoch)
-    if steps and state is not None and has_state(batch_sampler):
+    if state is not None and (steps or state.get("position")) and has_state(batch_sampler):
         load_state(batch_sampler, state, epoch)
+        if excluded is not None and len(excluded):
+            batch_sampler.exclude(excluded.tolist())
+
+
+def go_back(batch_sampler: Any, epoch: int, state: Mapping[str, Any] | None) -> None:
+    """Put a batch sampler back to a position that it has passed; one that reads no order anew for that."""
+    if state is None:
+        rewind(batch_sampler, epoch)
+    else:
+        load_state(batch_sampler, state, epoch)
+
+
+def need(batch_sampler: Any, method: str) -> None:
+    """Refuse a batch sampler that keeps no record of the run."""
+    if not callable(getattr(batch_sampler, method, None)):
+        raise TypeError(
+            f"batch_sampler must have {method}() for that, got {type(batch_sampler).__name__}: use "
+            "DistributedBatchSampler or DistributedSizeAwareBatchSampler, which keep a record of the run"
+        )
+
+
+def check_accept(batch_sampler: Any, accept: Collection[str]) -> None:
+    """Refuse to accept changes where a batch sampler does not."""
+    load = getattr(batch_sampler, "load_state_dict", None)
+    if accept and (load is None or "accept" not in inspect.signature(load).parameters):
+        raise TypeError(
+            f"accept={sorted(accept)} needs a batch_sampler with load_state_dict(state, accept), got "
+            f"{type(batch_sampler).__name__}: use DistributedBatchSampler or DistributedSizeAwareBatchSampler"
+        )
 
 
 def copied(batch_sampler: Any, dataset: Any, name: str) -> Any:
@@ -115,22 +150,29 @@ def copied(batch_sampler: Any, dataset: Any, name: str) -> Any:
         ) from error
 
 
-def length_of(batch_sampler: Any, before: int) -> int:
-    """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at."""
-    remaining = getattr(batch_sampler, "remaining", None) if before and has_state(batch_sampler) else None
+def length_of(batch_sampler: Any, before: int, state: Mapping[str, Any] | None = None) -> int:
+    """Batches of the whole epoch, of which some came before the position that the batch sampler was resumed at.
+
+    Those that were skipped before do not count; `state` is that of the position.
+    """
+    inside = before or (state or {}).get("position")
+    remaining = getattr(batch_sampler, "remaining", None) if inside and has_state(batch_sampler) else None
     if remaining is not None and not callable(remaining):
         return before + int(remaining)
     return len(batch_sampler)
 
 
-def resume(batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int]) -> dict[str, Any] | None:
+def resume(
+    batch_sampler: Any, state: Mapping[str, Any], present: int, ranks: tuple[int, int], accept: Collection[str] = ()
+) -> dict[str, Any] | None:
     """Resume a batch sampler from a loader's state that was checked; if that is refused, it is in the `present` epoch.
 
     Returns the hash of the batches before, of a batch sampler without a state, if this rank saved it.
     """
     own, epoch, steps = state["batch_sampler"], state["epoch"], state["steps"]
+    check_accept(batch_sampler, accept)
     if has_state(batch_sampler):
-        load_state(batch_sampler, own, epoch)
+        load_state(batch_sampler, own, epoch, accept)
         if 0 < steps < len(batch_sampler) and state.get("order", "") != getattr(batch_sampler, "order_digest", ""):
             rewind(batch_sampler, present)
             raise ValueError(OTHER_ORDER.format(kind=type(getattr(batch_sampler, "sampler", batch_sampler)).__name__))

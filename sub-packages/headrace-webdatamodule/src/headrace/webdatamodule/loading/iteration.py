@@ -27,8 +27,29 @@ def position_of(batch_sampler: Any, steps: int, state: dict[str, Any] | None = N
     if has_state(batch_sampler):
         state = batch_sampler.state_dict()
     if state is not None and not steps and "position" in state:
-        state = {**state, "position": 0}  # an iteration that was abandoned has moved the batch sampler
+        state = _at_beginning(state)  # an iteration that was abandoned has moved the batch sampler
     return Position(steps, state)
+
+
+def _at_beginning(state: dict[str, Any]) -> dict[str, Any]:
+    """A batch sampler's state, at the beginning of its epoch; what was skipped there stays so."""
+    place, epoch, starts = 0, state.get("epoch"), state.get("starts", ())
+    for change in state.get("run", ()):
+        if (change["epoch"], change["position"]) == (epoch, place):
+            place += change.get("skip", 0)
+    state = {**state, "position": min(place, state["position"])}
+    return {**state, "step": starts[epoch]} if epoch is not None and epoch < len(starts) else state
+
+
+def compared(state: dict[str, Any] | None) -> str:
+    """What ranks compare of a state: all but what one that looked at a batch alone has noted of it."""
+    if state is None or "run" not in state:
+        return repr(state)
+    own = ("world", "all", "step")
+    changes = [{name: value for name, value in change.items() if name not in own} for change in state["run"]]
+    changes = [change for change in changes if len(change) > 2]  # more than a place
+    plain = {name: value for name, value in state.items() if name not in ("step", "starts", "run")}
+    return repr({**plain, "run": changes})
 
 
 class Iteration:
@@ -39,6 +60,8 @@ class Iteration:
         in_flight: What was requested and is not delivered yet: the indices of a batch, and the position behind it.
         delivered: The indices of the last batch, and its skipped samples.
         plan: What the ranks compare.
+        batches, reader: Where its batches come from.
+        changed: Whether its batches were changed, so that the ranks compare their plans once more.
         under_way: Whether its generator runs.
         finished: Whether it came to its end.
     """
@@ -49,7 +72,9 @@ class Iteration:
         self.in_flight: deque[tuple[Sequence[int], Position]] = deque()
         self.delivered: tuple[Sequence[int], list[SkippedSample]] = (), []
         self.plan: dict[str, Any] = {}
-        self.under_way = self.finished = False
+        self.batches: Any = None
+        self.reader: Any = None
+        self.changed = self.under_way = self.finished = False
 
     def deliver(self, indices: Sequence[int], skipped: list[SkippedSample], position: Position) -> None:
         """Note a batch, and the position behind it."""
@@ -157,8 +182,11 @@ class Progress(EpochCursor):
 def requested(
     batches: Any, iteration: Iteration, keys: Keys, draws_of: Callable[[Sequence[int]], Sequence[int] | None] | None
 ) -> Iterator[Request]:
-    """The batches of an iteration, noted as in flight; `draws_of` is asked for the draws of each batch."""
-    start, stop, state_of = iteration.start, iteration.length, batches.state_dict if has_state(batches) else None
+    """The batches of an iteration behind those that it has delivered, noted as in flight.
+
+    `draws_of` is asked for the draws of each batch.
+    """
+    start, stop, state_of = iteration.position, iteration.length, batches.state_dict if has_state(batches) else None
     given, before = iter(batches), hashlib.blake2b(digest_size=8)
     step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
     for batch in given:

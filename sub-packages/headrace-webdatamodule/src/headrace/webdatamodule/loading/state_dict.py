@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # Of the states of loaders and data modules, which lie in one another in a checkpoint; raised when a key comes, goes or
@@ -76,11 +76,23 @@ def loader_state(
     return state if seed_per == "step" else {**state, "seed_per": seed_per}
 
 
-def check_loader_state(state: Any, fingerprint: str, seed: int, name: str, seed_per: str) -> None:
-    """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed."""
+def check_loader_state(
+    state: Any,
+    fingerprint: str,
+    seed: int,
+    name: str,
+    seed_per: str,
+    prefix: Callable[[int], str | None] | None = None,
+) -> None:
+    """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed.
+
+    With `prefix`, the fingerprint of the first so many samples, data may have grown.
+    """
     own, more = {"version": STATE_VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?", "seed_per?")
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
-    if state["fingerprint"] != fingerprint:
+    if prefix is not None and state["fingerprint"] != fingerprint:
+        _check_growth(state, name, prefix)
+    elif state["fingerprint"] != fingerprint:
         raise ValueError(
             f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
             f"got {fingerprint!r}; resume with the data it was saved with, or start without the checkpoint"
@@ -96,8 +108,29 @@ def check_loader_state(state: Any, fingerprint: str, seed: int, name: str, seed_
     if batches.get("epoch", epoch) != epoch:
         raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {batches['epoch']!r}: it was changed")
     position = batches.get("position", steps)
-    if type(position) is int and (position > 0) != (steps > 0):
+    skipped = any("skip" in change for change in batches.get("run", ()) if isinstance(change, Mapping))
+    if type(position) is int and (position > 0) != (steps > 0) and not (skipped and position > 0):
         raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
+
+
+def _check_growth(state: Mapping[str, Any], name: str, prefix: Callable[[int], str | None]) -> None:
+    """Refuse data that are not those of a state and more behind them."""
+    batches = state["batch_sampler"]
+    changes = batches.get("run") if isinstance(batches, Mapping) else None
+    counts = [change["n"] for change in changes or () if isinstance(change, Mapping) and "n" in change]
+    if not counts or type(counts[-1]) is not int:
+        raise ValueError(
+            f"accept={{'data'}} needs a state that holds the number of {name} samples, in its batch sampler's record "
+            "of the run: resume with the data it was saved with"
+        )
+    if (found := prefix(counts[-1])) != state["fingerprint"]:
+        cure = "append samples or whole shards behind those there are, and leave these as they were"
+        if found is None:
+            cure = "append whole shards; a dataset with a fingerprint needs prefix_fingerprint(n_samples), too"
+        raise ValueError(
+            f"accept={{'data'}} needs {name} data whose first {counts[-1]} samples are those of the checkpoint, "
+            f"fingerprint={state['fingerprint']!r}, got {found!r} for them: {cure}"
+        )
 
 
 def module_state(

@@ -53,6 +53,7 @@ class EpochLoader(ABC):
     """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position."""
 
     batch_sampler: Any = None  # trainers look for one beside `sampler`
+    _shown_batch_sampler: Any = None  # by a loader that shows one
     _loop = Loop()
     _name: str
     _fixed: bool  # every epoch is the same

@@ -18,6 +18,7 @@ from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, Allowed
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.globbing import ShardPlaces, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -283,6 +284,19 @@ class IndexedShards:
         """
         return self._shards.path(self._find(index)[0])
 
+    def offset_of(self, index: int) -> int:
+        """Where the data of a sample's first member begin in its shard, in bytes.
+
+        Args:
+            index: The sample's position; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        shard, number = self._find(index)
+        opened = self._index(shard)
+        return int(opened.blocks[opened.span(number)[0]]) * BLOCK
+
     def find(self, key: str) -> int:
         """The position of the first sample with a key, from the indexes alone.
 
@@ -322,7 +336,16 @@ class IndexedShards:
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any byte of any shard; columns do not count."""
-        content = repr((self._shards.samples, self._shards.checksums))
+        return self._fingerprint_of(len(self._shards.samples))
+
+    def prefix_fingerprint(self, n_samples: int) -> str | None:
+        """The fingerprint of the first shards, which hold so many samples together; None if no such shards do."""
+        ends = [0, *self._ends]
+        # Of several, as shards may be empty, the most: they are the ones that a set of them alone has.
+        return self._fingerprint_of(bisect_right(ends, n_samples) - 1) if n_samples in ends else None
+
+    def _fingerprint_of(self, n_shards: int) -> str:
+        content = repr((self._shards.samples[:n_shards], self._shards.checksums[:n_shards]))
         return blake2b(content.encode(), digest_size=16).hexdigest()
 
     def close(self) -> None:
