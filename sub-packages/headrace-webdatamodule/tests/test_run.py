@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import DistributedBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 
 OPTIONS: dict[str, list[Any]] = {"batch_size": [2, 5, 9], "drop_last": [False, True], "shuffle": [True, False]}
 MOST = 400
@@ -70,6 +70,21 @@ class Run:
             if not self.step(iterators):
                 self.end()
                 return
+        self.resume(self.ranks[0].state_dict())
+
+    def during(self, what: str, value: Any, before: int, after: int) -> None:
+        """Deliver some steps, change something while they go on, and deliver more."""
+        iterators = [iter(rank) for rank in self.ranks]
+        if not all(self.step(iterators) for _ in range(before)):
+            self.end()
+            return
+        first = iterators[0]
+        getattr(self, what)(value)
+        if what == "reshard":
+            iterators = [first, *(iter(rank) for rank in self.ranks[1:])]
+        if not all(self.step(iterators) for _ in range(after)):
+            self.end()
+            return
         self.resume(self.ranks[0].state_dict())
 
     def step(self, iterators: list[Iterator[Any]]) -> bool:
@@ -153,6 +168,8 @@ class Run:
         for what, value in events:
             if what == "train":
                 self.train(value)
+            elif what == "during":
+                self.during(*value)
             elif what == "kill":
                 self.kill(value, {}, 0)
             elif what == "change":
@@ -167,6 +184,7 @@ class Run:
                 getattr(self, what)(value)
         self.train(1000)
         self.check_past()
+        self.close()
 
     def check_past(self) -> None:
         rank = self.ranks[-1]
@@ -181,23 +199,72 @@ class Run:
         return int(self.ranks[-1].state_dict()["step"])
 
 
+class RunOfLoaders(Run):
+    """The same through loaders, whose workers read ahead."""
+
+    def __init__(self, n: int, world: int, workers: int, **options: Any) -> None:
+        self.workers = workers
+        super().__init__(n, world, **options)
+
+    def make(self) -> list[Any]:
+        return [
+            ResumableLoader(list(range(self.n)), self.batches(rank), collate_fn=list, num_workers=self.workers)
+            for rank in range(self.world)
+        ]
+
+    def position(self) -> int:
+        return int(self.ranks[0].state_dict()["batch_sampler"]["position"])
+
+    def numbered(self) -> int:
+        return int(self.ranks[-1].state_dict()["batch_sampler"]["step"])
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
 ORDERS = st.sampled_from([None, None, Listed, Sliced])
-EVENTS = st.one_of(
-    st.tuples(st.just("train"), st.integers(1, 40)),
-    st.tuples(st.just("kill"), st.integers(1, 5)),
-    st.tuples(st.just("change"), st.dictionaries(st.sampled_from(list(OPTIONS)), st.integers(0, 3), max_size=2)),
-    st.tuples(st.just("grow"), st.integers(1, 60)),
-    st.tuples(st.just("exclude"), st.lists(st.integers(0, 299), min_size=1, max_size=8)),
-    st.tuples(st.just("skip"), st.integers(1, 5)),
-    st.tuples(st.just("reshard"), st.integers(1, 5)),
-)
+EXCLUDED = st.lists(st.integers(0, 299), min_size=1, max_size=8)
+
+
+def events(most_ranks: int) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """What may happen to a run, one thing after another."""
+    ranks, some = st.integers(1, most_ranks), st.integers(1, 20)
+    change = st.dictionaries(st.sampled_from(list(OPTIONS)), st.integers(0, 3), max_size=2)
+    changes = {"exclude": EXCLUDED, "skip": st.integers(1, 5), "reshard": ranks}
+    plain = {"train": st.integers(1, 40), "kill": ranks, "change": change, "grow": st.integers(1, 60), **changes}
+    meanwhile = st.one_of([st.tuples(st.just(name), values, some, some) for name, values in changes.items()])
+    every = {**plain, "during": meanwhile}
+    return st.lists(
+        st.one_of([st.tuples(st.just(name), values) for name, values in every.items()]), min_size=1, max_size=12
+    )
 
 
 @pytest.mark.parametrize("examples", [60, pytest.param(1500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
-    @given(ORDERS, st.integers(1, 5), st.lists(EVENTS, min_size=1, max_size=12))
+    @given(ORDERS, st.integers(1, 5), events(5))
     def check(order: type[Listed] | None, world: int, events: list[tuple[str, Any]]) -> None:
         Run(300, world, **({} if order is None else {"sampler": order})).apply(events)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("workers", "examples"),
+    [
+        (0, 40),
+        pytest.param(2, 6, marks=pytest.mark.slow),
+        pytest.param(0, 600, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
+        pytest.param(2, 60, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
+    ],
+)
+def test_a_loop_loses_and_repeats_nothing_whatever_happens(workers: int, examples: int) -> None:
+    most_ranks = 2 if workers else 4
+
+    @settings(max_examples=examples, deadline=None)
+    @given(ORDERS, st.integers(1, most_ranks), events(most_ranks))
+    def check(order: type[Listed] | None, world: int, events: list[tuple[str, Any]]) -> None:
+        RunOfLoaders(300, world, workers, **({} if order is None else {"sampler": order})).apply(events)
 
     check()
