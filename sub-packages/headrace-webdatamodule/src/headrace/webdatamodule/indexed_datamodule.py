@@ -79,6 +79,9 @@ class IndexedWebDataModule(MapDataModule):
         num_replicas: Number of data-parallel ranks; by default the trainer's or the process group's.
         rank: This rank; by default the trainer's or the process group's.
         mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        accept: What may differ from the run that saved the checkpoint to resume from: arguments of the batches, such as
+            {"batch_size"} or, of a `batch_sampler`, {"max_total_size"}, and "data" for samples that were appended. The
+            rest of the epoch, new samples included, is delivered with the new ones.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -127,6 +130,7 @@ class IndexedWebDataModule(MapDataModule):
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
+        accept: Collection[str] = (),
     ) -> None:
         super().__init__(
             shards,
@@ -149,6 +153,7 @@ class IndexedWebDataModule(MapDataModule):
             num_replicas=num_replicas,
             rank=rank,
             mesh=mesh,
+            accept=accept,
         )
         if verify not in ("read", "open", "none"):
             raise ValueError(f"verify must be one of 'read', 'open', 'none', got {verify!r}")

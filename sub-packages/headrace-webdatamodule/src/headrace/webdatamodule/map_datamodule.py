@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -94,6 +94,9 @@ class MapDataModule(BaseDataModule):
         num_replicas: Number of data-parallel ranks; by default the trainer's or the process group's.
         rank: This rank; by default the trainer's or the process group's.
         mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
+        accept: What may differ from the run that saved the checkpoint to resume from: arguments of the batches, such as
+            {"batch_size"} or, of a `batch_sampler`, {"max_total_size"}, and "data" for samples that were appended. The
+            rest of the epoch, new samples included, is delivered with the new ones.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -131,8 +134,10 @@ class MapDataModule(BaseDataModule):
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
+        accept: Collection[str] = (),
     ) -> None:
         super().__init__()
+        self._accept = {accept} if isinstance(accept, str) else set(accept)
         self._batch_size = PerSplit("batch_size", batch_size)
         self._batch_sampler = PerSplit("batch_sampler", batch_sampler)
         self._given, self._sizes = self._checked_data(datasets, PerSplit("sizes", sizes))
@@ -382,14 +387,16 @@ class MapDataModule(BaseDataModule):
         train = self._saved["train"]
         if self._resized and isinstance(train, Mapping) and train.get("epoch") == train.get("steps") == 0:
             return  # the batch-size finder goes back to where it began, and nothing had been read
-        changed = differences(self._saved.get("options"), self._options)
-        cure = "resume with the options it was saved with, or start without the checkpoint"
+        own = {name: value for name, value in self._options.items() if name not in self._accept}
+        changed = differences(self._saved.get("options"), own)
+        cure: Any = "resume with the options it was saved with, or start without the checkpoint"
         if changed and self._unnamed:
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")
         try:
-            loader._restore(train)
+            loader._restore(train, self._accept)
         except ValueError as error:
             same_data = train.get("fingerprint") == self._fingerprint(Split.train)
+            cure = error if "accept=" in str(error) else cure  # which can be accepted
             reason = f"{changed}; {cure}" if changed and same_data else error
             raise ValueError(f"the checkpoint does not fit: {reason}") from error
 

@@ -95,7 +95,8 @@ def check_loader_state(
     elif state["fingerprint"] != fingerprint:
         raise ValueError(
             f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
-            f"got {fingerprint!r}; resume with the data it was saved with, or start without the checkpoint"
+            f"got {fingerprint!r}; resume with the data it was saved with, go on with accept={{'data'}} where samples "
+            "were appended, or start without the checkpoint"
         )
     if (was := state.get("seed_per", "step")) != seed_per:
         raise ValueError(
