@@ -283,7 +283,7 @@ class ResumableLoader(EpochLoader):
     def _begin_at(self, epoch: int) -> None:
         """Let the next iteration begin with that epoch."""
         self._progress.go_to(epoch, 0)
-        foreign.set_epoch(self._batches(), epoch)
+        foreign.begin_epoch(self._batches(), epoch)
         self._progress.put(epoch, position_of(self._batch_sampler, 0))
 
     def _catch_up(self) -> None:

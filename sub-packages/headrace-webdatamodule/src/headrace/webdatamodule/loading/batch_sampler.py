@@ -168,6 +168,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
         if self._cursor.choose(checked_int("epoch", epoch, 0)):
             self._set_inner_epoch(epoch)
+            if epoch < len(self._record.starts):  # back again: the record forgets what came behind
+                self._record.begin(epoch, 0, self._settings())
+                self._stretches = None
 
     def _set_inner_epoch(self, epoch: int) -> None:
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):

@@ -85,7 +85,31 @@ def set_epoch(batch_sampler: Any, epoch: int) -> None:
 def rewind(batch_sampler: Any, epoch: int) -> None:
     """Put a batch sampler at the beginning of an epoch: it forgets its position with its epoch."""
     set_epoch(batch_sampler, epoch + 1)
+    begin_epoch(batch_sampler, epoch)
+
+
+def begin_epoch(batch_sampler: Any, epoch: int) -> None:
+    """Put a batch sampler at the beginning of another epoch; its record forgets what came behind that."""
     set_epoch(batch_sampler, epoch)
+    state = batch_sampler.state_dict() if has_state(batch_sampler) else {}
+    if "run" not in state:
+        return
+    begun = at_beginning(state, epoch)
+    if begun == state:
+        return
+    excluded = batch_sampler.excluded_indices.tolist()  # also where it was behind
+    batch_sampler.load_state_dict(begun)
+    batch_sampler.exclude(excluded)
+
+
+def at_beginning(state: Mapping[str, Any], epoch: int, position: int = 0) -> dict[str, Any]:
+    """A state at the beginning of its epoch, `position` samples of which were skipped."""
+    starts, run = state["starts"], [one for one in state["run"] if (one["epoch"], one["position"]) <= (epoch, position)]
+    if not position:
+        last = {name: value for name, value in run[-1].items() if name != "skip"} if run else {}
+        run = [*run[:-1], last] if (last.get("epoch"), last.get("position")) == (epoch, 0) else run
+    step = starts[epoch] if epoch < len(starts) else state["step"]
+    return {**state, "position": position, "step": step, "starts": starts[: epoch + 1], "run": run}
 
 
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept: Collection[str] = ()) -> None:

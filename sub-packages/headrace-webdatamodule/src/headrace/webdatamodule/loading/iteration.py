@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
-from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, has_state, samples_of
+from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, at_beginning, has_state, samples_of
 
 
 class Position(NamedTuple):
@@ -33,12 +33,13 @@ def position_of(batch_sampler: Any, steps: int, state: dict[str, Any] | None = N
 
 def _at_beginning(state: dict[str, Any]) -> dict[str, Any]:
     """A batch sampler's state, at the beginning of its epoch; what was skipped there stays so."""
-    place, epoch, starts = 0, state.get("epoch"), state.get("starts", ())
-    for change in state.get("run", ()):
-        if (change["epoch"], change["position"]) == (epoch, place):
-            place += change.get("skip", 0)
-    state = {**state, "position": min(place, state["position"])}
-    return {**state, "step": starts[epoch]} if epoch is not None and epoch < len(starts) else state
+    if "run" not in state:
+        return {**state, "position": 0}
+    skipped, epoch = 0, state["epoch"]
+    for change in state["run"]:
+        if (change["epoch"], change["position"]) == (epoch, skipped):
+            skipped += change.get("skip", 0)
+    return at_beginning(state, epoch, min(skipped, state["position"]))
 
 
 def compared(state: dict[str, Any] | None) -> str:
