@@ -58,6 +58,25 @@ def two_epochs(rank: int, folders: list[str], options: list[dict[str, Any]]) -> 
     return {"came": came}
 
 
+def excluding(rank: int, at: list[int], workers: int) -> dict[str, Any]:
+    """Leaves samples out, each rank at a step of its own, or says how it ended."""
+    dist.init_process_group("gloo")
+    loader = ResumableLoader(list(range(60)), DistributedBatchSampler(60, 3), collate_fn=list, num_workers=workers)
+    came: list[Any] = []
+    try:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                came.append(batch)
+                if epoch == 0 and loader.steps == at[rank]:
+                    loader.exclude([1, 2, 3])
+    except RankMismatchError as error:
+        return {"came": came, "said": str(error)}
+    finally:
+        loader.close()
+    return {"came": came, "record": loader.state_dict()["batch_sampler"]["run"]}
+
+
 def compared(rank: int, plans: list[dict[str, Any]]) -> str:
     """Compares plans."""
     dist.init_process_group("gloo")

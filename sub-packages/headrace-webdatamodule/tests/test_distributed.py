@@ -127,6 +127,28 @@ def test_other_plans_are_an_error_on_every_rank(
 
 
 @slow
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_samples_are_left_out_at_the_same_step_of_every_rank(tmp_path: Path, workers: int) -> None:
+    ranks = run_ranks(distributed_tasks.excluding, tmp_path, 2, [4, 4], workers)
+    assert ranks[0]["record"] == ranks[1]["record"]
+    first = [sample for rank in ranks for batch in rank["came"][:10] for sample in batch]
+    early = {sample for rank in ranks for batch in rank["came"][:4] for sample in batch}
+    assert sorted({*first} | {1, 2, 3}) == list(range(60))
+    assert len(first) == 57 + len(early & {1, 2, 3})
+    second = [sample for rank in ranks for batch in rank["came"][10:] for sample in batch]
+    assert sorted(second) == [0, *range(4, 60)]
+
+
+@slow
+@pytest.mark.parametrize("at", [[4, 5], [1, 2], [3, 99]])
+def test_samples_that_are_left_out_at_different_steps_are_an_error_on_every_rank(tmp_path: Path, at: list[int]) -> None:
+    ranks = run_ranks(distributed_tasks.excluding, tmp_path, 2, at, 0)
+    assert ranks[0]["said"] == ranks[1]["said"]
+    assert "position: rank 0 has " in ranks[0]["said"]
+    assert "call exclude, skip and reshard on every rank at the same step" in ranks[0]["said"]
+
+
+@slow
 def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) -> None:
     for rank in run(tmp_path / "run", [folder, made(tmp_path / "other", 1)], [{}, {}]):
         assert "shards: rank 0 has " in rank["said"]

@@ -653,8 +653,9 @@ class ResumableLoader(EpochLoader):
             for number in count():
                 compares = number == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
-                    iteration.changed = False
-                    compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
+                    changed, iteration.changed = iteration.changed, False
+                    mesh = self._given_ranks.mesh
+                    compare_plans(iteration.plan, self._name, iteration.ranks[0], mesh, changed=changed)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
                 if (delivered := reader.next()) is None:

@@ -44,8 +44,12 @@ def batches_before_comparing(*, in_trainer: bool, evaluates: bool) -> int | None
     return 1 if threading.current_thread() is threading.main_thread() else 0
 
 
-def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: Mesh | None = None) -> None:
+def compare_plans(
+    plan: Mapping[str, Any], name: str, num_replicas: int, mesh: Mesh | None = None, *, changed: bool = False
+) -> None:
     """Compare a plan, {what it is: value}, over the `num_replicas` ranks of a loader; all of them have to call this.
+
+    `changed` says that an epoch does not begin, but was changed in its middle.
 
     These are the ranks of a `DeviceMesh`, else all of the process group. Others are not known to be there: then, and
     for a single one, nothing is compared.
@@ -65,7 +69,10 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
     numbers = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     everyone: list[Any] = [None] * len(numbers)
     cure = "iterate it on every rank, or take one batch at most where one rank looks at it"
-    with waiting(f"the other ranks to begin epoch {plan.get('epoch')} of the {name} loader: {cure}"):
+    what = f"begin epoch {plan.get('epoch')}"
+    if changed:
+        what, cure = "make the same change", "call exclude, skip and reshard on every rank at the same step"
+    with waiting(f"the other ranks to {what} of the {name} loader: {cure}"):
         dist.all_gather(numbers, own, group=group)
         if len({int(number) for number in numbers}) == 1:
             return
@@ -75,7 +82,10 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
         for what in dict.fromkeys(what for its in everyone for what in its)
         if len({its.get(what) for its in everyone}) > 1
     )
-    cure = "give every rank the same shards, sizes, options and seed, and resume all of them from one checkpoint"
+    cure = (
+        "give every rank the same shards, sizes, options and seed, resume all of them from one checkpoint, and call "
+        "exclude, skip and reshard on every rank at the same step"
+    )
     raise RankMismatchError(f"the ranks differ in what the {name} loader is to deliver ({message}): {cure}")
 
 
