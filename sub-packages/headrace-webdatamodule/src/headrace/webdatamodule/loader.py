@@ -423,11 +423,20 @@ class ResumableLoader(EpochLoader):
 
         self._change("reshard", change)
 
+    @property
+    def run_steps(self) -> int:
+        """Steps of the run that were delivered, over all epochs: the number of the step that comes next.
+
+        Raises:
+            TypeError: The batch sampler keeps no record of the run.
+        """
+        foreign.need(self._present(), "step")
+        return int(self.state_dict()["batch_sampler"]["step"])
+
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """The samples of any step of the run, past or coming, rank by rank.
 
-        Steps are numbered from the start of the run, over all epochs; the next one is "step" of the batch sampler's
-        state. Past steps are those that were delivered, whatever has changed since.
+        Steps are numbered from the start of the run, over all epochs; `run_steps` is the one that comes next. Past steps are those that were delivered, whatever has changed since.
 
         Args:
             number: The step.
