@@ -436,8 +436,8 @@ class ResumableLoader(EpochLoader):
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """The samples of any step of the run, past or coming, rank by rank.
 
-        Steps are numbered from the start of the run, over all epochs; `run_steps` is the one that comes next. Past steps
-        are those that were delivered, whatever has changed since.
+        Steps are numbered from the start of the run, over all epochs; `run_steps` is the one that comes next. Past
+        steps are those that were delivered, whatever has changed since.
 
         Args:
             number: The step.
