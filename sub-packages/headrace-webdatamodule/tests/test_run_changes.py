@@ -403,6 +403,28 @@ def test_a_fit_resumes_with_what_it_accepts(folders: tuple[Path, Path], tmp_path
             assert sorted(keys) == [f"t{number:02d}" for number in range(20)], (hook, epoch)
 
 
+class Rest(Callback):
+    """Leaves out all that comes after a batch."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.exclude)
+
+    def exclude(self, trainer: lightning.Trainer, *_: Any) -> None:
+        one: Any = trainer.train_dataloader
+        if one.run_steps == 3 and not len(one.excluded_indices):
+            one.exclude(index for step in range(one.remaining) for index in one.step(3 + step)[0])
+
+
+@pytest.mark.parametrize(("hook", "steps"), [("on_train_batch_start", [2, 4]), ("on_train_batch_end", [1, 3])])
+def test_a_fit_whose_epoch_ends_with_a_change_validates(
+    folders: tuple[Path, Path], hook: str, steps: list[int]
+) -> None:
+    """It takes the step of half a group, too, unless that batch is over."""
+    model = fit(data(folders), Rest(hook), accumulate_grad_batches=2, max_epochs=2)
+    assert [len([0 for at, _ in model.seen if at == epoch]) for epoch in range(2)] == [3, 3]
+    assert model.validated == list(enumerate(steps))
+
+
 class Excludes(Callback):
     """Leaves out samples of the batches that come next."""
 
@@ -427,6 +449,7 @@ def test_a_callback_leaves_samples_out_of_a_running_fit(
     model = fit(data(folders, num_workers=workers), excluding, saving, **options)
     out = {f"t{index:02d}" for index in excluding.excluded}
     assert len(out) == 3
+    assert [epoch for epoch, _ in model.validated] == [0, 1]  # also after the shorter epoch
     for epoch in range(2):
         keys = [key for at, batch in model.seen if at == epoch for key in batch]
         assert sorted({*keys} | out) == [f"t{number:02d}" for number in range(20)]

@@ -6,6 +6,8 @@
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
 - `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
+- `fit_loop.max_batches`, `_data_fetcher` and `trainer.val_check_batch`: the number of batches of an epoch, by which it
+  validates and takes the last optimizer step, so that both follow when the epoch is changed in its middle.
 - The same of the loops that validate, test and predict: their iterators.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
@@ -92,6 +94,18 @@ class FitLoop(Loop):
             if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
                 loop.epoch_progress.increment_completed()
                 loop.reset_restart_stage()
+
+    def resize(self, length: int) -> None:
+        """Let the trainer end its epoch where the loader's ends: there it validates, and takes the last step."""
+        if (trainer := self.trainer) is None:
+            return
+        loop, limit = trainer.fit_loop, trainer.limit_train_batches
+        most = min(length, limit) if isinstance(limit, int) else int(length * limit)
+        loop.max_batches = loop._data_fetcher.length = most
+        if loop._data_fetcher.fetched >= most:  # the present batch is the last one now
+            loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
+        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+            trainer.val_check_batch = max(1, int(most * trainer.val_check_interval))
 
 
 class EvaluationLoops(Loop):

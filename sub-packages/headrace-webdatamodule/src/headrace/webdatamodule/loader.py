@@ -431,7 +431,7 @@ class ResumableLoader(EpochLoader):
             TypeError: The batch sampler keeps no record of the run.
         """
         foreign.need(self._present(), "step")
-        return int(self.state_dict()["batch_sampler"]["step"])
+        return int((self._progress.behind().state or {})["step"])
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """The samples of any step of the run, past or coming, rank by rank.
@@ -532,6 +532,7 @@ class ResumableLoader(EpochLoader):
         latest.ranks = self._stats.rank = self.ranks
         latest.length, latest.plan = self._planned(batches, latest.epoch, latest.position)
         latest.changed = True
+        self._loop.resize(latest.length)
         self._start(latest, batches, latest.reader)
 
     def report(self) -> LoaderReport:

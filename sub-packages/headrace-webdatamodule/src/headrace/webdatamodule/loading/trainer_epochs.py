@@ -48,6 +48,9 @@ class Loop:
     def settle(self) -> None:
         """The loader's epoch was chosen."""
 
+    def resize(self, length: int) -> None:
+        """The epoch that is under way has another number of batches."""
+
 
 class EpochLoader(ABC):
     """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position."""
