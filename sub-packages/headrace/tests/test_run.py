@@ -139,3 +139,24 @@ def test_whatever_happens_to_a_loop_over_batches_by_size(workers: int, examples:
         run.close()
 
     check()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_goes_on_unchanged_where_the_batch_sampler_allows_no_change(workers: int) -> None:
+    def loader(workers: int) -> ResumableLoader:
+        batches = DistributedSizeAwareBatchSampler(SIZES, 180, tokens_per_step=1000)
+        return ResumableLoader(list(range(len(SIZES))), batches, collate_fn=list, num_workers=workers)
+
+    one, came = loader(workers), []
+    for batch in one:
+        came.append(batch)
+        if one.steps in (3, 8):
+            with pytest.raises(ValueError, match="allows changes at the beginning of an epoch only"):
+                one.exclude([5])
+            with pytest.raises(ValueError, match="tokens_per_step must be None for that"):
+                one.skip(2)
+    assert came == list(loader(0))
+    one.set_epoch(1)
+    one.exclude([5])
+    assert sorted(index for batch in one for index in batch) == [i for i in range(len(SIZES)) if i != 5]
+    one.close()
