@@ -531,7 +531,7 @@ class ResumableLoader(EpochLoader):
         latest.in_flight.clear()
         latest.ranks = self._stats.rank = self.ranks
         latest.length, latest.plan = self._planned(batches, latest.epoch, latest.position)
-        latest.changed = True
+        latest.changed = latest.plan["changed"] = True
         self._loop.resize(latest.length)
         self._start(latest, batches, latest.reader)
 
@@ -664,9 +664,8 @@ class ResumableLoader(EpochLoader):
             for number in count():
                 compares = number == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
-                    changed, iteration.changed = iteration.changed, False
-                    mesh = self._given_ranks.mesh
-                    compare_plans(iteration.plan, self._name, iteration.ranks[0], mesh, changed=changed)
+                    iteration.changed = False
+                    compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
                 if (delivered := reader.next()) is None:

@@ -44,12 +44,8 @@ def batches_before_comparing(*, in_trainer: bool, evaluates: bool) -> int | None
     return 1 if threading.current_thread() is threading.main_thread() else 0
 
 
-def compare_plans(
-    plan: Mapping[str, Any], name: str, num_replicas: int, mesh: Mesh | None = None, *, changed: bool = False
-) -> None:
+def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: Mesh | None = None) -> None:
     """Compare a plan, {what it is: value}, over the `num_replicas` ranks of a loader; all of them have to call this.
-
-    `changed` says that an epoch does not begin, but was changed in its middle.
 
     These are the ranks of a `DeviceMesh`, else all of the process group. Others are not known to be there: then, and
     for a single one, nothing is compared.
@@ -70,7 +66,7 @@ def compare_plans(
     everyone: list[Any] = [None] * len(numbers)
     cure = "iterate it on every rank, or take one batch at most where one rank looks at it"
     what = f"begin epoch {plan.get('epoch')}"
-    if changed:
+    if "changed" in plan:  # in the middle of the epoch
         what, cure = "make the same change", "call exclude, skip and reshard on every rank at the same step"
     with waiting(f"the other ranks to {what} of the {name} loader: {cure}"):
         dist.all_gather(numbers, own, group=group)
