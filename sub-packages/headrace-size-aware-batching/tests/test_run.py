@@ -266,8 +266,12 @@ def test_an_epoch_that_begins_anew_forgets_what_changed_in_it() -> None:
     assert len(sampler.state_dict()["run"]) > 1
     sampler.set_epoch(1)
     sampler.set_epoch(0)
+    state = sampler.state_dict()
+    resumed = made_without(5)
+    resumed.load_state_dict(state)
     whole = list(sampler)
-    assert whole == list(fresh := made_without(5))
+    assert whole == list(fresh := made_without(5)) == list(resumed)
+    assert len(sampler) == len(whole)
     assert sampler.state_dict()["run"] == fresh.state_dict()["run"]
 
 
@@ -356,6 +360,10 @@ def test_plans_that_depend_on_what_came_before_change_at_the_beginning_of_an_epo
         {"run": [{"epoch": 0}]},
         {"run": [{"epoch": 7, "position": 0, "step": 0}]},
         {"run": "x"},
+        {"run": [{"epoch": 0, "position": 0, "step": 0, "world": 0}]},
+        {"run": [{"epoch": 0, "position": 0, "step": 0, "options": 3}]},
+        {"run": [{"epoch": 0, "position": 0, "step": 0, "exclude": ["a"]}]},
+        {"run": [{"epoch": 0, "position": 0, "step": 0, "exclude": [10**9]}]},
         {"step": 3.5},
     ],
 )

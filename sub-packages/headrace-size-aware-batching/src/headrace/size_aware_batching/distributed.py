@@ -621,7 +621,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                 the loop.
         """
         segments = self._current_segments(position)
-        record = self._record.state()
+        record = self._record.state(self.epoch, self._cursor.position, self._settings())
         if position is None:
             position = self._cursor.position
         elif (position := self._checked_position(position)) != self._cursor.position:
@@ -670,7 +670,10 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         try:
             position = state["position"]
             recorded = bool(record.changes)
-            self._set_record(record, record.settings(epoch, position)["exclude"] if recorded else excluded)
+            left_out = record.settings(epoch, position)["exclude"] if recorded else excluded
+            if max(left_out, default=0) >= max(1, len(self.sizes)):
+                raise ValueError(f"state['run'] must leave out samples below {len(self.sizes)}: it was changed")
+            self._set_record(record, left_out)
             if accepted or not recorded:
                 checked_int("position", position)
                 self._change(epoch, position)

@@ -342,8 +342,8 @@ class RunChanges(Sampler[list[Any]]):
         for name in ("tokens_per_step", "curriculum"):
             if (value := self._own_options[name]) is not None:
                 raise ValueError(
-                    f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them before the "
-                    "first batch of an epoch, or resume from a state that was saved at the end of one"
+                    f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them behind "
+                    "set_epoch of the next one and before its first batch, or resume from a state that was saved there"
                 )
 
     def _refuse_within_steps(self) -> None:

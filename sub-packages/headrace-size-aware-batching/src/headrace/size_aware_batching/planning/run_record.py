@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 Change = dict[str, Any]
@@ -55,9 +56,17 @@ class RunRecord:
         self.changes: list[Change] = []
         self.place = 0, 0  # epoch and position where an iteration began last
 
-    def state(self) -> dict[str, Any]:
-        """Return what a state has of the record, JSON."""
-        return {"step": self.step, "starts": list(self.starts), "run": list(self.changes)}
+    def state(self, epoch: int, position: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a state at a place has of the record, JSON; where the run is about to go back, of what is kept.
+
+        ``settings`` are those that hold now, at that place too if it is an earlier one.
+        """
+        record = self
+        if self._is_behind(epoch, position):
+            record = deepcopy(self)
+            record._go_back(epoch, position)
+            record.note(epoch, position, settings)
+        return {"step": record.step, "starts": list(record.starts), "run": list(record.changes)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunRecord:
@@ -82,6 +91,10 @@ class RunRecord:
             now = tuple(change.get(name) for name in _PLACE) if isinstance(change, Mapping) else ()
             if not (len(now) == len(_PLACE) and all(map(_whole, now)) and before <= now and now[:2] <= place):
                 raise ValueError("state['run'] must be changes in the order of their steps: it was changed")
+            if not _is_change(change):
+                raise ValueError(
+                    "state['run'] must hold numbers, options and samples that are left out: it was changed"
+                )
             before = now
         record.step, record.starts, record.changes = step, list(starts), [dict(change) for change in changes]
         return record
@@ -102,8 +115,7 @@ class RunRecord:
 
     def begin(self, epoch: int, position: int, settings: Mapping[str, Any]) -> bool:
         """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
-        again = position == 0 and epoch == len(self.starts) - 1 and self.step > self.starts[-1]
-        if back := again or (epoch, position) < self.place or epoch < len(self.starts) - 1:
+        if back := self._is_behind(epoch, position):
             self._go_back(epoch, position)
         self.starts += [self.step] * (epoch + 1 - len(self.starts))
         self.place = epoch, position
@@ -154,6 +166,11 @@ class RunRecord:
         """Return the epoch that a step before the present one is in."""
         return bisect_right(self.starts, step) - 1
 
+    def _is_behind(self, epoch: int, position: int) -> bool:
+        """Return whether the run was at a later place already."""
+        again = position == 0 and epoch == len(self.starts) - 1 and self.step > self.starts[-1]
+        return again or (epoch, position) < self.place or epoch < len(self.starts) - 1
+
     def _go_back(self, epoch: int, position: int) -> None:
         """Forget what came behind a place; what was excluded behind it is noted anew by who excludes it."""
         self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
@@ -178,6 +195,17 @@ def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
     if excluded or "exclude" in held:
         both["exclude"] = excluded
     return both
+
+
+def _is_change(change: Mapping[str, Any]) -> bool:
+    excluded = change.get("exclude", [])
+    return (
+        all(_whole(change[name]) for name in ("world", "n", "skip") if name in change)
+        and change.get("world", 1) > 0
+        and isinstance(change.get("options", {}), Mapping)
+        and isinstance(excluded, list | tuple)
+        and all(map(_whole, excluded))
+    )
 
 
 def _whole(value: Any) -> bool:

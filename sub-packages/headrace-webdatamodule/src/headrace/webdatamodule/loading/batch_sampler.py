@@ -187,7 +187,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             "epoch": self.epoch,
             "position": self._cursor.position,
             "fingerprint": self._stamp if self._cursor.iteration else self._epoch_fingerprint(self.epoch),
-            **self._record.state(),
+            **self._record.state(self.epoch, self._cursor.position, self._settings()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:

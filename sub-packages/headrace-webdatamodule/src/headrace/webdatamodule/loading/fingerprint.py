@@ -82,7 +82,7 @@ def _dataset_in_parts(dataset: Any, count: int) -> Any:
     name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     inner: Any = getattr(dataset, "dataset", None)
     if hasattr(inner, "__getitem__") and hasattr(inner, "__len__") and len(inner) == len(dataset):
-        return name, dataset_fingerprint(inner)
+        return name, dataset_fingerprint(inner) if count == len(inner) else prefix_fingerprint(inner, count)
     return name
 
 
