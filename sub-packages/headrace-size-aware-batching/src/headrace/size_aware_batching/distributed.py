@@ -652,7 +652,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
         for name in (accept := {accept} if isinstance(accept, str) else set(accept)):
             one_of("accept", name, (*CHANGEABLE, DATA))
-        epoch, record = self._checked_epoch_of(state), RunRecord.of(state)
+        epoch = self._checked_epoch_of(state)
+        state = {**state, "epoch": epoch, "position": checked_int("position", state["position"], end=2**62)}
+        record = RunRecord.of(state)
         accepted = self._checked_fingerprint(state, epoch, record, accept)
         if self._cursor.overrules(epoch):
             return
@@ -675,7 +677,6 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                 raise ValueError(f"state['run'] must leave out samples below {len(self.sizes)}: it was changed")
             self._set_record(record, left_out)
             if accepted or not recorded:
-                checked_int("position", position)
                 self._change(epoch, position)
             position = self._checked_position(position, epoch)
             if self._steps is not None and position:
@@ -893,7 +894,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if not isinstance(other, str) or len(other) != len(own):
             raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
         parts = self._fingerprint_parts(None)
-        held = record.settings(epoch, checked_int("position", state["position"]))
+        held = record.settings(epoch, state["position"])
         n_samples = held.get("n", len(self.sizes))
         if (accept and record.changes) and (DATA in accept or n_samples == len(self.sizes)):
             before = {name: value for name, value in held["options"].items() if name in accept}
