@@ -32,6 +32,7 @@ from headrace.size_aware_batching.planning.rest import (
     filtered,
     place_of_step,
     rest_of_order,
+    still_sorted,
     without,
 )
 from headrace.size_aware_batching.planning.run_record import Part, RunRecord
@@ -255,7 +256,7 @@ class RunChanges(Sampler[list[Any]]):
             return PlannedPart(0, sampler, sampler._plan_epoch(epoch))
         sampler._refuse_within_epoch()
         position = part.change["position"] if part.change else 0
-        earlier, prepared, order = before[-1], sampler._prepared, None
+        earlier, prepared, order, by_size = before[-1], sampler._prepared, None, None
         if position > earlier.planner.n_samples:
             raise ValueError(
                 f"position must be an int from 0 to {earlier.planner.n_samples}, the samples of the epoch, got "
@@ -266,13 +267,16 @@ class RunChanges(Sampler[list[Any]]):
             retired[delivered(earlier.planner, earlier.sampler._key(epoch), position)] = True
             kept = without(prepared.kept, len(prepared.sizes), np.flatnonzero(retired[: len(prepared.sizes)]))
             prepared = replace(prepared, kept=kept)
+            by_size = still_sorted(earlier.planner, earlier.sampler._prepared.sizes, prepared)
         else:
             order = rest_of_order(earlier.planner, earlier.sampler._key(epoch), position)
             if prepared.kept is not None:
                 order = filtered(order, prepared.kept, len(prepared.sizes))
         key = int(fold_in(self.seed, epoch, position)[0])
         return PlannedPart(
-            position, sampler, RestPlanner(position, make_planner(prepared, sampler.options, order), key)
+            position,
+            sampler,
+            RestPlanner(position, make_planner(prepared, sampler.options, order, by_size=by_size), key),
         )
 
     def _with(self, settings: Mapping[str, Any]) -> RunChanges:

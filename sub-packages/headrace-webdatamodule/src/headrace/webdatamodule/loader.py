@@ -424,14 +424,13 @@ class ResumableLoader(EpochLoader):
         self._change("reshard", change)
 
     @property
-    def run_steps(self) -> int:
+    def run_steps(self) -> int | None:
         """Steps of the run that were delivered, over all epochs: the number of the step that comes next.
 
-        Raises:
-            TypeError: The batch sampler keeps no record of the run.
+        None where the batch sampler keeps no record of the run.
         """
-        foreign.need(self._present(), "step")
-        return int((self._progress.behind().state or {})["step"])
+        found: int | None = (self._progress.behind().state or {}).get("step")
+        return found
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """The samples of any step of the run, past or coming, rank by rank.

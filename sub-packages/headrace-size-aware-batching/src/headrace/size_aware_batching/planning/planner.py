@@ -28,7 +28,7 @@ from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 from headrace.size_aware_batching.planning.random import fold_in
-from headrace.size_aware_batching.planning.strata import Strata, kd_order, sorted_by_size
+from headrace.size_aware_batching.planning.strata import Strata, kd_order, narrowed, sorted_by_size
 from headrace.size_aware_batching.planning.windows import (
     PACKED,
     STRATIFIED,
@@ -408,13 +408,21 @@ Planner: TypeAlias = NextFitPlanner | GroupPlanner | CurriculumPlanner
 
 
 def make_planner(
-    sized: PreparedSizes, options: Options, order: Order | None = None, ramp: Ramp | None = None
+    sized: PreparedSizes,
+    options: Options,
+    order: Order | None = None,
+    ramp: Ramp | None = None,
+    by_size: NDArray[Any] | None = None,
 ) -> Planner:
-    """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own."""
+    """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own.
+
+    ``by_size`` are the samples to plan as `sorted_by_size` would order them, where that is known.
+    """
     n_samples = sized.n_samples if order is None else order.n_samples
     if n_samples and order is None and options.shuffle and options.strategy != "sequential":
         if ramp is None or options.strategy == "bucketed":  # whose batches come in another order
-            return in_strata(sized, options, sized.kept, given_windows(options, n_samples), ramp=ramp)
+            n_windows = given_windows(options, n_samples)
+            return in_strata(sized, options, sized.kept, n_windows, ramp=ramp, by_size=by_size)
         return CurriculumPlanner(sized, options, ramp)
     if order is None:
         order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
@@ -461,10 +469,20 @@ def in_strata(
     key: int | None = None,
     ramp: Ramp | None = None,
     listed: int = 0,
+    by_size: NDArray[Any] | None = None,
 ) -> StrataPlanner:
-    """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once."""
+    """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once.
+
+    ``by_size`` are the samples as `sorted_by_size` would order them, where that is known.
+    """
+    if by_size is not None:
+        samples = by_size
     sizes = sized.sizes if samples is None else sized.sizes[samples]
-    order, descending = sorted_by_size(sizes) if sizes.ndim == 1 else (np.zeros(0, np.int64), sizes)
+    order, descending = np.zeros(0, np.int64), sizes
+    if by_size is not None:
+        descending = narrowed(sizes)
+    elif sizes.ndim == 1:
+        order, descending = sorted_by_size(sizes)
     strata = Strata(len(sizes), n_windows or usual_windows(descending, sized.limits, options.strategy))
     if sizes.ndim == 1:
         largest = descending[strata.firsts()][:, None]
@@ -485,8 +503,12 @@ def in_strata(
     if sized.work is None:
         work = sized.cost.work(descending, sized.limits)
     else:
-        work = given_work((sized.work if samples is None else sized.work[samples])[order])
-    order = order if samples is None else samples[order].astype(order.dtype)
+        own = sized.work if samples is None else sized.work[samples]
+        work = given_work(own if by_size is not None else own[order])
+    if by_size is None:
+        order = order if samples is None else samples[order].astype(order.dtype)
+    else:
+        order = by_size
     return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed)
 
 

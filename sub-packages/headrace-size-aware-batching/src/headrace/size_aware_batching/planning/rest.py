@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.last_step import Batches, Tail
 from headrace.size_aware_batching.planning.order import SliceOrder
-from headrace.size_aware_batching.planning.planner import Planner, WindowPlanner
+from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, WindowPlanner
+from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
 
 class RestPlanner:
@@ -93,6 +94,17 @@ def without(kept: NDArray[Any] | None, n_samples: int, left_out: NDArray[Any]) -
         there[kept] = True
     there[left_out] = False
     return np.flatnonzero(there)
+
+
+def still_sorted(planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes) -> NDArray[Any] | None:
+    """Return the samples that are kept by size, if a planner of more of them has sorted these sizes; else None."""
+    inner = planner.inner if isinstance(planner, RestPlanner) else planner
+    if not isinstance(inner, StrataPlanner) or sizes is not prepared.sizes or sizes.ndim > 1 or prepared.kept is None:
+        return None
+    there = np.zeros(len(sizes), bool)
+    there[prepared.kept] = True
+    found: NDArray[Any] = inner.by_size[there[inner.by_size]]
+    return found if len(found) == len(prepared.kept) else None
 
 
 def place_of_step(

@@ -50,6 +50,12 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
 
 
+def narrowed(descending: NDArray[Any]) -> NDArray[Any]:
+    """Return sorted sizes in the type that `sorted_by_size` gives them."""
+    small = len(descending) and descending.dtype.kind in "iu" and descending[0] < COUNTED
+    return descending.astype(np.uint16) if small else descending
+
+
 def places_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many samples of larger sizes there are, from the count of each size."""
     return np.concatenate([[0], np.cumsum(counts[::-1])[:-1]])[::-1].copy()
