@@ -475,3 +475,33 @@ def test_a_fit_that_was_killed_sees_the_same_crops_with_other_ranks_and_workers(
     after = rows_of(tmp_path, "rest")
     assert (len(before), len(after)) == (COUNT + 12, COUNT - 12)
     assert before | after == expected
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
+def test_a_step_that_is_replayed_is_the_batch_that_was_trained_on(workers: tuple[int, int]) -> None:
+    """Bit by bit, after a resume with other workers, whichever rank asks."""
+    trained: dict[tuple[int, int], Any] = {}
+    state: Any = {}
+    for rank in range(2):
+        one = loader(Augmented(), (2, rank), num_workers=workers[0], collate_fn=noisy_stack)
+        for epoch in range(2):
+            one.set_epoch(epoch)
+            for batch in islice(one, 2 if epoch else None):
+                trained[one.run_steps - 1, rank] = batch
+        state = json.loads(json.dumps(one.state_dict()))
+        one.close()
+    for rank in range(2):
+        one = loader(Augmented(), (2, rank), num_workers=workers[1], collate_fn=noisy_stack)
+        one.load_state_dict(state)
+        coming = {(number, r): one.replay(number, rank=r) for number in range(5, 9) for r in range(2)}
+        for epoch in range(one.epoch, 3):
+            one.set_epoch(epoch)
+            for batch in one:
+                number = one.run_steps - 1
+                trained[number, rank] = batch
+                assert torch.equal(one.replay(number), batch)
+        assert all(torch.equal(coming[where], trained[where]) for where in coming if where[1] == rank)
+        for (number, r), batch in trained.items():
+            assert torch.equal(one.replay(number, rank=r), batch), (number, r)
+        one.close()
+    assert len(trained) == 9 * 2

@@ -482,13 +482,26 @@ class ResumableLoader(EpochLoader):
         """
         rank = self.ranks[1] if rank is None else rank
         indices = self.step(number, rank=rank)
-        starts = self._present().state_dict().get("starts") or [0]
-        keys = self._keys(max(0, bisect_right(starts, number) - 1), rank)
+        keys = self._keys(self._epoch_of_step(number), rank)
         read = self._batch_dataset.__getitems__(Request(indices, keys, number))
         batch, _, error = self._batch_dataset.collate(read)
         if error is not None:
             raise error
         return batch
+
+    def _epoch_of_step(self, number: int) -> int:
+        """The epoch of a step that the run has."""
+        batches, epoch = self._present(), self.epoch
+        if number < self.run_steps:
+            starts = batches.state_dict()["starts"]
+            return bisect_right(starts, number) - 1
+        if number >= (end := self.run_steps + self.remaining):
+            batches = foreign.copied(batches, self.dataset, self._name)
+            while number >= end:
+                epoch += 1
+                foreign.set_epoch(batches, epoch)
+                end += len(batches)
+        return epoch
 
     def _present(self) -> Any:
         """The batch sampler of the latest iteration, or of the next one."""
