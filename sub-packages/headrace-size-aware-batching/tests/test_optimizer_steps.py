@@ -178,7 +178,7 @@ def test_a_step_that_is_stopped_again_and_again_on_other_ranks_goes_on() -> None
     whole, done = Counter(flat(made())), Counter[int]()
     long = {"tokens_per_step": 14000}
     state = made(**long).state_dict()
-    assert "inside_step" not in state
+    assert state["inside_step"] == []
     for world in (3, 2, 2, 1, 5, 1, 4):
         ranks = [made(rank, world, **long) for rank in range(world)]
         for sampler in ranks:

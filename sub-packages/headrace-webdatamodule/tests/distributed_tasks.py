@@ -12,6 +12,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import webdataset as wds
 from indexed_runs import Stateful
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -75,6 +76,56 @@ def excluding(rank: int, at: list[int], workers: int) -> dict[str, Any]:
     finally:
         loader.close()
     return {"came": came, "record": loader.state_dict()["batch_sampler"]["run"]}
+
+
+COUNT = 101  # samples of the checkpoints below
+
+
+def _checkpoint_parts() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    loader = ResumableLoader(list(range(COUNT)), DistributedBatchSampler(COUNT, 3), collate_fn=list)
+    return {"model": model, "loader": loader}
+
+
+def checkpointing(rank: int, folder: str, how: str) -> dict[str, Any]:
+    """Trains a little, leaves samples out, and saves in mid-epoch; with "async_save" it trains on meanwhile."""
+    parts = _checkpoint_parts()
+    loader, came, excluded, saving = parts["loader"], list[int](), list[int](), None
+    for batch in loader:
+        came += batch
+        with torch.no_grad():
+            parts["model"].weight += 1
+        if loader.steps == 2:
+            excluded = loader.step(3, rank=0)[:2]
+            loader.exclude(excluded)
+        if loader.steps == 4:
+            if how == "save":
+                dcp.save(parts, checkpoint_id=folder)
+                break
+            saving = dcp.async_save(parts, checkpoint_id=folder)
+            saved = list(came)
+        if loader.steps == 6:
+            saving.result()
+            came = saved
+            break
+    return {"came": came, "excluded": excluded, "steps": [loader.step(number) for number in range(4)]}
+
+
+def checkpointed(rank: int, folder: str) -> dict[str, Any]:
+    """Loads what `checkpointing` saved, and reads the rest of the epoch and the next one."""
+    parts = _checkpoint_parts()
+    dcp.load(parts, checkpoint_id=folder)
+    loader = parts["loader"]
+    steps = [loader.step(number) for number in range(4)]
+    rest = [number for batch in loader for number in batch]
+    return {
+        "rest": rest,
+        "next": [number for batch in loader for number in batch],
+        "steps": steps,
+        "weight": float(parts["model"].weight),
+    }
 
 
 def compared(rank: int, plans: list[dict[str, Any]]) -> str:

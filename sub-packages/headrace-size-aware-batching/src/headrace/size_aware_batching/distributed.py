@@ -628,9 +628,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             record = self._record.at(self.epoch, position, self._left(self._cursor.position) - self._left(position))
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
         state = dict(zip(STATE, values, strict=True)) | record
-        if self._counts_ranks and (position or self._ranks_of_run):
-            state["curriculum_ranks"] = self._curriculum_ranks(self.epoch)
-        return state | {"inside_step": [list(segment) for segment in segments]} if segments else state
+        # Present also where they say nothing: torch.distributed.checkpoint loads no key that the present state lacks.
+        if self._counts_ranks:
+            state["curriculum_ranks"] = self._curriculum_ranks(self.epoch) if position or self._ranks_of_run else None
+        if self._steps is not None:
+            state["inside_step"] = [list(segment) for segment in segments]
+        return state
 
     def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
@@ -667,7 +670,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         segments: list[Segment] = []
         before, excluded = self._record, self._excluded
         ranks = None
-        if self._counts_ranks and (state["position"] or "curriculum_ranks" in state):
+        if self._counts_ranks and (state["position"] or state.get("curriculum_ranks") is not None):
             ranks = checked_int("state['curriculum_ranks']", state.get("curriculum_ranks"), 1)
         try:
             position = state["position"]

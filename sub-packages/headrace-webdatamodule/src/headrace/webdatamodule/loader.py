@@ -313,7 +313,7 @@ class ResumableLoader(EpochLoader):
         batches = self._batches()
         steps, own = self._progress.behind(self._loop.steps_done())
         if not foreign.has_state(batches):  # every rank has batches of its own
-            own = dict(zip(("num_replicas", "rank"), self.ranks, strict=True)) | (own or {})
+            own = {**dict(zip(("num_replicas", "rank"), self.ranks, strict=True)), "delivered": None, **(own or {})}
         order = getattr(batches, "order_digest", "") if steps else ""
         return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order, self._loading.seed_per)
 

@@ -109,7 +109,7 @@ def at_beginning(state: Mapping[str, Any], epoch: int, position: int = 0) -> dic
         last = {name: value for name, value in run[-1].items() if name != "skip"} if run else {}
         run = [*run[:-1], last] if (last.get("epoch"), last.get("position")) == (epoch, 0) else run
     step = starts[epoch] if epoch < len(starts) else state["step"]
-    return {**state, "position": position, "step": step, "starts": starts[: epoch + 1], "run": run}
+    return {**state, "position": position, "step": step, "starts": starts[: epoch + 1], "run": tuple(run)}
 
 
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept: Collection[str] = ()) -> None:
@@ -212,4 +212,4 @@ def resume(
     if steps > (length := len(batch_sampler)):
         set_epoch(batch_sampler, present)
         raise ValueError(f"state has steps={steps}, more than the {length} batches of its epoch")
-    return {"delivered": own["delivered"]} if "delivered" in own and own.get("rank") == rank else None
+    return {"delivered": own["delivered"]} if own.get("delivered") is not None and own.get("rank") == rank else None

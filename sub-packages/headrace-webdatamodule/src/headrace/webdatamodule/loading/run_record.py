@@ -66,7 +66,7 @@ class RunRecord:
             record = deepcopy(self)
             record._go_back(epoch, position)
             record.note(epoch, position, settings)
-        return {"step": record.step, "starts": list(record.starts), "run": list(record.changes)}
+        return record._as_state(record.step, record.changes)
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunRecord:
@@ -102,7 +102,11 @@ class RunRecord:
     def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
         """Return what a state has of the record at a place so many steps behind the present one, or before it."""
         changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
-        return {"step": max(0, self.step + steps), "starts": list(self.starts), "run": changes}
+        return self._as_state(max(0, self.step + steps), changes)
+
+    def _as_state(self, step: int, changes: list[Change]) -> dict[str, Any]:
+        # A tuple, as torch.distributed.checkpoint takes a list of dicts apart and loads only as many as there are now.
+        return {"step": step, "starts": list(self.starts), "run": tuple(changes)}
 
     def settings(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what holds from a place on: all changes up to there, in one."""

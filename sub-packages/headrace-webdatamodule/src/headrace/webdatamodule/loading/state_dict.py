@@ -62,18 +62,19 @@ def loader_state(
 ) -> dict[str, Any]:
     """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name.
 
-    A `seed_per` of "step" is left out, as in states of before there was another one.
+    Every state has all keys: torch.distributed.checkpoint writes into the dict that a loader returns, and reads no key
+    which that one lacks.
     """
-    state = {
+    return {
         "version": STATE_VERSION,
         "seed": seed,
         "epoch": epoch,
         "steps": steps,
         "fingerprint": fingerprint,
-        "batch_sampler": batch_sampler,
+        "batch_sampler": None if batch_sampler is None else {**batch_sampler},
+        "order": order,
+        "seed_per": seed_per,
     }
-    state |= {"order": order} if order else {}
-    return state if seed_per == "step" else {**state, "seed_per": seed_per}
 
 
 def check_loader_state(
