@@ -491,11 +491,11 @@ class ResumableLoader(EpochLoader):
 
     def _epoch_of_step(self, number: int) -> int:
         """The epoch of a step that the run has."""
-        batches, epoch = self._present(), self.epoch
-        if number < self.run_steps:
+        batches, epoch, done = self._present(), self.epoch, self.run_steps or 0
+        if number < done:
             starts = batches.state_dict()["starts"]
             return bisect_right(starts, number) - 1
-        if number >= (end := self.run_steps + self.remaining):
+        if number >= (end := done + self.remaining):
             batches = foreign.copied(batches, self.dataset, self._name)
             while number >= end:
                 epoch += 1
