@@ -29,15 +29,15 @@ def test_the_rest_of_an_epoch_goes_to_other_ranks(tmp_path: Path, world: int, op
         for batch in one:
             before += batch
             if one.steps == 3:
-                one.exclude([before[0]])  # of rank 0 here; it comes no more in this epoch
                 break
+        if not options:  # a step of several batches allows no change in the middle of an epoch
+            one.exclude([before[0]])
         if rank == 0:
-            out = before[0]
             dcp.save({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
     rest = []
     for rank in range(world):
         one = loader(world, rank, **options)
         dcp.load({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
-        assert one.excluded_indices.tolist() == [out]
+        assert one.excluded_indices.tolist() == ([] if options else before[:1])
         rest += [sample for batch in one for sample in batch]
     assert sorted(before + rest) == list(range(600))
