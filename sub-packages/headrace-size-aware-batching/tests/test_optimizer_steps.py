@@ -201,7 +201,8 @@ def test_between_two_steps_the_rest_of_the_epoch_is_the_same_steps_on_other_rank
     for _ in range(4):
         next(steps)
     state = sampler.state_dict()
-    assert set(state) == {"version", "seed", "epoch", "position", "fingerprint", "step", "starts", "run"}
+    assert set(state) == {"version", "seed", "epoch", "position", "fingerprint", "step", "starts", "run", "inside_step"}
+    assert state["inside_step"] == []
     for world in WORLDS:
         ranks = [made(rank, world) for rank in range(world)]
         for one in ranks:

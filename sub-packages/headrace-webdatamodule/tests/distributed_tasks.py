@@ -78,14 +78,14 @@ def excluding(rank: int, at: list[int], workers: int) -> dict[str, Any]:
     return {"came": came, "record": loader.state_dict()["batch_sampler"]["run"]}
 
 
-COUNT = 101  # samples of the checkpoints below
+SAVED = 101  # samples of the checkpoints below
 
 
 def _checkpoint_parts() -> dict[str, Any]:
     dist.init_process_group("gloo")
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    loader = ResumableLoader(list(range(COUNT)), DistributedBatchSampler(COUNT, 3), collate_fn=list)
+    loader = ResumableLoader(list(range(SAVED)), DistributedBatchSampler(SAVED, 3), collate_fn=list)
     return {"model": model, "loader": loader}
 
 
@@ -104,7 +104,7 @@ def checkpointing(rank: int, folder: str, how: str) -> dict[str, Any]:
             if how == "save":
                 dcp.save(parts, checkpoint_id=folder)
                 break
-            saving = dcp.async_save(parts, checkpoint_id=folder)
+            saving = dcp.async_save(parts, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
             saved = list(came)
         if loader.steps == 6:
             saving.result()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from distributed_tasks import COUNT, checkpointed, checkpointing
+from distributed_tasks import SAVED, checkpointed, checkpointing
 from loaders import Bare
 from processes import run_ranks
 from torch.utils.data import SequentialSampler
@@ -25,11 +25,11 @@ def test_a_run_of_four_ranks_goes_on_with_two_and_with_six(tmp_path: Path, how: 
     for world in (2, 6):
         ranks = run_ranks(checkpointed, tmp_path / str(world), world, str(tmp_path / how))
         rest = [number for rank in ranks for number in rank["rest"]]
-        assert sorted(before + rest) == sorted(set(range(COUNT)) - out)
+        assert sorted(before + rest) == sorted(set(range(SAVED)) - out)
         assert all(rank["weight"] == 4.0 for rank in ranks)
         assert all(rank["steps"] == begun[0]["steps"] for rank in ranks)  # the record of the run
         whole = [number for rank in ranks for number in rank["next"]]
-        assert sorted(whole) == sorted(set(range(COUNT)) - out)
+        assert sorted(whole) == sorted(set(range(SAVED)) - out)
 
 
 def loader(batches: Any = None, **options: Any) -> ResumableLoader:
