@@ -12,10 +12,11 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import webdataset as wds
 from indexed_runs import Stateful
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -102,12 +103,12 @@ def checkpointing(rank: int, folder: str, how: str) -> dict[str, Any]:
             loader.exclude(excluded)
         if loader.steps == 4:
             if how == "save":
-                dcp.save(parts, checkpoint_id=folder)
+                save(parts, checkpoint_id=folder)
                 break
-            saving = dcp.async_save(parts, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
+            saving = async_save(parts, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
             saved = list(came)
         if loader.steps == 6:
-            saving.result()
+            saving.result()  # type: ignore[union-attr]  # a future, as torch documents it
             came = saved
             break
     return {"came": came, "excluded": excluded, "steps": [loader.step(number) for number in range(4)]}
@@ -116,7 +117,7 @@ def checkpointing(rank: int, folder: str, how: str) -> dict[str, Any]:
 def checkpointed(rank: int, folder: str) -> dict[str, Any]:
     """Loads what `checkpointing` saved, and reads the rest of the epoch and the next one."""
     parts = _checkpoint_parts()
-    dcp.load(parts, checkpoint_id=folder)
+    load(parts, checkpoint_id=folder)
     loader = parts["loader"]
     steps = [loader.step(number) for number in range(4)]
     rest = [number for batch in loader for number in batch]

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as dcp
 from distributed_tasks import SAVED, checkpointed, checkpointing
 from loaders import Bare
 from processes import run_ranks
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.utils.data import SequentialSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
@@ -43,12 +43,12 @@ def save(one: ResumableLoader, folder: Path, batches: int = 3) -> list[list[int]
         came.append([int(index) for index in one.indices])
         if len(came) == batches:
             break
-    dcp.save({"loader": one}, checkpoint_id=folder, no_dist=True)
+    state_dict_saver.save({"loader": one}, checkpoint_id=folder, no_dist=True)
     return came
 
 
 def load(one: ResumableLoader, folder: Path) -> list[list[int]]:
-    dcp.load({"loader": one}, checkpoint_id=folder, no_dist=True)
+    state_dict_loader.load({"loader": one}, checkpoint_id=folder, no_dist=True)
     return [[int(index) for index in one.indices] for _ in one]
 
 
@@ -67,7 +67,7 @@ def test_every_key_comes_back(tmp_path: Path, kind: str, seed_per: Any) -> None:
     came = save(first, tmp_path)
     other = loader(KINDS[kind](), seed_per=seed_per)
     state = {"loader": other.state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    state_dict_loader.load(state, checkpoint_id=tmp_path, no_dist=True)
     assert state["loader"] == first.state_dict()
     assert came + load(other, tmp_path) == [[int(index) for index in whole.indices] for _ in whole]
     begun = loader(KINDS[kind](), seed_per=seed_per)
@@ -93,5 +93,5 @@ def test_a_state_that_is_refused_or_ignored_leaves_the_loader_as_it_was(tmp_path
     for late in (one, expected):
         late.set_epoch(4)
     state = expected.state_dict()
-    dcp.load({"loader": expected}, checkpoint_id=tmp_path / "own", no_dist=True)
+    state_dict_loader.load({"loader": expected}, checkpoint_id=tmp_path / "own", no_dist=True)
     assert expected.state_dict() == state

@@ -487,7 +487,7 @@ def test_a_step_that_is_replayed_is_the_batch_that_was_trained_on(workers: tuple
         for epoch in range(2):
             one.set_epoch(epoch)
             for batch in islice(one, 2 if epoch else None):
-                trained[one.run_steps - 1, rank] = batch
+                trained[(one.run_steps or 0) - 1, rank] = batch
         state = json.loads(json.dumps(one.state_dict()))
         one.close()
     for rank in range(2):
@@ -497,7 +497,7 @@ def test_a_step_that_is_replayed_is_the_batch_that_was_trained_on(workers: tuple
         for epoch in range(one.epoch, 3):
             one.set_epoch(epoch)
             for batch in one:
-                number = one.run_steps - 1
+                number = (one.run_steps or 0) - 1
                 trained[number, rank] = batch
                 assert torch.equal(one.replay(number), batch)
         assert all(torch.equal(coming[where], trained[where]) for where in coming if where[1] == rank)
