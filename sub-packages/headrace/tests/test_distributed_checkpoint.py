@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import ResumableLoader
@@ -33,11 +33,11 @@ def test_the_rest_of_an_epoch_goes_to_other_ranks(tmp_path: Path, world: int, op
         if not options:  # a step of several batches allows no change in the middle of an epoch
             one.exclude([before[0]])
         if rank == 0:
-            dcp.save({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
+            state_dict_saver.save({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
     rest = []
     for rank in range(world):
         one = loader(world, rank, **options)
-        dcp.load({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
+        state_dict_loader.load({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
         assert one.excluded_indices.tolist() == ([] if options else before[:1])
         rest += [sample for batch in one for sample in batch]
     assert sorted(before + rest) == list(range(600))
