@@ -113,7 +113,7 @@ def test_resuming_at_any_step_and_any_world_size_leaves_the_exact_remainder(
         next(batches)
     state = running.state_dict()
     assert set(state) == {"version", "seed", "epoch", "position", "fingerprint", "step", "starts", "run"}
-    kinds = {"fingerprint": str, "starts": list, "run": list}
+    kinds = {"fingerprint": str, "starts": list, "run": tuple}
     assert all(type(value) is kinds.get(name, int) for name, value in state.items())
     assert all_ranks(case, way, world, state, **options) == [rank[stop:] for rank in uninterrupted]
     delivered = samples([rank[:stop] for rank in uninterrupted])
