@@ -1,0 +1,74 @@
+"""What changes in the middle of an epoch cost when a state is loaded, against ``numpy.random.permutation``.
+
+    python benchmarks/run_changes.py                  # 10,000,000 samples
+    python benchmarks/run_changes.py --samples 1e6
+
+Processor times, medians of alternating runs in this process, printed as ratios to the permutation's.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+
+CHANGES = (0, 1, 5)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=float, default=1e7)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    count = int(options.samples)
+    drawn = np.random.default_rng(0).lognormal(np.log(360), 0.8, count)
+    sizes = np.clip(drawn, 8, 2048).astype(np.int32)
+    sizes.flags.writeable = False
+
+    def sampler() -> DistributedSizeAwareBatchSampler:
+        return DistributedSizeAwareBatchSampler(sizes, 16384, num_replicas=8, rank=0)
+
+    def loaded(state: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
+        resumed = sampler()
+        resumed.load_state_dict(state)
+        return resumed
+
+    def begin(state: dict[str, Any]) -> None:
+        next(iter(loaded(state)))
+
+    states = {}
+    for changes in CHANGES:
+        running = sampler()
+        list(islice(running, 200))
+        for number in range(changes):
+            running.exclude([number])
+            list(islice(running, 100))
+        states[changes] = running.state_dict()
+    asked = loaded(states[5])
+    asked.step(250)
+    times: dict[str, list[float]] = {}
+    for _ in range(options.runs):
+        times.setdefault("permutation", []).append(timed(lambda: np.random.permutation(count)))
+        for changes, state in states.items():
+            name = f"load and first batch, {changes} changes"
+            times.setdefault(name, []).append(timed(partial(begin, state)))
+        times.setdefault("a past step", []).append(timed(lambda: asked.step(351)))
+    permutation = median(times.pop("permutation"))
+    for name, found in times.items():
+        print(f"{name:36}{median(found) / permutation:8.3f}")
+
+
+if __name__ == "__main__":
+    main()
