@@ -158,7 +158,7 @@ class OOMRescue(Callback):
     def on_train_batch_start(  # Lightning names the arguments
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
+        pl_module: LightningModule,  # noqa: ARG002 -- Lightning's hook
         batch: Any,
         batch_idx: int,
     ) -> None:
@@ -166,12 +166,12 @@ class OOMRescue(Callback):
         refuse_accumulation(trainer)  # a GradientAccumulationScheduler may have changed it since
         self._batch = batch, batch_idx
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 -- Lightning's hook
         """Restore the optimizer's steps."""
         self._stack.close()
         self._batch = None, 0
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 -- Lightning's hook
         """Restore the optimizer's steps."""
         self.on_train_end(trainer, pl_module)
 
@@ -264,8 +264,8 @@ class TokensPerStep(Callback):
     def on_train_batch_start(  # Lightning names the arguments
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
+        pl_module: LightningModule,  # noqa: ARG002 -- Lightning's hook
+        batch: Any,  # noqa: ARG002 -- Lightning's hook
         batch_idx: int,
     ) -> None:
         """Say how many batches the step has that this one belongs to."""
@@ -278,11 +278,11 @@ class TokensPerStep(Callback):
             raise RuntimeError(f"the loader must give the {ends[-1:]} batches of its sampler, got more of them")
         trainer.accumulate_grad_batches = BatchesOfStep(counts[step], first + int(ends[step] - counts[step]))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 -- Lightning's hook
         """Leave the trainer as it was."""
         trainer.accumulate_grad_batches = 1
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 -- Lightning's hook
         """Leave the trainer as it was."""
         self.on_train_end(trainer, pl_module)
 

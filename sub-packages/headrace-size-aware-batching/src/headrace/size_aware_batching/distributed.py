@@ -77,21 +77,21 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
     loads its state only when it is iterated.)
 
-    **Changes in a run.** States also hold a short record of the run: at which step each epoch began, and what changed
-    since. So ``step(n)`` tells which samples any step had, or will have, and a run can change without a new epoch:
-    ``load_state_dict(state, accept={"max_total_size"})`` goes on with another budget, ``exclude`` leaves samples out,
-    ``skip`` passes over steps, ``reshard`` goes on with other ranks. The rest of the epoch is then everything that was
-    not delivered: nothing is lost, nothing comes twice. All ranks have to call these at the same step.
+    **Changes in a run.** A state also holds a short record of the run: the step at which each epoch began, and each
+    change since. ``step(n)`` returns the samples of any past or coming step. A run can change in the middle of an
+    epoch: ``load_state_dict(state, accept={"max_total_size"})`` resumes with another budget, ``exclude`` removes
+    samples, ``skip`` skips steps, and ``reshard`` changes the number of ranks. The remaining samples of the epoch are
+    then planned anew: none is lost, none is repeated. Call these methods on all ranks at the same step.
 
     **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
-    world size; `optimizer_steps` gives a loop the micro-batches of each. States between two steps are as above. Inside
-    a step they also hold ``inside_step``, how it was packed: the rest of it goes on, packed anew on other ranks.
+    world size; `optimizer_steps` gives a loop the micro-batches of each. A state saved inside an optimizer step also
+    records how that step was packed (``inside_step``). A resume delivers the rest of the step, packed for its ranks.
 
     **Long samples.** With ``oversize="split"`` a sample over the budget, or longer than ``max_length``, is cut: into
     pieces of the largest size that is within both, and a rest. Pieces are planned as samples are: shuffled, balanced,
     counted by positions, steps and figures. Batches hold an int for a whole sample and a `Piece` for each piece. Give
-    the loader a `SplitDataset`, which reads both and adds to each sample where it begins; `PackedCollate` goes on from
-    there.
+    the loader a `SplitDataset`: it reads both, and stores the start of each piece in its sample. `PackedCollate` counts
+    positions from there.
 
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
@@ -147,8 +147,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
             batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
         tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and
-            in all accumulated batches together, to within the longest sample; or ``[(first step, tokens), ...]``, by
-            the number of the step over all epochs. The last step of an epoch holds what is left. With
+            in all accumulated batches together, to within the longest sample. A schedule ``[(first step, tokens),
+            ...]`` changes it; its steps are counted over all epochs. The last step of an epoch is smaller. With
             ``"stratified"`` for sums and ``"bucketed"`` for other costs; not with ``window``, ``batch_size_multiple``
             and ``tail="pad"``. Planning an epoch takes about a second for a million samples.
         accumulate: Micro-batches of an optimizer step on each rank, for loops that cannot change it. By default the

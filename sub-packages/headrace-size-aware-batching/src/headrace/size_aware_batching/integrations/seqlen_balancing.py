@@ -175,7 +175,7 @@ def micro_batch_indices(
     loads = lengths if work is None else [_work_of(own, work) for own in lengths]
     ranks = _same_number(lengths, loads, cap, least, multiple)
     return [
-        sorted(groups, key=lambda group, of=own: (-of[group].sum(), group))  # type: ignore[misc]
+        sorted(groups, key=lambda group, of=own: (-of[group].sum(), group))  # type: ignore[misc]  # binds own of this rank
         for groups, own in zip(ranks, loads, strict=True)
     ]
 

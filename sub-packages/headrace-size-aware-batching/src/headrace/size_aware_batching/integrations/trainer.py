@@ -63,7 +63,7 @@ class TrainerGuard:
         for epoch in range(min(state.num_train_epochs, 2)):
             self._begin(epoch)
 
-    def on_epoch_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
         """Choose the epoch."""
         self._begin(int(state.epoch or 0))
 

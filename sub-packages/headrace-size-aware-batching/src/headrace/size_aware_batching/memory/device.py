@@ -126,5 +126,5 @@ def out_of_memory(work: Callable[[], object]) -> str | None:
 def free_memory() -> None:
     """Collect garbage and release the allocator's unused blocks; skips CUDA if it was not used."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """The most expensive batches of an epoch, run before training."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def run_worst_batches(
     with unchanged(model, optimizer), unsynchronized(model):
         for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = as_indices(batch)
-            failed = out_of_memory(lambda indices=indices: step(batches_of(indices)))  # type: ignore[misc]
+            failed = out_of_memory(partial(lambda own: step(batches_of(own)), indices))
             raise_if_out_of_memory(sampler, batch, number, failed, mesh)
     free_memory()
 

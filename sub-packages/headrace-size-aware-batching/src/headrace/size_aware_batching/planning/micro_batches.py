@@ -145,9 +145,10 @@ def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]
 
     - From below: the i + 1 largest samples fill more than j = ceil((i + 1) / (budget // size[i])) - 1 micro-batches, so
       v[j] is at least the least work among them. None is empty, so v[j] is at least the (m - j)th smallest work.
-    - From above: beside a sample over half of the budget fits what is left of it, at the best density of work; others
-      hold a budget full of the densest sample up to half of it. The first j micro-steps hold no more than these
-      together, nor than the densest samples that fill so many budgets.
+    - From above: a micro-batch with a sample over half of the budget has room for the rest of the budget, at the
+      highest density of work. Any other micro-batch holds at most one budget, at the highest density of the samples up
+      to half of it. The first j micro-steps hold no more work than these bounds together. They also hold no more than
+      the densest samples that fill as many budgets.
     - The whole work is at most the sum over k and i of min(M[k], up[kR + i]). The least sum of M that allows this
       raises first what counts for most micro-batches of its row: it is concave, so greedy is optimal.
     """
