@@ -23,7 +23,7 @@ from headrace.size_aware_batching.planning.optimizer_steps import Segment, Token
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.planner import Planner, make_planner
-from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, without
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.rest import (
@@ -33,7 +33,6 @@ from headrace.size_aware_batching.planning.rest import (
     place_of_step,
     rest_of_order,
     still_sorted,
-    without,
 )
 from headrace.size_aware_batching.planning.run_record import Part, RunRecord
 

@@ -104,14 +104,6 @@ def shortest_first(sized: PreparedSizes) -> NDArray[Any]:
     return order if sized.kept is None else sized.kept[order]
 
 
-def without(sized: PreparedSizes, taken: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the samples that are planned and not taken, ascending."""
-    left = np.zeros(len(sized.sizes), bool)
-    left[slice(None) if sized.kept is None else sized.kept] = True
-    left[taken] = False
-    return np.flatnonzero(left)
-
-
 def draw_stages(ascending: NDArray[Any], stages: Iterable[Stage], amounts: Amounts, key: int) -> Iterator[NDArray[Any]]:
     """Yield the samples for each target of some stages, drawn from those left of the shortest that may come.
 

@@ -25,7 +25,6 @@ from headrace.size_aware_batching.planning.curriculum import (
     competence,
     draw_stages,
     shortest_first,
-    without,
 )
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
@@ -44,7 +43,7 @@ from headrace.size_aware_batching.planning.packing import lower_bound
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
 from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
 from headrace.size_aware_batching.planning.planner import GroupPlanner, last_below
-from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 
 AT_ONCE = 2**20  # samples of an order that are looked at together
 
@@ -205,7 +204,7 @@ class TokenSteps:
 
         parts = list(draw_stages(shortest_first(self.sized), stages, amounts, epoch_key))
         head = np.concatenate([np.zeros(0, np.int64), *parts])
-        rest = without(self.sized, head)
+        rest = left_of(self.sized, head)
         behind = ShuffledOrder(len(rest), rest)
 
         def give(start: int, stop: int) -> NDArray[Any]:

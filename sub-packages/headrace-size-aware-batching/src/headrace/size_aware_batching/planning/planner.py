@@ -18,7 +18,6 @@ from headrace.size_aware_batching.planning.curriculum import (
     competence,
     draw_stages,
     shortest_first,
-    without,
 )
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.last_step import Batches
@@ -26,7 +25,7 @@ from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_by_counts, largest_counts, next_fit
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
-from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, narrowed, sorted_by_size
 from headrace.size_aware_batching.planning.windows import (
@@ -391,7 +390,7 @@ class CurriculumPlanner:
 
     def _plan_rest(self, head: WindowPlanner) -> StrataPlanner:
         """Return the planner of the samples that the ramp does not take."""
-        rest = without(self.sized, head.order.take(0, 0, head.n_samples))
+        rest = left_of(self.sized, head.order.take(0, 0, head.n_samples))
         n_windows = given_windows(self.options, len(rest))
         return in_strata(self.sized, self.options, rest, n_windows, listed=self.ramp.batches - self.passed)
 

@@ -49,6 +49,24 @@ class PreparedSizes:
         return 1 if self.sizes.ndim == 1 else self.sizes.shape[1]
 
 
+def without(kept: NDArray[Any] | None, n_samples: int, left_out: NDArray[Any]) -> NDArray[np.int64] | None:
+    """Return the samples that are kept, ascending, without some; None for all."""
+    if not len(left_out):
+        return kept
+    # A mask: set operations sort or hash, which takes 20 s for 10,000,000 samples.
+    there = np.ones(n_samples, bool) if kept is None else np.zeros(n_samples, bool)
+    if kept is not None:
+        there[kept] = True
+    there[left_out] = False
+    return np.flatnonzero(there)
+
+
+def left_of(sized: PreparedSizes, taken: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the samples that are planned and not taken, ascending."""
+    left = without(sized.kept, len(sized.sizes), taken)
+    return np.arange(len(sized.sizes)) if left is None else left
+
+
 def prepare(sizes: NDArray[Any], budget: Budget, options: Options, cure: str = CURE) -> PreparedSizes:
     """Return sizes and limits in the unit of the cost, and the samples that are too large, which may be refused.
 

@@ -84,18 +84,6 @@ def filtered(order: SliceOrder, kept: NDArray[Any], n_samples: int) -> SliceOrde
     return SliceOrder(len(left), lambda start, stop: left[start:stop])
 
 
-def without(kept: NDArray[Any] | None, n_samples: int, left_out: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Return the samples that are kept, ascending, without some; None for all."""
-    if not len(left_out):
-        return kept
-    # A mask: set operations sort or hash, which takes 20 s for 10,000,000 samples.
-    there = np.ones(n_samples, bool) if kept is None else np.zeros(n_samples, bool)
-    if kept is not None:
-        there[kept] = True
-    there[left_out] = False
-    return np.flatnonzero(there)
-
-
 def still_sorted(planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes) -> NDArray[Any] | None:
     """Return the samples that are kept by size, if a planner of more of them has sorted these sizes; else None."""
     inner = planner.inner if isinstance(planner, RestPlanner) else planner
