@@ -144,7 +144,7 @@ def test_every_law_holds(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_resumes_everywhere(case: str) -> None:
-    check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=7)
+    check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=4)
 
 
 @pytest.mark.parametrize("case", ["default", "padded", "mixture", "two columns"])
@@ -155,7 +155,7 @@ def test_every_place_resumes_on_any_number_of_ranks_with_nothing_lost_or_repeate
     ranks = [made("all", 3, **options)] if rank == "all" else [made(r, 3, **options) for r in range(3)]
     running, done = [iter(sampler) for sampler in ranks], Counter[int]()
     for number in range(10):
-        for other in (1, 2, 3, 8):
+        for other in ((1, 8), (2, 3))[number % 2]:
             rest = Counter[int]()
             for r in range(other):
                 resumed = made(r, other, **options)

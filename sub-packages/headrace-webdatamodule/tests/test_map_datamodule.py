@@ -426,6 +426,7 @@ def test_a_killed_fit_loses_and_repeats_nothing(tmp_path: Path, world: int, kill
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # two ranks, and a resume on one, are above
 def test_a_killed_fit_of_one_process(tmp_path: Path) -> None:
     assert run(tmp_path, 1, "killed", 21) == [-signal.SIGKILL]
     assert run(tmp_path, 1, "resumed", -1, str(tmp_path / "step20.ckpt")) == [0]
