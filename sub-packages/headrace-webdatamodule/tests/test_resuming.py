@@ -93,7 +93,7 @@ def test_it_resumes_everywhere(case: str) -> None:
 
 
 def test_it_resumes_with_workers() -> None:
-    check_resumes(lambda: loader(num_workers=1), most_cuts=2)
+    check_resumes(lambda: loader(num_workers=1), most_cuts=1)
 
 
 @pytest.fixture(scope="module")

@@ -462,7 +462,7 @@ def rows_of(out: Path, name: str, done: int | None = None) -> Draws:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["map", "shards"])
+@pytest.mark.parametrize("kind", [pytest.param("map", marks=pytest.mark.nightly), "shards"])
 def test_a_fit_that_was_killed_sees_the_same_crops_with_other_ranks_and_workers(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
