@@ -1,4 +1,6 @@
-"""How many examples of a slow law are tried."""
+"""What several laws need: how many examples of a slow one are tried, and orders step by step."""
+
+from collections.abc import Iterable
 
 from hypothesis import settings
 
@@ -7,3 +9,9 @@ def examples(count: int) -> settings:
     """Return settings for so many examples; the nightly run tries as many as of the other laws, if that is more."""
     nightly = settings.default is settings.get_profile("nightly")
     return settings(max_examples=max(count, 100) if nightly else count)
+
+
+def in_steps(samples: Iterable[int], world: int) -> list[list[int]]:
+    """Cut an order into steps of so many ranks, each sorted: ranks take turns within a step."""
+    order = list(samples)
+    return [sorted(order[low : low + world]) for low in range(0, len(order), world)]

@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.weighted_sampler._mixture import Mixture, build_tree, draws_before, rounded_share
-from headrace.weighted_sampler._permutation import WINDOW
+from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler._interleave import Interleave, scaled
+from headrace.weighted_sampler._mixture import Mixture
 from headrace.weighted_sampler.schedule import Stage
 
 
@@ -23,67 +24,103 @@ from headrace.weighted_sampler.schedule import Stage
 def test_it_is_what_python_computes(whole: int, data: st.DataObject | None) -> None:
     part = whole - whole // 3 if data is None else data.draw(st.integers(0, whole))
     counts = [0, whole // 2, whole] + ([] if data is None else data.draw(st.lists(st.integers(0, whole), max_size=9)))
-    want = [(count * part + whole // 2) // whole for count in counts]
-    assert rounded_share(np.array(counts), part, whole).tolist() == want
+    quotients, rests = scaled(np.array(counts), part, whole)
+    assert quotients.tolist() == [count * part // whole for count in counts]
+    assert rests.tolist() == [count * part % whole for count in counts]
 
 
 WEIGHTS = st.lists(st.integers(0, 10**6), min_size=1, max_size=12).filter(any)
+KEYS = st.integers(0, 2**64 - 1)
 
 
-@given(WEIGHTS, st.lists(st.integers(0, 2**60), min_size=1, max_size=8))
-def test_counts_add_up_and_stay_near_their_shares(weights: list[int], positions: list[int]) -> None:
-    counts = draws_before(build_tree(weights), np.array(positions), len(weights))
+@given(WEIGHTS, KEYS, st.lists(st.integers(0, 2**60), min_size=1, max_size=8))
+def test_counts_add_up_and_stay_near_their_shares(weights: list[int], key: int, positions: list[int]) -> None:
+    sequence = Interleave(weights, key)
+    counts = sequence.counts(np.array(positions))
     for position, row in zip(positions, counts.tolist(), strict=True):
         assert sum(row) == position
         for weight, count in zip(weights, row, strict=True):
-            assert abs(count - Fraction(position * weight, sum(weights))) < 2
+            assert abs(count - Fraction(position * weight, sum(weights))) <= sequence.off_by
 
 
-@given(WEIGHTS)
-def test_every_step_is_one_sources_and_every_period_exact(weights: list[int]) -> None:
+@given(WEIGHTS, KEYS)
+def test_every_step_is_one_sources_and_every_period_exact(weights: list[int], key: int) -> None:
     total = sum(weights)
     start = max(0, total - 300)
-    counts = draws_before(build_tree(weights), np.arange(start, total + 300), len(weights))
+    counts = Interleave(weights, key).counts(np.arange(start, total + 300))
     steps = np.diff(counts, axis=0)
     assert steps.min() >= 0
     assert (steps.sum(axis=1) == 1).all()
     assert counts[total - start].tolist() == weights
 
 
-@given(WEIGHTS, st.integers(0, 10**6), st.integers(1, 1000))
-def test_it_goes_on_in_periods(weights: list[int], position: int, periods: int) -> None:
-    tree = build_tree(weights)
-    [here, later] = draws_before(tree, np.array([position, position + periods * tree.weight]), len(weights))
-    assert (later - here).tolist() == [periods * weight for weight in weights]
+@given(WEIGHTS, KEYS, st.integers(0, 2**40), st.integers(1, 2000))
+def test_the_sources_of_positions_are_those_that_are_counted(
+    weights: list[int], key: int, begin: int, length: int
+) -> None:
+    sequence, positions = Interleave(weights, key), np.arange(begin, begin + length)
+    sources, draws = sequence.assign(positions)
+    [before, after] = sequence.counts(np.array([begin, begin + length]))
+    for source in range(len(weights)):
+        assert np.array_equal(draws[sources == source], np.arange(before[source], after[source]))
+
+
+@given(WEIGHTS, KEYS)
+def test_weights_beyond_the_fast_range_are_exact(weights: list[int], key: int) -> None:
+    large = Interleave([weight * 2**40 for weight in weights], key)
+    assert large.counts(np.array([sum(weights) * 2**40])).tolist() == [[weight * 2**40 for weight in weights]]
+    positions = np.arange(50) * 977
+    counts = large.counts(positions) - positions[:, None] * np.array(weights) / sum(weights)
+    assert np.abs(counts).max() <= large.off_by
+    sources, _ = large.assign(np.arange(977))
+    assert np.bincount(sources, minlength=len(weights)).tolist() == large.counts(np.array([977]))[0].tolist()
 
 
 def random_weights(generator: np.random.Generator) -> list[int]:
-    """Between 2 and 60 sources of very different weights."""
-    sources = int(generator.integers(2, 61))
+    """Between 2 and 60 sources of very different weights, in one case in eight a thousand."""
+    sources = 1000 if generator.integers(8) == 0 else int(generator.integers(2, 61))
     shape = generator.choice([0.3, 0.7, 1.5, 5.0])
     return [int(weight) + 1 for weight in np.minimum(generator.pareto(shape, sources) * 1000, 1e9)]
 
 
-@pytest.mark.parametrize("vectors", [1000])
-def test_counts_are_within_one_and_a_half_at_every_windows_end(vectors: int) -> None:
+# Powers, and others for which the tree is worst.
+HARD = [
+    [1, 1],
+    [1, 10**6],
+    [2**power for power in range(20)],
+    [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144],
+    [226, 264, 76, 73, 512, 66, 1082, 697, 2],
+    [309, 1122, 139, 895, 2, 158, 4, 140, 978, 1, 921],
+    [1000] + [1] * 999,
+]
+
+
+@pytest.mark.parametrize("vectors", [40, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_every_prefix_and_every_stretch_has_its_shares(vectors: int) -> None:
     generator = np.random.default_rng(7)
-    worst = 0.0
-    for _ in range(vectors):
-        weights = random_weights(generator)
-        ends = np.arange(1, 1001) * 1024
-        counts = draws_before(build_tree(weights), ends, len(weights))
+    for number in range(len(HARD) + vectors):
+        weights = HARD[number] if number < len(HARD) else random_weights(generator)
+        sources, _ = Interleave(weights, key=number if number % 2 else None).assign(
+            np.arange(20_000) + int(generator.integers(10**9))
+        )
+        drawn = np.argsort(weights)[-8:].tolist() + np.argsort(weights)[:3].tolist()
+        for source in drawn:
+            share = weights[source] / sum(weights)
+            off = np.concatenate([[0], np.cumsum(sources == source)]) - np.arange(20_001) * share
+            # The first position is somewhere in the sequence, where the source is off as well.
+            assert np.ptp(off) <= 3
+            assert np.abs(off[1000:] - off[:-1000]).max() <= 3
+
+
+def test_a_source_is_off_by_no_more_than_one_and_a_half_draws() -> None:
+    generator = np.random.default_rng(3)
+    for weights in [*HARD, *(random_weights(generator) for _ in range(300))]:
+        sequence = Interleave(weights)
+        ends = generator.integers(0, 10**6, 300)
         # Positions up to a million and weights up to 1e9: float64 is exact to 1e-9 here.
-        worst = max(worst, float(np.abs(counts - ends[:, None] * (np.array(weights) / sum(weights))).max()))
-    assert worst <= 1.5
-
-
-@given(WEIGHTS)
-def test_weights_beyond_the_fast_range_are_exact(weights: list[int]) -> None:
-    large = [weight * 2**40 for weight in weights]
-    positions = np.arange(50) * 977
-    assert np.array_equal(
-        draws_before(build_tree(large), positions, len(large)), draws_before(build_tree(weights), positions, len(large))
-    )
+        off = np.abs(sequence.counts(ends) - ends[:, None] * (np.array(weights) / sum(weights))).max()
+        assert off <= 1.5
+        assert sequence.off_by <= 1.7
 
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -127,27 +164,34 @@ def test_any_positions_are_worked_out_by_themselves(mixture: Mixture, epoch: int
 
 
 @given(mixtures(), st.integers(0, 3))
-def test_the_weights_of_the_stage_hold_at_every_windows_end(mixture: Mixture, epoch: int) -> None:
+def test_the_weights_of_the_stage_hold_at_every_position(mixture: Mixture, epoch: int) -> None:
     length, begin = mixture.epoch_length, epoch * mixture.epoch_length
     found = assigned(mixture, epoch, np.arange(length))
     starts = [stage.start for stage in mixture.stages]
     cuts = sorted({begin, begin + length, *(start for start in starts if begin < start < begin + length)})
     for low, high in pairwise(cuts):
-        stage = max(number for number, start in enumerate(starts) if start <= low)
-        tree = build_tree(mixture.stages[stage].weights)
-        for end in {*range(low + WINDOW, high, WINDOW), high}:
-            counts = np.bincount(found[low - begin : end - begin, 0], minlength=mixture.num_sources)
-            bounds = np.array([low - starts[stage], end - starts[stage]])
-            before, after = draws_before(tree, bounds, mixture.num_sources)
-            assert counts.tolist() == (after - before).tolist()
+        weights = mixture.stages[max(number for number, start in enumerate(starts) if start <= low)].weights
+        for source, weight in enumerate(weights):
+            drawn = np.cumsum(found[low - begin : high - begin, 0] == source)
+            assert np.ptp(drawn - np.arange(1, high - low + 1) * (weight / sum(weights))) <= 3
 
 
-def test_eight_equal_sources_on_eight_ranks_are_shared_evenly() -> None:
-    mixture = Mixture([Stage(0, (1,) * 8)], epoch_length=2**20, seed=3)
-    found = assigned(mixture, 0, np.arange(2**20))[:, 0]
-    for rank in range(8):
-        shares = np.bincount(found[rank::8], minlength=8) / 2**17
-        assert np.abs(shares * 8 - 1).max() <= 0.02
+# Whatever the weights, also where a regular order would give a rank always the same source.
+@pytest.mark.parametrize(
+    ("weights", "world"), [([1] * 8, 8), ([1, 1], 2), ([5, 3], 8), ([3, 1], 4), ([13, 1, 1, 1], 16), ([1] * 30, 5)]
+)
+def test_all_ranks_see_the_sources_evenly(weights: list[int], world: int) -> None:
+    length = 4096 * world
+    ranges = {(10 * place, 10 * place + 10): weight for place, weight in enumerate(weights)}
+    for rank in range(world):
+        sampler = WeightedDistributedSampler(
+            range(10 * len(weights)), ranges, world, rank, semantics="proportion", epoch_length=length, seed=3
+        )
+        sources = np.array(list(sampler)) // 10
+        for source, weight in enumerate(weights):
+            off = np.concatenate([[0], np.cumsum(sources == source)]) - np.arange(4097) * weight / sum(weights)
+            assert np.abs(off[256:] - off[:-256]).max() <= 9  # independent draws: 15 to 30
+            assert abs(off[-1]) <= 9
 
 
 @pytest.mark.parametrize("world", [1, 3, 64, 200, 5000])

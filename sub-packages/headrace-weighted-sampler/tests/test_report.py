@@ -75,7 +75,9 @@ def test_shares_by_tokens_are_reported_as_such() -> None:
     options: dict[str, Any] = {"semantics": "proportion", "per": "token", "sizes": sizes, "epoch_length": 1000}
     report = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options).report()
     assert [line.asked_token_share for line in report.sources] == [0.75, 0.25]
-    assert [line.expected_token_share for line in report.sources] == pytest.approx([0.75, 0.25], abs=0.002)
+    assert [line.expected_token_share for line in report.sources] == pytest.approx(
+        [0.75, 0.25], abs=0.005
+    )  # one draw of 1,000
     assert str(report).splitlines()[1].endswith("  asked token share  expected token share")
     assert str(report).splitlines()[2].split()[-2] == "0.7500"
 

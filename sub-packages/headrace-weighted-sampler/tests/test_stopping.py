@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laws import in_steps
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -53,6 +54,12 @@ def test_ranks_and_resumed_runs_of_dropped_sources_deliver_each_sample_once() ->
         WeightedDistributedSampler(DATA, {"long": 1, "short": 1, "off": 1}, 3, rank, **options) for rank in range(3)
     ]
     orders = []
+
+    def whole(epoch: int) -> list[int]:
+        alone = WeightedDistributedSampler(DATA, [1, 1, 1], **options)
+        alone.set_epoch(epoch)
+        return list(alone)
+
     for epoch in range(2):
         shares = []
         for rank in ranks:
@@ -60,10 +67,11 @@ def test_ranks_and_resumed_runs_of_dropped_sources_deliver_each_sample_once() ->
             shares.append(list(rank))
         orders.append([index for step in zip(*shares, strict=True) for index in step])
         assert sorted(orders[-1][:407]) == list(range(407))
+        assert in_steps(orders[-1], 3) == in_steps([*whole(epoch), *whole(epoch)[:1]], 3)
     assert orders[0] != orders[1]
     again = WeightedDistributedSampler(DATA, [1, 1, 1], **options)
     again.load_state_dict(ranks[0].state_dict(position=200))
-    assert list(again) == orders[1][200:407]
+    assert list(again) == whole(1)[200:407]
     others: list[dict[str, Any]] = [{"seed": 5}, {**options, "drop_last": True}]
     for other in others:
         with pytest.raises(ValueError, match="state was saved with"):

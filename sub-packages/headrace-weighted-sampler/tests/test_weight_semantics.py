@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
-from headrace.weighted_sampler._mixture import MAX_PERIOD
+from headrace.weighted_sampler._interleave import MAX_PERIOD
 from headrace.weighted_sampler._weight_semantics import Amounts, apportion, integer_weights, normalize
 
 SIZE_LISTS = st.lists(st.integers(1, 10**9), min_size=1, max_size=8)

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
-from headrace.weighted_sampler._mixture import MAX_SOURCES, Mixture, SampleOrder
+from headrace.weighted_sampler._interleave import MAX_SOURCES
+from headrace.weighted_sampler._mixture import Mixture, SampleOrder
 from headrace.weighted_sampler._sources import Sources, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
@@ -56,8 +57,7 @@ class MixtureSpec:
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
-        sizes = [part.size for part in self.sources.parts]
-        mixture = Mixture(self.stages, self.epoch_length, seed, sizes, every_epoch=self.drops)
+        mixture = Mixture(self.stages, self.epoch_length, seed, every_epoch=self.drops)
         return SampleOrder(mixture, self.sources.ranges, self.sources.members)
 
 

@@ -6,7 +6,6 @@ Everything is 64-bit integer arithmetic on keys, the same on every platform and 
 - ``sort_shuffles``: true shuffles of up to 2**16 elements, by sorting random words;
 - ``permute``: a generalised Feistel network for any length (Black and Rogaway, "Ciphers with arbitrary finite
   domains", CT-RSA 2002);
-- ``shuffle_in_windows``: positions shuffled inside windows of 1,024;
 - ``SourceEpochs``: the epochs over one source, without end, each in an order of its own.
 """
 
@@ -155,65 +154,6 @@ def _all_rounds(shape: Rectangle, elements: Indices, at: Indices, number: Round)
     row *= shape.columns
     row += column
     return row
-
-
-# -- Shuffles inside windows ---------------------------------------------------------------------------------------
-
-# Positions in a window: an even power of two, because a window is a square. Another size makes other orders, so both
-# VERSIONs, of the sampler's states and of the streams', rise with it.
-WINDOW = 1024
-_SIDE_BITS = WINDOW.bit_length() // 2
-_SIDE = np.int64(1 << _SIDE_BITS)
-_NUMBERS = ROUNDS << _SIDE_BITS  # of one window, one byte each
-
-
-@dataclass(frozen=True)
-class WindowPositions:
-    """Shuffled positions of some offsets."""
-
-    windows: Indices  # numbers of the windows that occur, ascending, shape [w]
-    rows: Indices  # for each offset, its entry in ``windows``, shape [m]
-    places: Indices  # for each offset, its shuffled place in that window, shape [m]
-
-
-def shuffle_in_windows(offsets: Indices, length: int, key: int) -> WindowPositions:
-    """Shuffle ``0 .. length - 1`` inside windows of 1,024 and return where some ascending offsets go.
-
-    Without it an exact interleave is regular: with eight equal sources, a rank that takes every eighth position would
-    read a single source.
-    """
-    windows, rows = _unique_windows(offsets // WINDOW)
-    cut = int(np.searchsorted(offsets, length - length % WINDOW))
-    # A full window is a Feistel network over its square with keyed tables; the last, shorter one is sorted.
-    places = _full_windows(offsets[:cut] & (WINDOW - 1), rows[:cut], windows, key)
-    if cut < len(offsets):
-        last = sort_shuffles(length % WINDOW, derive(key, length // WINDOW))[0]
-        places = np.concatenate([places, last[offsets[cut:] & (WINDOW - 1)]])
-    return WindowPositions(windows, rows, places)
-
-
-def _unique_windows(numbers: Indices) -> tuple[Indices, Indices]:
-    """The same as ``np.unique(numbers, return_inverse=True)`` for ascending numbers, faster where they are dense."""
-    if not numbers.size:
-        return numbers, numbers
-    first, last = int(numbers[0]), int(numbers[-1])
-    if last - first < len(numbers):
-        return np.arange(first, last + 1), numbers - first
-    windows, rows = np.unique(numbers, return_inverse=True)
-    return windows, rows
-
-
-def _full_windows(places: Indices, rows: Indices, windows: Indices, key: int) -> Indices:
-    words = derive(key, windows.astype(np.uint64))[:, None] ^ np.arange(_NUMBERS // 8, dtype=np.uint64)
-    numbers = splitmix64(words).astype("<u8", copy=False).view(np.uint8).ravel()
-    left, right, at = places >> _SIDE_BITS, places & (_SIDE - 1), rows * _NUMBERS
-    for _ in range(0, ROUNDS, 2):
-        left = (left + np.take(numbers, at + right, mode="clip")) & (_SIDE - 1)
-        at += _SIDE
-        right = (right + np.take(numbers, at + left, mode="clip")) & (_SIDE - 1)
-        at += _SIDE
-    shuffled: Indices = (left << _SIDE_BITS) | right
-    return shuffled
 
 
 # -- Epochs of one source --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from headrace.weighted_sampler._mixture import build_tree, draws_before
+from headrace.weighted_sampler._interleave import Interleave
 from headrace.weighted_sampler.schedule import Stage
 
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted", "drop_exhausted", "endless"]
@@ -54,16 +54,16 @@ def drop_stages(weights: Sequence[int], sizes: Sequence[int]) -> list[Stage]:
     stages, start = [], 0
     while left.any():
         stages.append(Stage(start, tuple(weight if rest else 0 for weight, rest in zip(weights, left, strict=True))))
-        tree = build_tree(stages[-1].weights)
+        sequence = Interleave(stages[-1].weights)
         # A count is less than 2 off its share, so the first source is exhausted after low and not after high.
         parts = [(weight, rest) for weight, rest in zip(stages[-1].weights, left.tolist(), strict=True) if rest]
-        low = max(0, min((rest - 2) * tree.weight // weight for weight, rest in parts))
-        high = min(int(left.sum()), *((rest + 2) * tree.weight // weight + 1 for weight, rest in parts))
+        low = max(0, min((rest - 2) * sequence.root.weight // weight for weight, rest in parts))
+        high = min(int(left.sum()), *((rest + 2) * sequence.root.weight // weight + 1 for weight, rest in parts))
         while high - low > 1:
             points = low + (high - low) * np.arange(1, 65) // 64
-            counts = draws_before(tree, points, len(left))
+            counts = sequence.counts(points)
             first = int(np.argmax(((counts >= left) & (left > 0)).any(axis=1)))
             low, high = int(points[first - 1]) if first else low, int(points[first])
-        left = left - draws_before(tree, np.array([high]), len(left))[0]
+        left = left - sequence.counts(np.array([high]))[0]
         start += high
     return stages

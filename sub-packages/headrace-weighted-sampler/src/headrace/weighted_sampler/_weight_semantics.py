@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.weighted_sampler._arguments import as_choice
-from headrace.weighted_sampler._mixture import MAX_PERIOD
+from headrace.weighted_sampler._interleave import MAX_PERIOD
 from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, tensor_as_array
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")

@@ -30,7 +30,7 @@ from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_bef
 from headrace.weighted_sampler.weights import StreamWeights, Weight
 
 T = TypeVar("T")
-VERSION = 2  # of the state
+VERSION = 3  # of the state
 _MAX_EPOCH = 2**63 - 1
 _OWNER = "InterleavedDataset"  # of states, in messages
 
@@ -88,7 +88,7 @@ class InterleavedDataset(IterableDataset[T]):
     Every source is read in its own order and without prefetching, and no source is opened before its first item is
     needed. Sources shard their data among ranks and workers themselves (``split_by_node`` and ``split_by_worker`` of
     WebDataset; every worker reads a plain list completely). Every (rank, worker) has its own stream, with exact shares:
-    within about one and a half items at the end of every 1,024 items. A source whose share of a stream stays below half
+    within about one and a half items after any number of items. A source whose share of a stream stays below half
     an item may not occur in it. Streams have different lengths unless they are ``endless``; for synchronised ranks, use
     ``endless`` with a fixed number of steps.
 
@@ -122,8 +122,7 @@ class InterleavedDataset(IterableDataset[T]):
             (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
         schedule: ``[(position, weights), ...]`` with increasing positions: from that item of each stream and epoch on,
-            these weights apply. A resumed run may change it after the end of the window of 1,024 that contains its
-            position.
+            these weights apply. A resumed run may change it after its position.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
             is not initialised, read at the start of an iteration.
         rank: This rank, from 0. Read in the same way.
@@ -138,13 +137,13 @@ class InterleavedDataset(IterableDataset[T]):
     >>> sources = {"web": list("abc"), "books": ["D"]}
     >>> dataset = InterleavedDataset(sources, {"web": 0.75, "books": 0.25}, stopping="endless")
     >>> stream = iter(dataset)
-    >>> items = [next(stream) for _ in range(1024)]
+    >>> items = [next(stream) for _ in range(1000)]
     >>> items.count("D"), items.count("a")
-    (256, 256)
+    (250, 250)
     >>> state = dataset.state_dict()
     >>> following = [next(stream) for _ in range(9)]
     >>> state["position"], state["sources"]["books"]["exhausted"]
-    (1024, 255)
+    (1000, 249)
     """
 
     def __init__(
@@ -344,7 +343,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
     def state_dict(self) -> StreamState:
         """Return the position of this iteration."""
         mixture = self._mixture
-        stages = stages_before(mixture.stages, self.position, 0, MAX_POSITION)
+        stages = stages_before(mixture.stages, self.position)
         reached = set(mixture.reached(stages))
         return StreamState(
             version=VERSION,
@@ -430,7 +429,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     check_state(_OWNER, state, StreamState.__required_keys__, VERSION, mixture.seed, FINGERPRINT)
     position = as_int("state['position']", state["position"], 0, MAX_POSITION // 2)
     check_keys("state['sources']", state["sources"], (), _OWNER)
-    stages = stages_before(mixture.stages, position, 0, MAX_POSITION)
+    stages = stages_before(mixture.stages, position)
     names, own = sorted(state["sources"]), sorted(mixture.reached(stages))
     if names != own:
         raise ValueError(

@@ -13,17 +13,19 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
-from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._permutation import Indices, below, derive
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.schedule import Schedule
 from headrace.weighted_sampler.weights import Weight, Weights, is_by_range
 
-VERSION = 2  # of the state
+VERSION = 3  # of the state
 _LENGTH_DIGITS = 12
 _FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fraction, times 2**64
 _FIRST_BLOCK = 256  # positions in the first block, so that the first sample does not wait for many others
 
 
@@ -61,12 +63,13 @@ class _Iteration:
 class WeightedDistributedSampler(DistributedSampler[int]):
     """Mix the sources of one dataset by weight and distribute the samples over data-parallel ranks.
 
-    All ranks read one global sequence; rank ``r`` of ``W`` takes its positions ``r, r + W, ...``. The sequence is
-    endless and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its
-    share to within about one and a half draws at every 1,024th position. Each source is drawn without replacement, with
-    a new shuffle for each pass. Passes continue across epochs: ratio 0.25 covers a source in four epochs, and 2.0 draws
-    each sample exactly twice per epoch. Any position is computed alone, so memory and the time to the first sample do
-    not grow with the epoch.
+    All ranks read one global sequence: of every ``W`` samples in a row each of the ``W`` ranks takes one. They are dealt
+    by source, from another rank on in each step, so that each rank sees the mixture too. The sequence is endless and a
+    pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its share to
+    within about one and a half draws at every position, so it is within three draws over any stretch. Each source is
+    drawn without replacement, with a new shuffle for each pass. Passes continue across epochs: ratio 0.25 covers a
+    source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is computed alone, so memory
+    and the time to the first sample do not grow with the epoch.
 
     Every rank gets the same number of samples. The last step is padded from the beginning of the epoch's sequence, or
     dropped: ``padded()`` and ``dropped()`` return those samples.
@@ -108,8 +111,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         schedule: ``[(position, weights), ...]`` with increasing positions: from that position of the endless sequence
             on (samples of all ranks and epochs counted together), these weights apply. Epochs keep the length that
             follows from ``weights`` or ``epoch_length``, so counts and ratios of a later stage only set its
-            proportions. A resumed run may change the schedule after the end of the window of 1,024 that contains its
-            position.
+            proportions. A resumed run may change the schedule after its position.
         per: ``"sample"``, or ``"token"``: then proportions, counts and temperatures refer to tokens, so that a source
             of long samples is drawn from less often. ``epoch_length`` stays in samples.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
@@ -262,13 +264,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (num_replicas, rank), epoch, start = self._ranks.current(), self.epoch, self._next_start()
         if num_replicas > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
-        end, most = self._end(start, num_replicas), self._order.block(num_replicas)
+        end, most = self._end(start, num_replicas), self._order.block
         iteration, self._skip = _Iteration(start, num_replicas), None
         self._cursor.begin(iteration)
         size = min(most, _FIRST_BLOCK)
         while (low := iteration.block_end) < end:
             high = min(low + size * num_replicas, end)
-            indices = self._indices_at(epoch, np.arange(low + rank, high, num_replicas))
+            indices = self._dealt(epoch, low, high, num_replicas, rank)
             iteration.block, iteration.block_end = iter(indices.tolist()), high
             size = min(most, 4 * size)
             yield from iteration.block
@@ -435,14 +437,19 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         """The positions that an iteration from ``start`` on repeats."""
         return np.arange(self.epoch_length, self._end(start, self.num_replicas)) % self.epoch_length
 
-    def _indices_at(self, epoch: int, positions: Indices) -> Indices:
-        """The samples at one rank's positions."""
-        inside = int(np.searchsorted(positions, self.epoch_length))
-        own = self._order.at(epoch, positions[:inside])
-        if inside == len(positions):
-            return own
-        beyond = positions[inside:] % self.epoch_length  # a rank has at most one of these
-        return np.concatenate([own, self._order.at(epoch, beyond)])
+    def _dealt(self, epoch: int, start: int, stop: int, num_replicas: int, rank: int) -> Indices:
+        """One rank's samples, one for each step.
+
+        The samples of a step are dealt by source, from another rank on in each step. The turns follow the golden ratio,
+        so that no weights resonate with them: each rank sees the mixture, almost as smooth as all ranks together.
+        """
+        begins = np.arange(start, stop, num_replicas)
+        places = np.full(len(begins), rank)
+        if num_replicas > 1:
+            turns = (begins // num_replicas).view(np.uint64) * _GOLDEN_RATIO + derive(self.seed, DEALS, epoch)
+            full = begins + num_replicas <= self.epoch_length  # the padding of the last step belongs to the last ranks
+            places = np.where(full, (rank + below(turns, num_replicas)) % num_replicas, rank)
+        return self._order.dealt(epoch, begins, num_replicas, places)
 
     def _next_start(self) -> int:
         """Where the next iteration begins."""

@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, shown
-from headrace.weighted_sampler._permutation import WINDOW
 from headrace.weighted_sampler.weights import (
     StreamWeights,
     Weight,
@@ -133,11 +132,9 @@ class Stage:
     weights: tuple[int, ...]
 
 
-def stages_before(stages: Sequence[Stage], position: int, begin: int, end: int) -> int:
-    """Count the stages that the order from ``begin`` depends on, to the end of the window of a position."""
-    segment = max((stage.start for stage in stages if begin < stage.start < position), default=begin)
-    reached = min(segment + -(-(position - segment) // WINDOW) * WINDOW, end)
-    return max(1, bisect_left(stages, reached, key=lambda stage: stage.start))
+def stages_before(stages: Sequence[Stage], position: int) -> int:
+    """Count the stages that the order before a position depends on, at least one."""
+    return max(1, bisect_left(stages, position, key=lambda stage: stage.start))
 
 
 def stage_at(stages: Sequence[Stage], position: int) -> int:
