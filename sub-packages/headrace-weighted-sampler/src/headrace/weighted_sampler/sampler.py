@@ -63,10 +63,10 @@ class _Iteration:
 class WeightedDistributedSampler(DistributedSampler[int]):
     """Mix the sources of one dataset by weight and distribute the samples over data-parallel ranks.
 
-    All ranks read one global sequence: of every ``W`` samples in a row each of the ``W`` ranks takes one. They are dealt
-    by source, from another rank on in each step, so that each rank sees the mixture too. The sequence is endless and a
-    pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its share to
-    within about one and a half draws at every position, so it is within three draws over any stretch. Each source is
+    All ranks read one global sequence: of every ``W`` samples in a row each of the ``W`` ranks takes one. They are
+    dealt by source, from another rank on in each step, so that each rank sees the mixture too. The sequence is endless
+    and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its share
+    to within about one and a half draws at every position, so it is within three draws over any stretch. Each source is
     drawn without replacement, with a new shuffle for each pass. Passes continue across epochs: ratio 0.25 covers a
     source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is computed alone, so memory
     and the time to the first sample do not grow with the epoch.
