@@ -29,6 +29,7 @@ PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_m
 COMMANDS = {
     "headrace-shards": "headrace.webdatamodule.cli",
     "headrace-batches": "headrace.size_aware_batching.cli",
+    "headrace-runs": "headrace.runs.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
 _HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)

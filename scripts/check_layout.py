@@ -39,9 +39,9 @@ def package_faults(root: Path, name: str) -> list[str]:
     found += [f"{file} is missing" for file in ("README.md", "CHANGELOG.md") if not (package / file).is_file()]
     if project(package)["requires-python"] != ">=3.11":
         found.append("requires-python has to be >=3.11")
-    if name in PARTS:
-        module = package / "src" / "headrace" / name.removeprefix("headrace-").replace("-", "_")
-        found += [f"{f} is missing" for f in ("py.typed", "__init__.py") if not (module / f).is_file()]
+    own = name.removeprefix("headrace-").replace("-", "_") if name in PARTS else "runs"
+    module = package / "src" / "headrace" / own
+    found += [f"{f} is missing" for f in ("py.typed", "__init__.py") if not (module / f).is_file()]
     return [f"{name}: {fault}" for fault in found]
 
 

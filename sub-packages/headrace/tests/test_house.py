@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = sorted(ROOT.glob("sub-packages/headrace-*/src"))
+SOURCES = sorted(ROOT.glob("sub-packages/headrace*/src"))
 pytestmark = pytest.mark.skipif(
     not (ROOT / "scripts" / "check_layout.py").exists(), reason="runs inside a clone of the repository only"
 )

@@ -1,0 +1,278 @@
+"""The states of headrace's loaders and samplers in a checkpoint, found without running code from it."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.runs.packages import WEBDATAMODULE, needed
+
+SAMPLER = {"version", "seed", "epoch", "position", "fingerprint"}
+LOADER = {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"}
+# What may hold a state in a folder: of torch.distributed.checkpoint, accelerate, the Hugging Face Trainer, and of
+# Lightning with sharded models. Weights and optimizers are left alone.
+METADATA = ".metadata"
+IN_FOLDERS = ("custom_checkpoint_*.pkl", "dl_state_dict*.bin", "trainer_state.json", "meta.pt")
+_ALSO = ("*.ckpt", "*.pt", "*.pth", "checkpoint*")
+_LARGEST_VALUE, _LARGEST_METADATA, _DEEPEST = 1 << 24, 1 << 34, 100
+_TORCHDATA = ("_snapshot", "_sampler_iter_yielded")  # of the state of a StatefulDataLoader
+_CURE = "load it in Python where you trust it, and save the loader's state alone: torch.save(state, 'state.pt')"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or reading it would need more than plain values."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state in a checkpoint.
+
+    Attributes:
+        path: Where it is, such as ``IndexedWebDataModule/train``; "." where the checkpoint is the state.
+        sampler: The batch sampler's state.
+        loader: That of the loader around it; None where a sampler was saved by itself.
+    """
+
+    path: str
+    sampler: Mapping[str, Any]
+    loader: Mapping[str, Any] | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a record of the run."""
+        return bool(self.sampler.get("run"))
+
+
+@dataclass
+class Checkpoint:
+    """The states of a checkpoint, and files of its folder that were not read, with the reason."""
+
+    states: list[Found] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Find all states in a file or a folder.
+
+    Raises:
+        FileNotFoundError: There is nothing at the path.
+        CheckpointError: It is damaged, or needs more than plain values and tensors.
+        ValueError: It is a folder that is no checkpoint.
+    """
+    found = Checkpoint()
+    if path.is_dir():
+        parts = list(_files(path))
+        if not parts:
+            inside = sorted({one.name for pattern in _ALSO for one in path.glob(pattern)})[:5]
+            cure = f"give one of {', '.join(inside)}" if inside else "give the checkpoint itself"
+            raise ValueError(f"{path}: the folder has none of {METADATA}, {', '.join(IN_FOLDERS)}: {cure}")
+        for name, read in parts:
+            try:
+                found.states += _states(read(), name)
+            except CheckpointError as error:
+                found.passed_over.append(str(error))
+        if not found.states and found.passed_over:
+            raise CheckpointError("; ".join(found.passed_over))
+    else:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: neither a file nor a folder")
+        found.states += _states(_load(path), ())
+    found.states = _without_copies(found.states)
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[tuple[str, ...], Callable[[], Any]]]:
+    """The parts of a folder that may hold states: where they are in it, and how each is read."""
+    if (folder / METADATA).is_file():
+        yield (), lambda: _load_distributed(folder)
+    for pattern in IN_FOLDERS:
+        for path in sorted(folder.glob(pattern)):
+            if path.is_file():
+                yield (path.name,), lambda path=path: _load(path)  # type: ignore[misc]  # binds this one
+
+
+def _load(path: Path) -> Any:
+    if path.suffix == ".json":
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (RecursionError, ValueError) as error:
+            raise CheckpointError(f"{path}: no JSON: {error}") from error
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    # Mapped, so that no weights are read.
+    return _load_torch(str(path), str(path), mmap=zipped)
+
+
+def _load_torch(source: Any, name: str, **options: Any) -> Any:
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True, **options)
+    except OSError:
+        raise
+    except Exception as error:
+        # "Unsupported global: GLOBAL posix.system was not an allowed global", "Unsupported class ..."
+        asked = re.search(r"(?:GLOBAL|class|Unsupported global:) ([\w.]+\.[\w.]+)", str(error))
+        if asked and isinstance(error, pickle.UnpicklingError):
+            raise CheckpointError(
+                f"{name}: refused, as reading it would call {asked[1]}, which is more than plain values and tensors: "
+                f"{_CURE}"
+            ) from error
+        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise CheckpointError(f"{name}: no file of torch.save that is whole and needs no code: {reason}") from error
+
+
+class _Plain:
+    """Stands for a class of torch in the metadata of a checkpoint: attributes, and no code."""
+
+    def __new__(cls, *_: Any) -> _Plain:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state if isinstance(state, dict) else {}
+
+
+def _stand_ins() -> list[type]:
+    metadata = "torch.distributed.checkpoint.metadata"
+    names = {
+        metadata: "Metadata TensorStorageMetadata TensorProperties _MEM_FORMAT_ENCODING ChunkStorageMetadata "
+        "BytesStorageMetadata MetadataIndex StorageMeta",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch.serialization": "_get_layout",
+        "torch": " ".join(["Size", *(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))]),
+        "pathlib": "Path PosixPath WindowsPath PurePosixPath PureWindowsPath",
+    }
+    return [
+        type(name, (_Plain,), {"__module__": module}) for module, listed in names.items() for name in listed.split()
+    ]
+
+
+def _load_distributed(folder: Path) -> Any:
+    """Read the states out of a checkpoint of torch.distributed.checkpoint, and no other values."""
+    with needed(WEBDATAMODULE, "a checkpoint of torch.distributed.checkpoint"):
+        from headrace.webdatamodule.shards.decoding.allowed import AllowedClasses
+        from headrace.webdatamodule.shards.decoding.limits import MemoryBudget
+        from headrace.webdatamodule.shards.decoding.unpickler import RestrictedUnpickler, checked_load
+    name = str(folder / METADATA)
+    data = io.BytesIO((folder / METADATA).read_bytes())
+    try:
+        budget = MemoryBudget(_LARGEST_METADATA)
+        metadata = checked_load(RestrictedUnpickler(data, AllowedClasses(_stand_ins()), budget)).state
+        places = {
+            index.state["fqn"]: info.state
+            for index, info in metadata["storage_data"].items()
+            if isinstance(index.state["fqn"], str)
+        }
+        paths = metadata["planner_data"] or {}
+        values = {
+            fqn: tuple(paths.get(fqn, (fqn,)))
+            for fqn, kind in metadata["state_dict_metadata"].items()
+            if type(kind).__name__ == "BytesStorageMetadata"
+        }
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"asks for ([\w.]+)", str(error))
+        what = f"would call {asked[1]}" if asked else f"is not safe ({error})"
+        raise CheckpointError(f"{name}: refused, as reading it {what}: {_CURE}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{name}: no metadata of torch.distributed.checkpoint: {error}") from error
+    # States lie in it value by value.
+    tops = {path[:-1] for path in values.values() if path[-1] == "fingerprint"}
+    tree: dict[Any, Any] = {}
+    for fqn, path in values.items():
+        if not any(path[: len(top)] == top for top in tops):
+            continue
+        inner = tree
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else {}
+        if isinstance(inner, dict):
+            inner[path[-1]] = _value(folder, fqn, places.get(fqn, {}))
+    return tree
+
+
+def _value(folder: Path, fqn: str, place: Mapping[str, Any]) -> Any:
+    file, offset, length = (place.get(name) for name in ("relative_path", "offset", "length"))
+    plain = isinstance(file, str) and Path(file).name == file and file not in (".", "..")
+    whole = type(offset) is int and type(length) is int and offset >= 0 and 0 <= length <= _LARGEST_VALUE
+    if not (plain and whole) or place.get("transform_descriptors"):
+        raise CheckpointError(f"{folder / METADATA}: the place of {fqn} is none that a state can have: {dict(place)}")
+    with (folder / str(file)).open("rb") as stream:
+        stream.seek(offset or 0)
+        data = stream.read(length or 0)
+    return _load_torch(io.BytesIO(data), f"{folder / str(file)}, {fqn}")
+
+
+def _states(thing: Any, path: tuple[str, ...]) -> Iterator[Found]:
+    """The states inside plain containers, with their places."""
+    if len(path) > _DEEPEST:
+        return
+    where = "/".join(path) or "."
+    if isinstance(thing, Mapping):
+        inner = thing.get("batch_sampler")
+        if set(thing) >= LOADER and isinstance(inner, Mapping):
+            yield Found(where, inner, thing)
+            return
+        if set(thing) >= SAMPLER:
+            yield Found(where, thing)
+            return
+        if any(name in thing for name in _TORCHDATA) and (found := _of_torchdata(thing, where)) is not None:
+            yield found
+            return
+        for name, value in thing.items():
+            if isinstance(name, str | int):
+                yield from _states(value, (*path, str(name)))
+    elif isinstance(thing, Sequence) and not isinstance(thing, str | bytes | bytearray):
+        for number, value in enumerate(thing):
+            if isinstance(value, Mapping | list | tuple):
+                yield from _states(value, (*path, str(number)))
+
+
+def _of_torchdata(thing: Mapping[str, Any], where: str) -> Found | None:
+    """The sampler's state in that of a StatefulDataLoader; one without a position is refused."""
+    try:
+        from headrace.size_aware_batching.integrations import sampler_state
+    except ImportError:
+        return None  # found as any other
+    try:
+        return Found(where, sampler_state(thing))
+    except ValueError as error:
+        if "without a sampler's state" in str(error):
+            return None
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def _without_copies(states: list[Found]) -> list[Found]:
+    """Each state once, where its path is shortest: trainers keep a loader's state beside that of its data module."""
+    kept: list[Found] = []
+    for state in sorted(states, key=lambda one: one.path.count("/")):
+        if not any(state.sampler == one.sampler and state.loader == one.loader for one in kept):
+            kept.append(state)
+    return sorted(kept, key=lambda one: one.path)
+
+
+def chosen(checkpoint: Checkpoint, path: str | None, name: str) -> Found:
+    """The one state of a checkpoint, or that at a path.
+
+    Raises:
+        ValueError: There is none, or there are several.
+    """
+    states = checkpoint.states
+    listed = ", ".join(one.path for one in states)
+    if not states:
+        raise ValueError(
+            f"{name}: no state of ResumableLoader, DistributedBatchSampler or DistributedSizeAwareBatchSampler in it: "
+            "save the loader's state_dict() with the weights"
+        )
+    if path is not None:
+        if found := [one for one in states if one.path == path]:
+            return found[0]
+        raise ValueError(f"--state must be one of {listed}, got {path!r}")
+    with_record = [one for one in states if one.recorded]
+    if len(with_record) == 1 or len(states) == 1:
+        return (with_record or states)[0]
+    raise ValueError(f"{name} holds {len(states)} states: choose one with --state: {listed}")

@@ -1,0 +1,237 @@
+"""``headrace-runs``: any step of a run from a checkpoint alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headrace.runs.checkpoints import CheckpointError, chosen, read_checkpoint
+from headrace.runs.data import check_data, export, open_data, read_sizes, rows_of_step
+from headrace.runs.rebuilt import BY_SIZE, Run, epoch_of
+
+DAMAGE, INPUT, STOPPED = 1, 2, 130
+_CODES = (
+    "exit codes: 0 success, 1 a checkpoint or a shard is damaged, or reading it would run code, 2 usage or input is "
+    "wrong, 130 stopped by Ctrl-C"
+)
+_SHOW = (
+    "Print the samples of any step of a run, past or coming, rank by rank, from a checkpoint alone; without --step, a "
+    "summary of the run. CHECKPOINT is a file of torch.save, also of Lightning, or a folder of "
+    "torch.distributed.checkpoint, accelerate or the Hugging Face Trainer. Steps are numbered over all epochs, one "
+    "batch on each rank at a time. No code of the checkpoint runs."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        _say("error", message)
+        self.exit(INPUT)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = _Parser(prog="headrace-runs", description="Ask a run for its steps.", epilog=_CODES)
+    made.add_argument("--version", action="version", version=f"%(prog)s {version('headrace')}")
+    commands = made.add_subparsers(metavar="COMMAND", required=True)
+    show = commands.add_parser("show", help="print what was or will be in a step", description=_SHOW, epilog=_CODES)
+    show.set_defaults(run=_show)
+    add = show.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="a file or a folder")
+    add("--step", type=_number, metavar="N", help="which step (default: a summary of the run)")
+    add("--rank", type=_number, metavar="N", help="of which rank (default: of all)")
+    add("--state", metavar="PATH", help="which state, where the checkpoint has several")
+    add(
+        "--data",
+        action="append",
+        metavar="[NAME=]FOLDER",
+        help="indexed shards, for keys, shards and offsets; of several sources each with its name",
+    )
+    add("--sizes", metavar="FILE|NAME", help="sizes of the samples: a file, or a column or member of the data")
+    add("--column", metavar="NAME", help="column of sizes in Parquet files")
+    add("--num-replicas", type=_number, metavar="N", help="ranks of a coming step (default: as many as there were)")
+    add("--export", type=Path, metavar="FOLDER", help="write the samples' members there, a file each")
+    add("--json", action="store_true", help="print one JSON document")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Words after the command's name; those of the process by default.
+
+    Returns:
+        0 for success, 1 where a checkpoint or a shard is damaged or unsafe, 2 where the input is wrong, 130 after
+        Ctrl-C. Wrong usage ends with ``SystemExit`` of code 2. Errors are one line on stderr.
+    """
+    options = parser().parse_args(argv)
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in options.run(options)))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return STOPPED
+    except (ImportError, IndexError, OSError, TypeError, ValueError, RuntimeError) as error:
+        _say("error", _text(error))
+        return DAMAGE if isinstance(error, CheckpointError) or _is_damage(error) else INPUT
+    return 0
+
+
+def _show(options: argparse.Namespace) -> Iterable[str]:
+    for name, needs in (("export", "data"), ("column", "sizes")):
+        if getattr(options, name) is not None and getattr(options, needs) is None:
+            raise ValueError(f"--{name} goes with --{needs}: give both")
+    for name in ("rank", "data", "sizes", "num_replicas", "export"):
+        if options.step is None and getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --step: give both")
+    checkpoint = read_checkpoint(options.checkpoint)
+    for reason in checkpoint.passed_over:
+        _say("warning", f"passed over: {reason}")
+    run = Run(chosen(checkpoint, options.state, str(options.checkpoint)))
+    head = {"checkpoint": str(options.checkpoint), "state": run.found.path}
+    if options.step is None:
+        document = head | _summary(run)
+        return [_json(document)] if options.json else _summary_lines(document)
+    document = head | _step(run, options)
+    return [_json(document)] if options.json else _step_lines(document, options.data is not None)
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    state, settings = run.state, run.settings
+    return {
+        "batch_sampler": run.kind,
+        "seed": state["seed"],
+        "epoch": state["epoch"],
+        "position": state["position"],
+        "step": run.record.step,
+        "world": run.world,
+        "n": run.n_samples,
+        "options": settings["options"],
+        "exclude": sorted(settings["exclude"]),
+        "starts": run.record.starts,
+        "run": run.record.changes,
+    }
+
+
+def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    world, starts, excluded = document["world"], document["starts"], document["exclude"]
+    yield f"{_escaped(document['checkpoint'])}, state {_escaped(document['state'])}: {document['batch_sampler']}"
+    ranks = "no step yet" if world is None else _counted(world, "rank")
+    yield f"{document['n']:,} samples, seed {document['seed']}, {ranks}"
+    yield f"epoch {document['epoch']}, position {document['position']:,}, next step {document['step']:,}"
+    if starts:
+        first = max(0, len(starts) - 5)
+        began = ", ".join(f"{epoch} at step {starts[epoch]:,}" for epoch in range(first, len(starts)))
+        yield f"epochs began: {'..., ' if first else ''}{began}"
+    if excluded:
+        rest = f" and {len(excluded) - 20} more (--json lists all)" if len(excluded) > 20 else ""
+        yield f"left out: {' '.join(map(str, excluded[:20]))}{rest}"
+    yield "changes:"
+    for change in document["run"]:
+        what = [f"{name}={value}" for name, value in change.get("options", {}).items()]
+        what += [f"{name} {change[name]:,}" for name in ("n", "world", "skip") if name in change]
+        if change.get("exclude"):
+            what.append(f"leaves out {_counted(len(change['exclude']), 'sample')}")
+        yield f"  step {change['step']:,}, epoch {change['epoch']}, position {change['position']:,}: {', '.join(what)}"
+
+
+def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    step, past = options.step, options.step < run.record.step
+    if not past and run.world is None and options.num_replicas is None:
+        raise ValueError("the run had no step when the state was saved: give --num-replicas, the number of its ranks")
+    data = None if options.data is None else open_data(options.data)
+    if data is not None and not check_data(data, run.n_samples, run.found.loader):
+        _say(
+            "warning", "the state of a sampler by itself has the number of samples alone: check that these are its data"
+        )
+    sizes = None
+    if run.kind == BY_SIZE and options.sizes is not None:
+        sizes = read_sizes(options.sizes, data, options.column)
+    sampler = run.sampler(sizes, options.num_replicas)
+    try:
+        ranks = sampler.step(step)
+    except IndexError:
+        raise ValueError(f"--step must be one that the run has, got {step}: its record begins behind it") from None
+    if options.rank is not None and options.rank >= len(ranks):
+        raise ValueError(f"--rank must be 0 to {len(ranks) - 1}, the ranks of step {step}, got {options.rank}")
+    rows = rows_of_step(step, ranks, data)
+    rows = [row for row in rows if options.rank in (None, row["rank"])]
+    document = {
+        "step": step,
+        "epoch": epoch_of(sampler, run.record, step),
+        "past": past,
+        "world": len(ranks),
+        "samples": rows,
+    }
+    if options.export is not None:
+        document["exported"] = {"folder": str(options.export), "files": export(rows, data, options.export)}
+    return document
+
+
+def _step_lines(document: Mapping[str, Any], placed: bool) -> Iterator[str]:
+    rows, when = document["samples"], "past" if document["past"] else "coming"
+    ranks, samples = _counted(document["world"], "rank"), _counted(len(rows), "sample")
+    yield f"step {document['step']}, {when}: epoch {document['epoch']}, {ranks}, {samples}"
+    if placed or any("start" in row for row in rows):
+        heads = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "step"]
+        cells = [heads, *([_escaped(str(row.get(head, ""))) for head in heads] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    else:
+        for rank in dict.fromkeys(row["rank"] for row in rows):
+            yield f"rank {rank}: {' '.join(str(row['index']) for row in rows if row['rank'] == rank)}"
+    if "exported" in document:
+        exported = document["exported"]
+        yield f"wrote {_counted(exported['files'], 'file')} and samples.json into {_escaped(exported['folder'])}"
+
+
+def _number(word: str) -> int:
+    if not (word.isascii() and word.isdecimal()):
+        raise argparse.ArgumentTypeError(f"got {word!r}, expected a whole number of 0 or more")
+    return int(word)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, allow_nan=False)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether it is an error of a shard or an index that was damaged."""
+    shards = sys.modules.get("headrace.webdatamodule.shards.errors")
+    if shards is None:
+        return False
+    missing = isinstance(error.__cause__, FileNotFoundError)
+    return isinstance(error, shards.ShardError) and not missing
+
+
+def _say(kind: str, message: str) -> None:
+    sys.stderr.write(f"headrace-runs: {kind}: {_escaped(' '.join(message.split()))}\n")
+
+
+def _text(error: Exception) -> str:
+    """The message of an error; the file comes first."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _escaped(text: str) -> str:
+    """A text without what a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The data of a run: where its samples are, their sizes, and their members as files."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, needed
+
+_NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
+_LONGEST = 100  # of a part of a file name
+ROWS = "samples.json"
+
+
+def open_data(words: Sequence[str]) -> Any:
+    """Open shards: those of one folder, or of several, each with a name in front, as ``web=shards/web``.
+
+    Returns:
+        `IndexedShards`, or a `ConcatShards` of the named ones; members stay bytes.
+    """
+    with needed(WEBDATAMODULE, "--data"):
+        from headrace.webdatamodule import IndexedShards
+        from headrace.webdatamodule.loading.concat_shards import ConcatShards
+    named = {word: None if Path(word).exists() else _NAMED.fullmatch(word) for word in words}
+    if len(words) == 1 and named[words[0]] is None:
+        return IndexedShards(words[0], decode=None, max_bytes=sys.maxsize)
+    if bare := [word for word, match in named.items() if match is None]:
+        raise ValueError(f"--data must be NAME=FOLDER for each of several, got {bare[0]!r}")
+    places = {match[1]: match[2] for match in named.values() if match is not None}
+    if len(places) < len(words):
+        raise ValueError(f"--data must give each name once, got {' '.join(words)}")
+    return ConcatShards(
+        {name: IndexedShards(place, decode=None, max_bytes=sys.maxsize) for name, place in places.items()}
+    )
+
+
+def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> bool:
+    """Refuse data that a run did not read; shards may have been appended since.
+
+    Returns:
+        Whether the state says which data they were: that of a sampler by itself says their number alone.
+
+    Raises:
+        ValueError: They are others.
+    """
+    from headrace.webdatamodule import IndexedShards
+    from headrace.webdatamodule.loading.concat_shards import ConcatShards
+
+    own = data.prefix_fingerprint(n_samples) if len(data) >= n_samples else None
+    if own is None:
+        raise ValueError(
+            f"--data must be the {n_samples} samples of the run, or these and more shards, got {len(data)}"
+        )
+    if loader is None:
+        return False
+    # A data module names the one source of a split after it.
+    prints = {own}
+    if isinstance(data, IndexedShards):
+        prints.add(ConcatShards({"train": data}).prefix_fingerprint(n_samples))
+    if loader["fingerprint"] not in prints:
+        raise ValueError(
+            "--data must be the data of the run, got others: other shards, or names or an order of several; the state "
+            f"has fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around "
+            "shards, leave out --data: indices are those of that dataset"
+        )
+    return True
+
+
+def read_sizes(name: str, data: Any, column: str | None) -> Any:
+    """The size of each sample: a column or a member of the data, or a file as ``headrace-batches`` reads it."""
+    if data is not None and column is None and name in _names(data):
+        from headrace.webdatamodule.loading.sizes import sizes_of_shards
+
+        parts = [sizes_of_shards(part, None, name) for part in _parts(data)]
+        if len(parts) == 1:
+            return parts[0]
+        import numpy as np
+
+        return np.concatenate(parts)
+    with needed(SIZE_AWARE, "--sizes"):
+        from headrace.size_aware_batching.sizes.files import sizes_of_files
+    if data is not None and not Path(name).exists():
+        raise ValueError(
+            f"--sizes must be a file, or a column or a member of all data, which are {', '.join(sorted(_names(data)))}, "
+            f"got {name!r}"
+        )
+    return sizes_of_files([Path(name)], column)
+
+
+def _parts(data: Any) -> Sequence[Any]:
+    return data.parts if hasattr(data, "parts") else [data]
+
+
+def _names(data: Any) -> set[str]:
+    each = [{*part.columns, *part.member_keys} for part in _parts(data)]
+    return set.intersection(*each)
+
+
+def rows_of_step(step: int, ranks: Sequence[Sequence[Any]], data: Any) -> list[dict[str, Any]]:
+    """A row for each sample of each rank; as `ResumableLoader.samples_of_step`, with the range of a piece."""
+    rows = []
+    for rank, keys in enumerate(ranks):
+        for key in keys:
+            row = {"step": step, "rank": rank, "index": int(key)}
+            if not isinstance(key, int):  # a piece of a long sample
+                row |= {"start": int(key.start), "stop": int(key.stop)}
+            if data is not None:
+                from headrace.webdatamodule.loading.concat_shards import sample_place
+
+                row |= sample_place(data, int(key))
+            rows.append(row)
+    return rows
+
+
+def export(rows: Sequence[Mapping[str, Any]], data: Any, folder: Path) -> int:
+    """Write the members of samples as files, and the rows with their files as ``samples.json``.
+
+    A file's name begins with the sample's index, and has its key and the member with every special character escaped:
+    whatever a key is, the file lies in the folder.
+
+    Returns:
+        The number of files of members.
+
+    Raises:
+        FileExistsError: The folder has something in it.
+        ShardError: A shard is damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if next(folder.iterdir(), None) is not None:
+        raise FileExistsError(f"{folder}: the folder must be empty, so that nothing is overwritten: choose another one")
+    files: dict[int, dict[str, str]] = {}
+    for row in rows:
+        index = row["index"]
+        if index in files:  # a sample that comes on several ranks
+            continue
+        [sample] = data.__getitems__([index])
+        files[index] = {}
+        for member in [name for name in sample if name != "__key__"]:
+            name = f"{index:08d}-{_plain(row['key'])}.{_plain(member)}"
+            with (folder / name).open("xb") as file:
+                file.write(sample[member])
+            files[index][member] = name
+    listed = [{**row, "files": files[row["index"]]} for row in rows]
+    with (folder / ROWS).open("x", encoding="ascii") as file:
+        file.write(json.dumps(listed, indent=1) + "\n")
+    return sum(map(len, files.values()))
+
+
+def _plain(text: str) -> str:
+    """A text as a part of a file name on every system; a long one is cut."""
+    return quote(text, safe="", errors="surrogatepass").replace("~", "%7E")[:_LONGEST]

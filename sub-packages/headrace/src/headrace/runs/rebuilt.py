@@ -1,0 +1,139 @@
+"""The batch sampler of a run, made again from its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from headrace.runs.checkpoints import CheckpointError, Found
+from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, needed
+
+EQUAL, BY_SIZE = "DistributedBatchSampler", "DistributedSizeAwareBatchSampler"
+IN_PYTHON = (
+    "make the loader as in the training script, load the state into it, and call its samples_of_step(number) in Python"
+)
+
+
+class Run:
+    """What the state of a run says of it.
+
+    Attributes:
+        kind: Name of the batch sampler's class.
+        settings: What holds at its position: "world", "n", "options", "exclude".
+    """
+
+    def __init__(self, found: Found) -> None:
+        self.found, self.state = found, dict(found.sampler)
+        if not found.recorded:
+            raise ValueError(
+                f"the state {found.path} has no record of the run: a batch sampler that keeps none saved it, or an "
+                f"older release; {EQUAL} and {BY_SIZE} keep one"
+            )
+        self.kind = _kind(self.state["run"])
+        record_of = _record_of_batches if self.kind == EQUAL else _record_of_sizes
+        try:
+            self.record: Any = record_of()(self.state)
+            self.settings: dict[str, Any] = self.record.settings(self.state["epoch"], self.state["position"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state {found.path} was changed: {error}") from error
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples of the dataset."""
+        return int(self.settings["n"])
+
+    @property
+    def world(self) -> int | None:
+        """Number of ranks; None where the run had not begun."""
+        return self.settings.get("world")
+
+    def sampler(self, sizes: Any = None, num_replicas: int | None = None) -> Any:
+        """Make the batch sampler, at the position of the state.
+
+        Args:
+            sizes: Of the samples, where batches are planned by them.
+            num_replicas: Number of ranks of coming steps; by default as many as there were last.
+
+        Raises:
+            CheckpointError: The state was changed.
+            ValueError: The sizes are others, or the record does not hold all that decides the batches.
+        """
+        return (self._of_batches if self.kind == EQUAL else self._of_sizes)(sizes, num_replicas or self.world or 1)
+
+    def _of_batches(self, _: Any, world: int) -> Any:
+        with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
+            from headrace.webdatamodule import DistributedBatchSampler
+        made = DistributedBatchSampler(
+            self.n_samples, **self.settings["options"], seed=self.state["seed"], num_replicas=world, rank=0
+        )
+        try:
+            made.load_state_dict(self.state)
+        except ValueError as error:
+            if "has fingerprint=" not in str(error):
+                raise CheckpointError(f"the state {self.found.path}: {error}") from error
+            raise ValueError(
+                "the order of this run came from a sampler, such as a mixture, and the state does not hold that: "
+                f"{IN_PYTHON}"
+            ) from error
+        return made
+
+    def _of_sizes(self, sizes: Any, world: int) -> Any:
+        with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
+            from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+        options = dict(self.settings["options"])
+        if functions := [name for name, value in options.items() if value == "a function"]:
+            raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
+        if sizes is None:
+            raise ValueError(
+                "batches of this run are planned by the sizes of its samples: give --sizes FILE, or --data FOLDER and "
+                "--sizes NAME, a column or a member"
+            )
+        if len(sizes) < self.n_samples:
+            raise ValueError(f"--sizes must be those of {self.n_samples} samples, got {len(sizes)}")
+        rank: Any = "all" if self.settings.get("all") else 0
+        made = DistributedSizeAwareBatchSampler(
+            sizes[: self.n_samples], **options, seed=self.state["seed"], num_replicas=world, rank=rank
+        )
+        try:
+            made.load_state_dict(self.state)
+        except ValueError as error:
+            unknown = "; a sampler, work and functions are not in the state"
+            raise ValueError(f"{str(error).partition(': construct')[0]}{unknown}: {IN_PYTHON}") from error
+        return made
+
+
+def _kind(run: Any) -> str:
+    options = run[0].get("options") if isinstance(run, list | tuple) and isinstance(run[0], Mapping) else None
+    for kind, name in ((EQUAL, "batch_size"), (BY_SIZE, "max_total_size")):
+        if isinstance(options, Mapping) and name in options:
+            return kind
+    raise CheckpointError("the state's record of the run must begin with the options of its batches: it was changed")
+
+
+def _record_of_batches() -> Callable[[Any], Any]:
+    with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
+        from headrace.webdatamodule.loading.run_record import RunRecord
+    return RunRecord.of
+
+
+def _record_of_sizes() -> Callable[[Any], Any]:
+    with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
+        from headrace.size_aware_batching.planning.run_record import RunRecord
+    return RunRecord.of
+
+
+def epoch_of(sampler: Any, record: Any, step: int) -> int:
+    """The epoch of a step that the run has."""
+    if step < record.step:
+        return int(record.epoch_of(step))
+    epoch, end, ahead = int(sampler.epoch), record.step + _steps(sampler, sampler.remaining), deepcopy(sampler)
+    while step >= end:
+        epoch += 1
+        ahead.set_epoch(epoch)
+        end += _steps(ahead, len(ahead))
+    return epoch
+
+
+def _steps(sampler: Any, batches: int) -> int:
+    return batches // sampler.num_replicas if sampler.rank == "all" else batches
