@@ -175,23 +175,23 @@ def _load_distributed(folder: Path) -> Any:
             for fqn, kind in metadata["state_dict_metadata"].items()
             if type(kind).__name__ == "BytesStorageMetadata"
         }
+        tree: dict[Any, Any] = {}
+        # States lie in it value by value.
+        tops = {path[:-1] for path in values.values() if path[-1] == "fingerprint"}
+        for fqn, (*above, last) in values.items():
+            if any(tuple(above[: len(top)]) == top for top in tops):
+                inner = tree
+                for part in above:
+                    inner = inner.setdefault(part, {})
+                inner[last] = _value(folder, fqn, places[fqn])
     except pickle.UnpicklingError as error:
         asked = re.search(r"asks for ([\w.]+)", str(error))
         what = f"would call {asked[1]}" if asked else f"is not safe ({error})"
         raise CheckpointError(f"{name}: refused, as reading it {what}: {_CURE}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{name}: no metadata of torch.distributed.checkpoint: {error}") from error
-    # States lie in it value by value.
-    tops = {path[:-1] for path in values.values() if path[-1] == "fingerprint"}
-    tree: dict[Any, Any] = {}
-    for fqn, path in values.items():
-        if not any(path[: len(top)] == top for top in tops):
-            continue
-        inner = tree
-        for part in path[:-1]:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else {}
-        if isinstance(inner, dict):
-            inner[path[-1]] = _value(folder, fqn, places.get(fqn, {}))
     return tree
 
 
@@ -207,7 +207,7 @@ def _value(folder: Path, fqn: str, place: Mapping[str, Any]) -> Any:
     return _load_torch(io.BytesIO(data), f"{folder / str(file)}, {fqn}")
 
 
-def _states(thing: Any, path: tuple[str, ...]) -> Iterator[Found]:
+def _states(thing: object, path: tuple[str, ...]) -> Iterator[Found]:
     """The states inside plain containers, with their places."""
     if len(path) > _DEEPEST:
         return
@@ -224,8 +224,7 @@ def _states(thing: Any, path: tuple[str, ...]) -> Iterator[Found]:
             yield found
             return
         for name, value in thing.items():
-            if isinstance(name, str | int):
-                yield from _states(value, (*path, str(name)))
+            yield from _states(value, (*path, str(name)))
     elif isinstance(thing, Sequence) and not isinstance(thing, str | bytes | bytearray):
         for number, value in enumerate(thing):
             if isinstance(value, Mapping | list | tuple):

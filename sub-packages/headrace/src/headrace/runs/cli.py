@@ -15,6 +15,7 @@ from headrace.runs.data import check_data, export, open_data, read_sizes, rows_o
 from headrace.runs.rebuilt import BY_SIZE, Run, epoch_of
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
+_INPUT_ERRORS = (ImportError, OSError, TypeError, ValueError)
 _CODES = (
     "exit codes: 0 success, 1 a checkpoint or a shard is damaged, or reading it would run code, 2 usage or input is "
     "wrong, 130 stopped by Ctrl-C"
@@ -77,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return STOPPED
-    except (ImportError, IndexError, OSError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        if not (damage := _is_damage(error)) and not isinstance(error, _INPUT_ERRORS):
+            raise
         _say("error", _text(error))
-        return DAMAGE if isinstance(error, CheckpointError) or _is_damage(error) else INPUT
+        return DAMAGE if damage else INPUT
     return 0
 
 
@@ -148,7 +151,8 @@ def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     data = None if options.data is None else open_data(options.data)
     if data is not None and not check_data(data, run.n_samples, run.found.loader):
         _say(
-            "warning", "the state of a sampler by itself has the number of samples alone: check that these are its data"
+            "warning",
+            "a sampler's state by itself does not say which data it is of: only their number was compared",
         )
     sizes = None
     if run.kind == BY_SIZE and options.sizes is not None:
@@ -207,12 +211,9 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether it is an error of a shard or an index that was damaged."""
+    """Whether a checkpoint or shards cannot be read as they are."""
     shards = sys.modules.get("headrace.webdatamodule.shards.errors")
-    if shards is None:
-        return False
-    missing = isinstance(error.__cause__, FileNotFoundError)
-    return isinstance(error, shards.ShardError) and not missing
+    return isinstance(error, CheckpointError) or (shards is not None and isinstance(error, shards.ShardError))
 
 
 def _say(kind: str, message: str) -> None:

@@ -86,7 +86,7 @@ def read_sizes(name: str, data: Any, column: str | None) -> Any:
         from headrace.size_aware_batching.sizes.files import sizes_of_files
     if data is not None and not Path(name).exists():
         raise ValueError(
-            f"--sizes must be a file, or a column or a member of all data, which are {', '.join(sorted(_names(data)))}, "
+            f"--sizes must be a file, or a column or a member that all data have, {', '.join(sorted(_names(data)))}; "
             f"got {name!r}"
         )
     return sizes_of_files([Path(name)], column)
@@ -130,21 +130,18 @@ def export(rows: Sequence[Mapping[str, Any]], data: Any, folder: Path) -> int:
         FileExistsError: The folder has something in it.
         ShardError: A shard is damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if next(folder.iterdir(), None) is not None:
+    if folder.exists() and next(folder.iterdir(), None) is not None:
         raise FileExistsError(f"{folder}: the folder must be empty, so that nothing is overwritten: choose another one")
-    files: dict[int, dict[str, str]] = {}
-    for row in rows:
-        index = row["index"]
-        if index in files:  # a sample that comes on several ranks
-            continue
-        [sample] = data.__getitems__([index])
-        files[index] = {}
-        for member in [name for name in sample if name != "__key__"]:
-            name = f"{index:08d}-{_plain(row['key'])}.{_plain(member)}"
+    indices = list(dict.fromkeys(row["index"] for row in rows))  # a sample may come on several ranks
+    samples = data.__getitems__(indices)  # all of them, so that a damaged one leaves no half of an export
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[int, dict[str, str]] = {index: {} for index in indices}
+    for index, sample in zip(indices, samples, strict=True):
+        key = _plain(sample.pop("__key__"))
+        for member, content in sample.items():
+            name = files[index][member] = f"{index:08d}-{key}.{_plain(member)}"
             with (folder / name).open("xb") as file:
-                file.write(sample[member])
-            files[index][member] = name
+                file.write(content)
     listed = [{**row, "files": files[row["index"]]} for row in rows]
     with (folder / ROWS).open("x", encoding="ascii") as file:
         file.write(json.dumps(listed, indent=1) + "\n")

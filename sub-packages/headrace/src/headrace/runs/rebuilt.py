@@ -21,6 +21,7 @@ class Run:
     Attributes:
         kind: Name of the batch sampler's class.
         settings: What holds at its position: "world", "n", "options", "exclude".
+        n_samples: Number of samples of the dataset.
     """
 
     def __init__(self, found: Found) -> None:
@@ -35,13 +36,9 @@ class Run:
         try:
             self.record: Any = record_of()(self.state)
             self.settings: dict[str, Any] = self.record.settings(self.state["epoch"], self.state["position"])
+            self.n_samples = int(self.settings.get("n", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state {found.path} was changed: {error}") from error
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples of the dataset."""
-        return int(self.settings["n"])
 
     @property
     def world(self) -> int | None:

@@ -1,0 +1,220 @@
+"""`headrace-runs` with the checkpoints of trainers, with hostile ones, and with hostile samples."""
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from runs_command import SIZES, Command, N, batches_by_size, equal_batches, shards
+from runs_command import command as command
+from torch.distributed.checkpoint import state_dict_saver
+
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    IndexedWebDataModule,
+    ResumableLoader,
+    index_shards,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+]
+
+
+LOADER_ALONE = "loops/fit_loop/state_dict/combined_loader/0"
+
+
+class Model(lightning.LightningModule):
+    """Notes what it is trained on."""
+
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, 1)
+        self.seen: list[list[str]] = []
+
+    def training_step(self, batch: list[dict[str, Any]]) -> torch.Tensor:
+        self.seen.append([sample["__key__"] for sample in batch])
+        loss: torch.Tensor = self.layer(torch.ones(1, 1)).square().mean()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters())
+
+
+def fit(data: Any, steps: int, folder: Path) -> list[list[str]]:
+    """Trains, and keeps a checkpoint every 30 steps; returns the keys of each step."""
+    keeper = ModelCheckpoint(folder, every_n_train_steps=30, save_top_k=-1, filename="{step}")
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_steps=steps, logger=False, callbacks=[keeper], enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    given = {"datamodule": data} if isinstance(data, IndexedWebDataModule) else {"train_dataloaders": data}
+    model = Model()
+    trainer.fit(model, **given)
+    return model.seen
+
+
+@pytest.mark.parametrize("module", [True, False], ids=["data module", "loader"])
+def test_a_checkpoint_of_lightning_tells_what_the_fit_did_and_will_do(
+    tmp_path: Path, command: Command, module: bool
+) -> None:
+    [place] = shards(tmp_path)
+
+    data: Any = ResumableLoader(IndexedShards(place), equal_batches(seed=2), collate_fn=list)
+    if module:
+        data = IndexedWebDataModule({"train": place}, batch_size=4, collate_fn=list, seed=2)
+    seen, path = fit(data, 75, tmp_path / "kept"), tmp_path / "kept" / "step=60.ckpt"
+    assert len(seen) == 75
+    for number in (0, 30, 59, 60, 74):
+        found = command.document(path, "--step", number, "--data", place)
+        assert [row["key"] for row in found["samples"]] == seen[number]
+        assert found["past"] == (number < 60)
+        assert found["state"] == ("IndexedWebDataModule/train" if module else LOADER_ALONE)
+
+
+@pytest.mark.parametrize("make", [equal_batches, batches_by_size])
+def test_a_folder_of_torch_distributed_checkpoint_is_read(tmp_path: Path, command: Command, make: Any) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    loader = ResumableLoader(list(range(N)), make(num_replicas=2, rank=0), collate_fn=list, check_ranks=False)
+    batches = make(num_replicas=2, rank=0)
+    for loaded in (loader, batches):
+        rest = iter(loaded)
+        for _ in range(3):
+            next(rest)
+        loaded.exclude([7, 9])
+    parts = {"model": model.half(), "optimizer": optimizer.state_dict(), "loader": loader, "alone": batches}
+    state_dict_saver.save(parts, checkpoint_id=tmp_path / "step3", no_dist=True)
+    words: list[object] = []
+    if make is batches_by_size:
+        (tmp_path / "lengths.txt").write_text("".join(f"{size}\n" for size in SIZES))
+        words = ["--sizes", tmp_path / "lengths.txt"]
+    for state in ("loader", "alone"):
+        assert command.document(tmp_path / "step3", "--state", state)["exclude"] == [7, 9]
+        for number in (1, 3, 20):
+            found = command.step(tmp_path / "step3", number, "--state", state, *words)
+            assert found == loader.step(number) == batches.step(number)
+
+
+class Attack:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle", "folder", "metadata", "value", "trainer"])
+def test_a_checkpoint_that_would_run_code_is_refused_and_nothing_runs(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # as some set it for others' checkpoints
+    touched, path = tmp_path / "touched", tmp_path / "hostile"
+    states = {"loader": equal_batches().state_dict(), "more": Attack(touched)}
+    if kind in ("zip", "legacy"):
+        torch.save(states, path, _use_new_zipfile_serialization=kind == "zip")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(states))
+    elif kind == "folder":
+        path.mkdir()
+        torch.save(states, path / "custom_checkpoint_0.pkl")
+    else:
+        state_dict_saver.save({"loader": equal_batches()}, checkpoint_id=path, no_dist=True)
+        metadata = pickle.loads((path / ".metadata").read_bytes())
+        if kind == "metadata":
+            metadata.storage_meta = Attack(touched)
+        else:
+            [index] = [one for one in metadata.storage_data if one.fqn == "loader.run"]
+            buffer = io.BytesIO()
+            torch.save(Attack(touched), buffer)
+            (path / "__1_0.distcp").write_bytes(buffer.getvalue())
+            place = metadata.storage_data[index]
+            place.relative_path, place.offset, place.length = "__1_0.distcp", 0, len(buffer.getvalue())
+        (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    command("show", path, code=1)
+    assert not touched.exists()
+    assert "system" in command.error or kind == "pickle"
+    assert kind == "pickle" or "save the loader's state alone" in command.error
+
+
+def test_metadata_leave_no_folder(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "hostile"
+    state_dict_saver.save({"loader": equal_batches()}, checkpoint_id=path, no_dist=True)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    (path / "__0_0.distcp").rename(tmp_path / "outside")
+    for place in metadata.storage_data.values():
+        place.relative_path = "../outside"
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    command("show", path, code=1)
+    assert "is none that a state can have" in command.error
+
+
+def test_a_checkpoint_with_other_objects_is_refused_by_their_name(tmp_path: Path, command: Command) -> None:
+    torch.save({"loader": equal_batches().state_dict(), "home": Path("/")}, tmp_path / "x.pt")
+    command("show", tmp_path / "x.pt", code=1)
+    assert "pathlib" in command.error
+    assert "torch.save(state, 'state.pt')" in command.error
+
+
+HOSTILE = ["../../escaped", "/tmp/absolute", "a/../../b", "new\nline", "k" * 90, "ü" * 40, "con", "~", "%2e%2e"]
+
+
+def test_an_export_stays_in_its_folder_whatever_the_keys_are(tmp_path: Path, command: Command) -> None:
+    place = tmp_path / "shards"
+    place.mkdir()
+    with tarfile.open(place / "a.tar", "w") as tar:
+        for number, key in enumerate(HOSTILE):
+            for member, data in (("json", b"%d" % number), ("se g.txt", b"text")):
+                info = tarfile.TarInfo(f"{key}.{member}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    index_shards(place)
+    shards_ = IndexedShards(place, decode=None)
+    loader = ResumableLoader(shards_, DistributedBatchSampler(len(shards_), 100), collate_fn=list)
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    words = [tmp_path / "state.pt", "--step", 0, "--num-replicas", 1, "--data", place]
+    found = command.document(*words, "--export", tmp_path / "out" / "step0")
+    assert found["exported"]["files"] == 2 * len(HOSTILE)
+    files = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert {path.parent for path in files} == {tmp_path / "out" / "step0"}
+    assert len(files) == 2 * len(HOSTILE) + 1
+    rows = json.loads((tmp_path / "out" / "step0" / "samples.json").read_text())
+    for row in rows:
+        sample = shards_[row["index"]]
+        assert sample["__key__"] == row["key"]
+        for member, name in row["files"].items():
+            assert (tmp_path / "out" / "step0" / name).read_bytes() == sample[member]
+    command("show", *words, "--export", tmp_path / "out" / "step0", code=2)
+    assert "must be empty" in command.error
+    assert "\n" not in command("show", *words).splitlines()[3]
+
+
+def test_an_export_of_a_damaged_shard_is_an_error(tmp_path: Path, command: Command) -> None:
+    [place] = shards(tmp_path)
+    loader = ResumableLoader(IndexedShards(place), equal_batches(num_replicas=1, rank=0), collate_fn=list)
+    next(iter(loader))
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    [row, *_] = loader.samples_of_step(0)
+    with Path(row["shard"]).open("r+b") as file:
+        file.seek(row["offset"])
+        file.write(b"\xff")
+    words = [tmp_path / "state.pt", "--step", 0, "--data", place]
+    assert command.document(*words)["samples"] == loader.samples_of_step(0)
+    command("show", *words, "--export", tmp_path / "out", code=1)
+    assert row["key"] in command.error
+    assert not (tmp_path / "out").exists()

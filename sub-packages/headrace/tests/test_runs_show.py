@@ -1,0 +1,313 @@
+"""`headrace-runs show`: what it prints is what the loaders delivered, and all else is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs_command import SIZES, Command, N, batches_by_size, delivered, equal_batches, shards
+from runs_command import command as command
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    IndexedWebDataModule,
+    ResumableLoader,
+    add_column,
+    index_shards,
+    write_shards,
+)
+from headrace.weighted_sampler import WeightedDistributedSampler
+
+
+def saved(path: Path, **states: Any) -> Path:
+    torch.save({name: one.state_dict() for name, one in states.items()}, path)
+    return path
+
+
+def sizes_file(folder: Path) -> Path:
+    np.save(folder / "lengths.npy", SIZES)
+    return folder / "lengths.npy"
+
+
+@pytest.mark.parametrize("save_at", [0, 3, 5, 8, 9, 12, 30, 55])
+@pytest.mark.parametrize("make", [equal_batches, batches_by_size])
+def test_every_step_is_the_one_that_was_delivered_before_or_will_be(
+    tmp_path: Path, command: Command, make: Any, save_at: int
+) -> None:
+    """Also after a change of the world size and an exclusion; what comes behind a later change is not known before."""
+    path = tmp_path / "last.pt"
+    steps = delivered(make, list(range(N)), save_at, path)
+    words: list[object] = ["--sizes", sizes_file(tmp_path)] if make is batches_by_size else []
+    if save_at in (0, 5):  # the state does not know of the ranks that begin there
+        words += ["--num-replicas", 3 if save_at == 0 else 2]
+    assert path.exists()
+    last = 5 if save_at < 5 else 9 if save_at < 9 else max(steps)
+    numbers = sorted({0, 1, save_at - 1, save_at, last - 1, *range(4, last, 7)} & set(range(last)))
+    for number in numbers:
+        assert command.step(path, number, *words) == steps[number], number
+        found = command.document(path, "--step", number, "--rank", 1, *words)
+        assert [row["index"] for row in found["samples"]] == steps[number][1]
+        assert found["past"] == (number < save_at)
+
+
+@pytest.mark.parametrize("make", [equal_batches, batches_by_size])
+def test_the_summary_has_the_changes_of_the_run(tmp_path: Path, command: Command, make: Any) -> None:
+    path = tmp_path / "last.pt"
+    delivered(make, list(range(N)), 12, path)
+    found = command.document(path)
+    assert (found["step"], found["world"], found["n"], found["exclude"]) == (12, 2, N, [3, 50, 77])
+    assert [change["step"] for change in found["run"]] == [0, 5, 9]
+    assert found["state"] == "loader"
+    text = command("show", path)
+    assert "next step 12" in text
+    assert "left out: 3 50 77" in text
+    assert "step 5, epoch 0" in text
+
+
+def test_the_epoch_of_a_step_is_named(tmp_path: Path, command: Command) -> None:
+    batches = DistributedBatchSampler(10, 2, num_replicas=2, rank=0)
+    loader = ResumableLoader(list(range(10)), batches, collate_fn=list, check_ranks=False)
+    list(loader)
+    next(iter(loader))
+    path = saved(tmp_path / "x.pt", loader=loader)
+    assert [command.document(path, "--step", number)["epoch"] for number in (0, 2, 3, 4, 5, 6, 9)] == [
+        0, 0, 1, 1, 1, 2, 3,
+    ]  # fmt: skip
+
+
+def test_a_coming_step_on_other_ranks(tmp_path: Path, command: Command) -> None:
+    batches = equal_batches(num_replicas=2, rank=0)
+    next(iter(batches))
+    path = saved(tmp_path / "x.pt", batches=batches)
+    assert command.step(path, 7, "--num-replicas", 5) == batches.step(7, num_replicas=5)
+    assert command.step(path, 0, "--num-replicas", 5) == batches.step(0)
+
+
+def test_a_run_that_has_not_begun_asks_for_its_ranks(tmp_path: Path, command: Command) -> None:
+    batches = equal_batches()
+    path = saved(tmp_path / "x.pt", batches=batches)
+    command("show", path, "--step", 0, code=2)
+    assert "--num-replicas" in command.error
+    assert command.step(path, 0, "--num-replicas", 3) == batches.step(0, num_replicas=3)
+
+
+@pytest.mark.parametrize("names", [("train",), ("web", "books")])
+@pytest.mark.parametrize("module", [False, True])
+def test_samples_are_named_as_the_loader_names_them(
+    tmp_path: Path, command: Command, names: tuple[str, ...], module: bool
+) -> None:
+    places = shards(tmp_path, names)
+    sources = dict(zip(names, map(str, places), strict=True))
+    if module:
+        split = str(places[0]) if len(names) == 1 else sources
+        data = IndexedWebDataModule({"train": split}, batch_size=4, collate_fn=list, seed=3)
+        data.setup("fit")
+        loader = data.train_dataloader()
+    elif len(names) > 1:
+        pytest.skip("several sources are those of a data module")
+    else:
+        loader = ResumableLoader(IndexedShards(places[0]), equal_batches(), collate_fn=list)
+    next(iter(loader))
+    path = saved(tmp_path / "x.pt", loader=loader)
+    words = (
+        [f"--data={places[0]}"] if len(names) == 1 else [f"--data={name}={place}" for name, place in sources.items()]
+    )
+    for number in (0, 5, 60):
+        assert command.document(path, "--step", number, *words)["samples"] == loader.samples_of_step(number)
+    row = loader.samples_of_step(0)[0]
+    line = command("show", path, "--step", 0, *words).splitlines()[2].split()
+    assert line == [str(value) for name, value in row.items() if name != "step"]
+
+
+def test_other_data_are_refused_and_grown_data_are_not(tmp_path: Path, command: Command) -> None:
+    [place] = shards(tmp_path)
+    loader = ResumableLoader(IndexedShards(place), equal_batches(), collate_fn=list)
+    next(iter(loader))
+    path, rows = saved(tmp_path / "x.pt", loader=loader), loader.samples_of_step(5)
+    [other] = shards(tmp_path, ("other",))
+    command("show", path, "--step", 5, "--data", other, code=2)
+    assert "--data must be the data of the run" in command.error
+    write_shards([("late", {"json": b"1"})], tmp_path / "more", n_shards=1)
+    for tar in (tmp_path / "more").glob("*.tar"):
+        tar.rename(place / f"z-{tar.name}")
+    index_shards(place)
+    assert len(IndexedShards(place)) == N + 1
+    assert command.document(path, "--step", 5, "--data", place)["samples"] == rows
+
+
+@pytest.mark.parametrize("how", ["file", "column", "member"])
+def test_sizes_come_from_a_file_a_column_or_a_member(tmp_path: Path, command: Command, how: str) -> None:
+    places = shards(tmp_path, ("web", "books"))
+    for place, sizes in zip(places, np.split(SIZES, 2), strict=True):
+        add_column(place, "length", sizes)
+    batches = batches_by_size(num_replicas=2, rank=0)
+    next(iter(batches))
+    path = saved(tmp_path / "x.pt", batches=batches)
+    data = [f"--data=web={places[0]}", f"--data=books={places[1]}"]
+    words: dict[str, list[object]] = {"file": ["--sizes", sizes_file(tmp_path)], "column": ["--sizes", "length", *data]}
+    words["member"] = ["--sizes", "seq.txt", *data]
+    for number in (0, 9):
+        assert command.step(path, number, *words[how]) == batches.step(number)
+
+
+def test_other_sizes_are_refused_and_none_are_asked_for(tmp_path: Path, command: Command) -> None:
+    batches = batches_by_size(num_replicas=2, rank=0)
+    path = saved(tmp_path / "x.pt", batches=batches)
+    command("show", path, "--step", 0, "--num-replicas", 1, code=2)
+    assert "give --sizes" in command.error
+    np.save(tmp_path / "other.npy", SIZES[::-1])
+    command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "other.npy", code=2)
+    assert "differs in sizes" in command.error
+    np.save(tmp_path / "few.npy", SIZES[:-1])
+    command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "few.npy", code=2)
+    assert "got 199" in command.error
+    command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "none.npy", code=2)
+    assert "none.npy: No such file" in command.error
+
+
+def test_pieces_of_long_samples_have_their_range(tmp_path: Path, command: Command) -> None:
+    batches = DistributedSizeAwareBatchSampler(SIZES, 40, oversize="split", num_replicas=2, rank=0)
+    path = saved(tmp_path / "x.pt", batches=batches)
+    found = command.document(path, "--step", 3, "--num-replicas", 2, "--sizes", sizes_file(tmp_path))["samples"]
+    wanted = [one for rank in batches.step(3) for one in rank]
+    assert [row["index"] for row in found] == list(map(int, wanted))
+    assert [(row.get("start"), row.get("stop")) for row in found] == [
+        (getattr(one, "start", None), getattr(one, "stop", None)) for one in wanted
+    ]
+    assert any("start" in row for row in found)
+
+
+@pytest.mark.parametrize(
+    ("batches", "what"),
+    [
+        (lambda: DistributedBatchSampler(N, 4, sampler=order()), "came from a sampler"),
+        (lambda: batches_by_size(sampler=order()), "differs in sampler"),
+        (lambda: batches_by_size(work=SIZES**2), "differs in work"),
+        (lambda: batches_by_size(cost=rectangle, strategy="bucketed"), "cost of this run is a function"),
+    ],
+)
+def test_what_the_record_does_not_hold_is_refused_with_the_way_in_python(
+    tmp_path: Path, command: Command, batches: Any, what: str
+) -> None:
+    path = saved(tmp_path / "x.pt", batches=batches())
+    command("show", path, "--step", 0, "--num-replicas", 2, "--sizes", sizes_file(tmp_path), code=2)
+    assert what in command.error
+    assert "samples_of_step" in command.error
+    assert command.document(path)["n"] == N
+
+
+def rectangle(n: Any, largest: Any) -> Any:
+    return n * largest
+
+
+def order() -> Any:
+    return WeightedDistributedSampler(range(N), {(0, 100): 1, (100, N): 2}, num_replicas=1, rank=0)
+
+
+def test_optimizer_steps_by_tokens_are_refused_as_the_sampler_does(tmp_path: Path, command: Command) -> None:
+    path = saved(tmp_path / "x.pt", batches=batches_by_size(tokens_per_step=600))
+    command("show", path, "--step", 0, "--num-replicas", 2, "--sizes", sizes_file(tmp_path), code=2)
+    assert "tokens_per_step must be None" in command.error
+
+
+def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path, command: Command) -> None:
+    one, other = equal_batches(seed=1, num_replicas=1, rank=0), equal_batches(seed=2, num_replicas=1, rank=0)
+    path = tmp_path / "x.pt"
+    torch.save({"loops": [one.state_dict()], "again": one.state_dict(), "val": {"batches": other.state_dict()}}, path)
+    command("show", path, code=2)
+    assert "2 states: choose one with --state: again, val/batches" in command.error
+    assert command.document(path, "--state", "val/batches")["seed"] == 2
+    command("show", path, "--state", "val", code=2)
+    assert "--state must be one of again, val/batches" in command.error
+
+
+def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
+    torch.save({"model": {"weight": torch.ones(2)}}, tmp_path / "none.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "none.pt").read_bytes()[:-300])
+    old = equal_batches().state_dict()
+    torch.save(
+        {**{name: old[name] for name in old if name not in ("step", "starts", "run")}, "version": 1},
+        tmp_path / "old.pt",
+    )
+    torch.save({**old, "run": [{"step": 0}]}, tmp_path / "changed.pt")
+    empty = DistributedBatchSampler(0, 4)
+    saved(tmp_path / "empty.pt", batches=empty)
+    (tmp_path / "folder").mkdir()
+    for words, code, what in (
+        (["missing.pt"], 2, "missing.pt: No such file"),
+        (["none.pt"], 2, "no state of ResumableLoader"),
+        (["folder"], 2, "has none of .metadata"),
+        (["text.pt"], 1, "no file of torch.save"),
+        (["cut.pt"], 1, "no file of torch.save"),
+        (["old.pt"], 2, "no record of the run"),
+        (["changed.pt"], 1, "it was changed"),
+        (["empty.pt", "--step", 0, "--num-replicas", 2], 2, "--step must be one that the run has, got 0"),
+        (["empty.pt", "--step", -1], 2, "--step"),
+        (["empty.pt", "--step", "x"], 2, "got 'x'"),
+        (["empty.pt", "--rank", 1], 2, "--rank goes with --step"),
+        (["empty.pt", "--step", 1, "--export", "x"], 2, "--export goes with --data"),
+    ):
+        first, *rest = words
+        command("show", tmp_path / str(first), *rest, code=code)
+        assert what in command.error
+
+
+def test_a_rank_that_was_not_there_is_refused(tmp_path: Path, command: Command) -> None:
+    path = saved(tmp_path / "x.pt", batches=equal_batches())
+    command("show", path, "--step", 3, "--num-replicas", 2, "--rank", 2, code=2)
+    assert "--rank must be 0 to 1" in command.error
+
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name == {0!r}:
+            raise ModuleNotFoundError("No module named " + name, name=name)
+
+sys.meta_path.insert(0, Missing)
+from headrace.runs.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("lacks", ["webdatamodule", "size_aware_batching"])
+def test_one_package_alone_is_enough_for_its_states(tmp_path: Path, lacks: str) -> None:
+    states = {
+        "webdatamodule": saved(tmp_path / "equal.pt", batches=equal_batches()),
+        "size_aware_batching": saved(tmp_path / "sizes.pt", batches=batches_by_size()),
+    }
+    code = WITHOUT.format(f"headrace.{lacks}")
+    for package, path in states.items():
+        words = ["show", path, "--step", 2, "--num-replicas", 2]
+        words += ["--sizes", sizes_file(tmp_path)] if package == "size_aware_batching" else []
+        ended = process("-c", code, *words)
+        assert ended.returncode == (2 if package == lacks else 0), ended.stderr
+        if package == lacks:
+            assert f"pip install headrace-{lacks.replace('_', '-')}" in ended.stderr
+
+
+def process(*words: object) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, text=True, capture_output=True, check=False
+    )
+
+
+def test_the_command_runs_as_a_module(tmp_path: Path) -> None:
+    batches = equal_batches(num_replicas=2, rank=0)
+    path = saved(tmp_path / "x.pt", batches=batches)
+    ended = process("-m", "headrace.runs", "show", path, "--step", 1, "--num-replicas", 2)
+    assert ended.returncode == 0, ended.stderr
+    lines = [f"rank {rank}: {' '.join(map(str, samples))}" for rank, samples in enumerate(batches.step(1))]
+    assert ended.stdout.splitlines() == ["step 1, coming: epoch 0, 2 ranks, 8 samples", *lines]
+    assert json.loads(process("-m", "headrace.runs", "show", path, "--json").stdout)["n"] == N
