@@ -3,17 +3,19 @@
 The loops themselves run in ``headrace/tests/integrations``, with the real libraries.
 """
 
+import json
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -265,9 +267,54 @@ def test_a_guard_refuses_epochs_of_different_lengths_and_chooses_the_epoch() -> 
     state.epoch = 1.4
     guard.on_epoch_begin(None, state, None)
     assert even.epoch == 1
-    assert guard.on_step_end(None, None, None) is None
+    assert guard.on_evaluate(None, None, None) is None
     with pytest.raises(AttributeError, match="TrainerGuard has no of"):
         guard.of()
+
+
+@pytest.mark.parametrize("steps", [3, 1_000], ids=["in an epoch", "at its end"])
+def test_a_guard_keeps_the_record_of_the_run_in_the_checkpoints(steps: int) -> None:
+    """A resumed run numbers its steps on, and delivers what an unbroken one does."""
+    first = of_rank(0)
+    guard = TrainerGuard(first)
+    state = begin(guard, loader_of(first))
+    guard.on_epoch_begin(None, state, None)
+    for _ in islice(first, steps):
+        guard.on_step_end(None, state, None)
+    saved = json.loads(json.dumps(state.stateful_callbacks["headrace"]))
+    length = len(first)
+    assert saved["sampler"]["step"] == min(steps, length)
+    resumed = of_rank(0)
+    guard = TrainerGuard(resumed)
+    state = begin(guard, loader_of(resumed), saved=saved)
+    state.epoch = 0.3 if steps < length else 1.0
+    guard.on_epoch_begin(None, state, None)
+    again = list(resumed)
+    guard.on_step_end(None, state, None)
+    wanted = of_rank(0)
+    wanted.set_epoch(int(state.epoch))
+    assert again == list(wanted)
+    assert state.stateful_callbacks["headrace"]["sampler"]["step"] == length * (1 + int(state.epoch))
+    assert [resumed.step(number)[0] for number in range(length)] == list(of_rank(0))
+
+
+def test_a_guard_resumes_with_an_order_that_keeps_no_record() -> None:
+    def batches() -> Any:
+        order = RandomSampler(SIZES, generator=torch.Generator().manual_seed(0))
+        return DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order, num_replicas=1, rank=0)
+
+    first = batches()
+    guard = TrainerGuard(first)
+    state = begin(guard, loader_of(first), 1, epochs=1)
+    guard.on_epoch_begin(None, state, None)
+    next(iter(first))
+    guard.on_step_end(None, state, None)
+    resumed = batches()
+    guard = TrainerGuard(resumed)
+    saved = {**state.stateful_callbacks["headrace"], "fingerprint": resumed.fingerprint}
+    state = begin(guard, loader_of(resumed), 1, saved=saved, epochs=1)
+    guard.on_epoch_begin(None, state, None)
+    assert list(resumed) == list(batches())
 
 
 def test_a_trainer_finds_set_epoch_where_it_looks() -> None:

@@ -163,6 +163,14 @@ def test_metadata_leave_no_folder(tmp_path: Path, command: Command) -> None:
     assert "is none that a state can have" in command.error
 
 
+def test_damaged_metadata_are_named(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "cut"
+    state_dict_saver.save({"loader": equal_batches()}, checkpoint_id=path, no_dist=True)
+    (path / ".metadata").write_bytes((path / ".metadata").read_bytes()[:-40])
+    command("show", path, code=1)
+    assert "cut/.metadata: no metadata of torch.distributed.checkpoint" in command.error
+
+
 def test_a_checkpoint_with_other_objects_is_refused_by_their_name(tmp_path: Path, command: Command) -> None:
     torch.save({"loader": equal_batches().state_dict(), "home": Path("/")}, tmp_path / "x.pt")
     command("show", tmp_path / "x.pt", code=1)

@@ -146,7 +146,8 @@ def _stand_ins() -> list[type]:
         "torch.distributed.checkpoint.filesystem": "_StorageInfo",
         "torch.serialization": "_get_layout",
         "torch": " ".join(["Size", *(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))]),
-        "pathlib": "Path PosixPath WindowsPath PurePosixPath PureWindowsPath",
+        "pathlib": "PosixPath WindowsPath",
+        "pathlib._local": "PosixPath WindowsPath",  # their home in Python 3.13
     }
     return [
         type(name, (_Plain,), {"__module__": module}) for module, listed in names.items() for name in listed.split()
@@ -159,6 +160,7 @@ def _load_distributed(folder: Path) -> Any:
         from headrace.webdatamodule.shards.decoding.allowed import AllowedClasses
         from headrace.webdatamodule.shards.decoding.limits import MemoryBudget
         from headrace.webdatamodule.shards.decoding.unpickler import RestrictedUnpickler, checked_load
+        from headrace.webdatamodule.shards.errors import ShardError
     name = str(folder / METADATA)
     data = io.BytesIO((folder / METADATA).read_bytes())
     try:
@@ -190,7 +192,7 @@ def _load_distributed(folder: Path) -> Any:
         raise CheckpointError(f"{name}: refused, as reading it {what}: {_CURE}") from error
     except CheckpointError:
         raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, ShardError, TypeError, ValueError) as error:
         raise CheckpointError(f"{name}: no metadata of torch.distributed.checkpoint: {error}") from error
     return tree
 
@@ -265,7 +267,7 @@ def chosen(checkpoint: Checkpoint, path: str | None, name: str) -> Found:
     if not states:
         raise ValueError(
             f"{name}: no state of ResumableLoader, DistributedBatchSampler or DistributedSizeAwareBatchSampler in it: "
-            "save the loader's state_dict() with the weights"
+            "save the loader's state_dict() with the weights; give a Hugging Face Trainer a TrainerGuard"
         )
     if path is not None:
         if found := [one for one in states if one.path == path]:

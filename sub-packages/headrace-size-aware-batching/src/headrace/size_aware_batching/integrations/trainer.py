@@ -1,11 +1,13 @@
 """What Hugging Face's ``Trainer`` needs beside a sampler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from headrace.size_aware_batching._validation import warn
 
 _KEY = "headrace"  # in a trainer's state
+_SAMPLER = "sampler"  # and in it the sampler's state
 
 
 class TrainerGuard:
@@ -16,8 +18,11 @@ class TrainerGuard:
     accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a
     resumed epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's
     batches once more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step``
-    another number of batches in a step than ``gradient_accumulation_steps``. It reads no data and does nothing at the
-    steps.
+    another number of batches in a step than ``gradient_accumulation_steps``. It reads no data.
+
+    The checkpoints also hold the sampler's state with its record of the run, so that ``headrace-runs show
+    checkpoint-500 --step 1234`` tells the samples of any step. The sampler is ahead of the training by the batches that
+    were prefetched; the Trainer resumes by its own count.
 
     Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
     return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
@@ -40,6 +45,7 @@ class TrainerGuard:
             raise TypeError(f"sampler must be a sampler of headrace, got {type(sampler).__name__} without {missing}")
         self._sampler = sampler
         self._length = self._accumulated = 0
+        self._saved: Mapping[str, Any] | None = None  # the sampler's state in the checkpoint, until it is loaded
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
         """Compare what is about to be trained on with the checkpoint, if there is one."""
@@ -53,8 +59,9 @@ class TrainerGuard:
         saved = state.stateful_callbacks.get(_KEY)
         if state.global_step and saved is None:
             warn("the checkpoint was saved without a TrainerGuard: whether its batches were the same is not known")
+        self._saved = (saved or {}).get(_SAMPLER)
         for name, value in (saved or {}).items():
-            if value != own[name]:
+            if name != _SAMPLER and value != own[name]:
                 raise ValueError(_CHANGED[name].format(saved=value, own=own[name]))
         if state.global_step and args.ignore_data_skip:
             raise ValueError("ignore_data_skip must be False, got True: batches would come again after a resume")
@@ -65,12 +72,29 @@ class TrainerGuard:
 
     def on_epoch_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
         """Choose the epoch."""
-        self._begin(int(state.epoch or 0))
+        epoch = int(state.epoch or 0)
+        self._restore(epoch)
+        self._begin(epoch)
+
+    def on_step_end(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
+        """Note the sampler's state, for a checkpoint that is saved after this step."""
+        if hasattr(self._sampler, "state_dict"):
+            state.stateful_callbacks[_KEY][_SAMPLER] = self._sampler.state_dict()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
             return lambda *_, **__: None  # leaves an event of the trainer alone
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def _restore(self, epoch: int) -> None:
+        """Load the record of the run from the checkpoint, at the beginning of an epoch: the Trainer skips batches."""
+        saved, self._saved = self._saved, None
+        if saved is None or not hasattr(self._sampler, "load_state_dict"):
+            return
+        self._sampler.set_epoch(saved["epoch"])
+        with suppress(ValueError):  # of an order that cannot be read again, whose record begins anew
+            self._sampler.load_state_dict(saved)
+            self._sampler.set_epoch(epoch + 1)  # so that the position is dropped
 
     def _begin(self, epoch: int) -> None:
         self._sampler.set_epoch(epoch)
