@@ -77,6 +77,8 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
         ("headrace-weighted-sampler/src/headrace/weighted_sampler", "import headrace.size_aware_batching"),
         ("headrace-size-aware-batching/src/headrace/size_aware_batching", "from headrace import webdatamodule"),
         ("headrace-webdatamodule/src/headrace/webdatamodule", "from headrace.weighted_sampler import report"),
+        ("headrace-webdatamodule/src/headrace/webdatamodule", "import headrace.runs.cli"),
+        ("headrace/src/headrace/runs", "import lightning"),
         ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import lightning"),
         ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import headrace.webdatamodule.loader"),
         ("headrace-size-aware-batching/src/headrace/size_aware_batching", "import lightning.pytorch"),
@@ -112,6 +114,7 @@ def test_an_empty_wheel_and_a_namespace_in_a_wheel_are_found(tmp_path: Path) -> 
     for name, members in {
         "headrace_weighted_sampler-0.1.0-py3-none-any.whl": ["headrace/__init__.py"],
         "headrace_webdatamodule-0.1.0-py3-none-any.whl": [],
+        "headrace-0.1.0-py3-none-any.whl": ["headrace/webdatamodule/loader.py"],
     }.items():
         with zipfile.ZipFile(tmp_path / name, "w") as wheel:
             for member in members:
@@ -121,6 +124,8 @@ def test_an_empty_wheel_and_a_namespace_in_a_wheel_are_found(tmp_path: Path) -> 
     for fault in (
         "headrace/__init__.py would hide",
         "headrace/webdatamodule/__init__.py is missing",
+        "headrace/runs/__init__.py is missing",
+        "headrace/webdatamodule/loader.py does not belong here",
         "no LICENSE",
         "expected 4 wheels",
     ):

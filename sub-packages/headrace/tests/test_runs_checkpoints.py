@@ -4,14 +4,17 @@ import io
 import json
 import os
 import pickle
+import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from pages import DOCS, block
 from runs_command import SIZES, Command, N, batches_by_size, equal_batches, shards
 from runs_command import command as command
 from torch.distributed.checkpoint import state_dict_saver
@@ -80,6 +83,30 @@ def test_a_checkpoint_of_lightning_tells_what_the_fit_did_and_will_do(
         assert [row["key"] for row in found["samples"]] == seen[number]
         assert found["past"] == (number < 60)
         assert found["state"] == ("IndexedWebDataModule/train" if module else LOADER_ALONE)
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="the pages lie in the repository")
+def test_the_page_shows_the_command_as_it_is_used(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [place] = shards(tmp_path)
+    seen = fit(IndexedWebDataModule({"train": place}, batch_size=4, collate_fn=list), 60, tmp_path / "kept")
+    (tmp_path / "kept" / "step=60.ckpt").rename(tmp_path / "last.ckpt")
+    np.save(tmp_path / "lengths.npy", SIZES)
+    (tmp_path / "checkpoint-20").mkdir()
+    batches = batches_by_size(num_replicas=2, rank=0)
+    next(iter(batches))
+    callbacks = {"headrace": {"fingerprint": batches.fingerprint, "sampler": batches.state_dict()}}
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(json.dumps({"stateful_callbacks": callbacks}))
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line, comments=True) for line in block("how-to/spikes.md", "runs").splitlines()]
+    assert all(words[0] == "headrace-runs" for words in lines)
+    summary, step, exported, by_size = [command(*words[1:]) for words in lines]
+    assert "next step 60" in summary
+    assert [line.split()[2] for line in step.splitlines()[2:]] == seen[41]
+    assert "wrote 8 files and samples.json into step41" in exported
+    assert len(list(Path("step41").iterdir())) == 9
+    assert f"rank 1: {' '.join(map(str, batches.step(1234)[1]))}" in by_size
 
 
 @pytest.mark.parametrize("make", [equal_batches, batches_by_size])

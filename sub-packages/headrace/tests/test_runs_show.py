@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from runs_command import SIZES, Command, N, batches_by_size, delivered, equal_batches, shards
 from runs_command import command as command
 
+from headrace.runs.cli import main
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -258,6 +260,44 @@ def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
         first, *rest = words
         command("show", tmp_path / str(first), *rest, code=code)
         assert what in command.error
+
+
+@pytest.mark.parametrize("make", [equal_batches, batches_by_size])
+def test_a_state_that_was_changed_is_an_error_of_one_line(tmp_path: Path, command: Command, make: Any) -> None:
+    batches = make(num_replicas=2, rank=0)
+    list(batches)
+    batches.set_epoch(1)
+    rest = iter(batches)
+    next(rest)
+    batches.exclude([4])
+    state = json.loads(json.dumps(batches.state_dict()))
+    words = ["--sizes", sizes_file(tmp_path)] if make is batches_by_size else []
+    path, codes = tmp_path / "state.json", set()
+    for place in list(places(state)):
+        for value in (None, "x", -1, 1, 2**61, 0.5, [None], {"n": 3}):
+            changed = json.loads(json.dumps(state))
+            inner = changed
+            for part in place[:-1]:
+                inner = inner[part]
+            inner[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            for more in ([], ["--step", "1", *words], ["--step", "40", *words]):
+                try:
+                    code = main(["show", str(path), *map(str, more)])
+                except SystemExit as stopped:
+                    pytest.fail(f"{place}, {value!r}: {stopped}")
+                except Exception as error:
+                    pytest.fail(f"{place}, {value!r}, {more}: {error!r}")
+                codes.add(code)
+    assert codes == {0, 1, 2}
+
+
+def places(thing: Any) -> Iterator[list[Any]]:
+    """The place of each value in containers."""
+    for part in range(len(thing)) if isinstance(thing, list) else thing:
+        yield [part]
+        if isinstance(thing[part], list | dict):
+            yield from ([part, *rest] for rest in places(thing[part]))
 
 
 def test_a_rank_that_was_not_there_is_refused(tmp_path: Path, command: Command) -> None:

@@ -157,9 +157,12 @@ def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     sizes = None
     if run.kind == BY_SIZE and options.sizes is not None:
         sizes = read_sizes(options.sizes, data, options.column)
-    sampler = run.sampler(sizes, options.num_replicas)
     try:
+        sampler = run.sampler(sizes, options.num_replicas)
         ranks = sampler.step(step)
+        epoch = epoch_of(sampler, run.record, step)
+    except (ArithmeticError, AttributeError, KeyError, RuntimeError, StopIteration) as error:
+        raise CheckpointError(f"the state {run.found.path} contradicts itself: it was changed ({error!r})") from error
     except IndexError:
         raise ValueError(f"--step must be one that the run has, got {step}: its record begins behind it") from None
     if options.rank is not None and options.rank >= len(ranks):
@@ -168,7 +171,7 @@ def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     rows = [row for row in rows if options.rank in (None, row["rank"])]
     document = {
         "step": step,
-        "epoch": epoch_of(sampler, run.record, step),
+        "epoch": epoch,
         "past": past,
         "world": len(ranks),
         "samples": rows,

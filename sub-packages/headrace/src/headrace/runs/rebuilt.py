@@ -10,6 +10,7 @@ from headrace.runs.checkpoints import CheckpointError, Found
 from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, needed
 
 EQUAL, BY_SIZE = "DistributedBatchSampler", "DistributedSizeAwareBatchSampler"
+_MOST_RANKS = 1 << 20  # a step of more would fill the memory
 IN_PYTHON = (
     "make the loader as in the training script, load the state into it, and call its samples_of_step(number) in Python"
 )
@@ -34,7 +35,13 @@ class Run:
         self.kind = _kind(self.state["run"])
         record_of = _record_of_batches if self.kind == EQUAL else _record_of_sizes
         try:
+            if not all(
+                type(self.state[name]) is int and self.state[name] >= 0 for name in ("seed", "epoch", "position")
+            ):
+                raise ValueError("seed, epoch and position must be ints >= 0")
             self.record: Any = record_of()(self.state)
+            if any(change.get("world", 1) > _MOST_RANKS for change in self.record.changes):
+                raise ValueError(f"no run has more than {_MOST_RANKS:,} ranks")
             self.settings: dict[str, Any] = self.record.settings(self.state["epoch"], self.state["position"])
             self.n_samples = int(self.settings.get("n", 0))
         except (KeyError, TypeError, ValueError) as error:
