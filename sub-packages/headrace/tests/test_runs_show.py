@@ -100,8 +100,7 @@ def test_a_run_that_has_not_begun_asks_for_its_ranks(tmp_path: Path, command: Co
     assert command.step(path, 0, "--num-replicas", 3) == batches.step(0, num_replicas=3)
 
 
-@pytest.mark.parametrize("names", [("train",), ("web", "books")])
-@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize(("names", "module"), [(("train",), False), (("train",), True), (("web", "books"), True)])
 def test_samples_are_named_as_the_loader_names_them(
     tmp_path: Path, command: Command, names: tuple[str, ...], module: bool
 ) -> None:
@@ -112,8 +111,6 @@ def test_samples_are_named_as_the_loader_names_them(
         data = IndexedWebDataModule({"train": split}, batch_size=4, collate_fn=list, seed=3)
         data.setup("fit")
         loader = data.train_dataloader()
-    elif len(names) > 1:
-        pytest.skip("several sources are those of a data module")
     else:
         loader = ResumableLoader(IndexedShards(places[0]), equal_batches(), collate_fn=list)
     next(iter(loader))
@@ -230,6 +227,38 @@ def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path, command: Co
     assert "--state must be one of again, val/batches" in command.error
 
 
+def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path, command: Command) -> None:
+    deep: list[Any] = [equal_batches().state_dict()]
+    for _ in range(60):
+        deep = [deep, deep]
+    around: dict[str, Any] = {"deep": deep}
+    around["around"] = around
+    torch.save(around, tmp_path / "x.pt")
+    assert command.document(tmp_path / "x.pt")["n"] == N
+
+
+def test_the_batches_of_all_ranks_are_told_rank_by_rank(tmp_path: Path, command: Command) -> None:
+    batches = batches_by_size(rank="all", num_replicas=3)
+    seen = list(batches)
+    batches.set_epoch(1)
+    seen += [batch for batch, _ in zip(batches, range(7), strict=False)]
+    path, words = saved(tmp_path / "x.pt", batches=batches), ["--sizes", sizes_file(tmp_path)]
+    steps = len(batches) // 3
+    for number in (0, 5, steps - 1, steps, steps + 1):
+        assert command.step(path, number, *words) == seen[3 * number : 3 * number + 3]
+        assert command.document(path, "--step", number, *words)["epoch"] == number // steps
+    assert command.document(path, "--step", 2 * steps, *words)["epoch"] == 2
+
+
+def test_a_file_of_a_folder_that_needs_code_is_passed_over(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "state").mkdir()
+    torch.save({"home": Path("/")}, tmp_path / "state" / "custom_checkpoint_0.pkl")
+    torch.save(equal_batches().state_dict(), tmp_path / "state" / "custom_checkpoint_1.pkl")
+    assert command.document(tmp_path / "state")["state"] == "custom_checkpoint_1.pkl"
+    assert "passed over" in command.error
+    assert "custom_checkpoint_0.pkl: refused" in command.error
+
+
 def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
     torch.save({"model": {"weight": torch.ones(2)}}, tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
@@ -341,6 +370,19 @@ def process(*words: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, *map(str, words)], env=environment, text=True, capture_output=True, check=False
     )
+
+
+def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.pt", batches=DistributedBatchSampler(10**6, 100_000, num_replicas=8, rank=0))
+    words = [sys.executable, "-m", "headrace.runs", "show", str(path), "--step", "0", "--num-replicas", "8"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.read(6) == b"step 0"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(60) == 0
 
 
 def test_the_command_runs_as_a_module(tmp_path: Path) -> None:

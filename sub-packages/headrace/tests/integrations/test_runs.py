@@ -15,6 +15,7 @@ from headrace.webdatamodule import ResumableLoader
 
 # torchdata 0.11 calls it in the constructor of its loader
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+SAMPLES: Any = list(range(N))
 MAKERS = [equal_batches, batches_by_size]
 
 
@@ -56,7 +57,7 @@ def test_a_stateful_loader_that_accelerate_prepared(
     configuration = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
     batches = batches_by_size(rank="all")
-    loader = accelerator.prepare(DataLoader(range(N), batch_sampler=batches, collate_fn=list, num_workers=num_workers))
+    loader = accelerator.prepare(DataLoader(SAMPLES, batch_sampler=batches, collate_fn=list, num_workers=num_workers))
     seen = []
     for batch in loader:
         seen.append(batch)
@@ -103,7 +104,7 @@ def test_checkpoints_of_a_trainer_with_the_guard(
         trainer = transformers.Trainer(
             Noting(seen), arguments, train_dataset=list(range(N)), callbacks=[TrainerGuard(batches)]
         )
-        trainer.get_train_dataloader = lambda: DataLoader(range(N), batch_sampler=batches, collate_fn=collate)
+        trainer.get_train_dataloader = lambda: DataLoader(SAMPLES, batch_sampler=batches, collate_fn=collate)
         trainer.train(resume_from_checkpoint=resume)
 
     train(first)

@@ -6,7 +6,8 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ LOADER = {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"}
 METADATA = ".metadata"
 IN_FOLDERS = ("custom_checkpoint_*.pkl", "dl_state_dict*.bin", "trainer_state.json", "meta.pt")
 _ALSO = ("*.ckpt", "*.pt", "*.pth", "checkpoint*")
-_LARGEST_VALUE, _LARGEST_METADATA, _DEEPEST = 1 << 24, 1 << 34, 100
+_LARGEST_VALUE, _LARGEST_METADATA = 1 << 24, 1 << 34
 _TORCHDATA = ("_snapshot", "_sampler_iter_yielded")  # of the state of a StatefulDataLoader
 _CURE = "load it in Python where you trust it, and save the loader's state alone: torch.save(state, 'state.pt')"
 
@@ -210,27 +211,30 @@ def _value(folder: Path, fqn: str, place: Mapping[str, Any]) -> Any:
 
 
 def _states(thing: object, path: tuple[str, ...]) -> Iterator[Found]:
-    """The states inside plain containers, with their places."""
-    if len(path) > _DEEPEST:
-        return
-    where = "/".join(path) or "."
-    if isinstance(thing, Mapping):
-        inner = thing.get("batch_sampler")
-        if set(thing) >= LOADER and isinstance(inner, Mapping):
-            yield Found(where, inner, thing)
-            return
-        if set(thing) >= SAMPLER:
-            yield Found(where, thing)
-            return
-        if any(name in thing for name in _TORCHDATA) and (found := _of_torchdata(thing, where)) is not None:
-            yield found
-            return
-        for name, value in thing.items():
-            yield from _states(value, (*path, str(name)))
-    elif isinstance(thing, Sequence) and not isinstance(thing, str | bytes | bytearray):
-        for number, value in enumerate(thing):
-            if isinstance(value, Mapping | list | tuple):
-                yield from _states(value, (*path, str(number)))
+    """The states inside plain containers, with their places; those of short paths come first."""
+    waiting, seen = deque([(thing, path)]), set[int]()
+    while waiting:
+        thing, path = waiting.popleft()
+        if id(thing) in seen:  # a container may hold itself
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Mapping):
+            if (found := _state(thing, "/".join(path) or ".")) is not None:
+                yield found
+                continue
+            inside: Iterable[tuple[Any, Any]] = thing.items()
+        else:
+            inside = enumerate(thing) if isinstance(thing, list | tuple) else ()
+        waiting += ((one, (*path, str(name))) for name, one in inside if isinstance(one, Mapping | list | tuple))
+
+
+def _state(thing: Mapping[Any, Any], where: str) -> Found | None:
+    inner = thing.get("batch_sampler")
+    if set(thing) >= LOADER and isinstance(inner, Mapping):
+        return Found(where, inner, thing)
+    if set(thing) >= SAMPLER:
+        return Found(where, thing)
+    return _of_torchdata(thing, where) if any(name in thing for name in _TORCHDATA) else None
 
 
 def _of_torchdata(thing: Mapping[str, Any], where: str) -> Found | None:
@@ -241,7 +245,7 @@ def _of_torchdata(thing: Mapping[str, Any], where: str) -> Found | None:
         return None  # found as any other
     try:
         return Found(where, sampler_state(thing))
-    except ValueError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         if "without a sampler's state" in str(error):
             return None
         raise CheckpointError(f"{where}: {error}") from error
@@ -251,7 +255,7 @@ def _without_copies(states: list[Found]) -> list[Found]:
     """Each state once, where its path is shortest: trainers keep a loader's state beside that of its data module."""
     kept: list[Found] = []
     for state in sorted(states, key=lambda one: one.path.count("/")):
-        if not any(state.sampler == one.sampler and state.loader == one.loader for one in kept):
+        if not any(repr((state.sampler, state.loader)) == repr((one.sampler, one.loader)) for one in kept):
             kept.append(state)
     return sorted(kept, key=lambda one: one.path)
 

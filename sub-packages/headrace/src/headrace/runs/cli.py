@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -78,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return STOPPED
+    except BrokenPipeError:  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter tries again at its end
+        return 0
     except Exception as error:
         if not (damage := _is_damage(error)) and not isinstance(error, _INPUT_ERRORS):
             raise
