@@ -156,6 +156,57 @@ def test_sizes_come_from_a_file_a_column_or_a_member(tmp_path: Path, command: Co
         assert command.step(path, number, *words[how]) == batches.step(number)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "sequential", "shuffle": False},
+        {"strategy": "packed", "max_items": 7, "tail": "pad"},
+        {"strategy": "bucketed", "cost": "padded", "length_multiple": 8, "batch_size_multiple": 2, "tail": "drop"},
+        {"strategy": "bucketed", "cost": "padded", "shapes": 3},
+        {"max_length": 30.5, "window": 100},
+        {"max_total_size": 50.5, "oversize": "skip"},
+        {"max_total_size": 50, "oversize": "own_batch", "seed": 2**63},
+        {"curriculum": 20},
+        {"sizes": np.stack([SIZES, SIZES**2], 1), "max_total_size": (150, 4000.5), "max_length": (None, 3000)},
+    ],
+)
+def test_all_options_of_the_sampler_are_made_again(tmp_path: Path, command: Command, options: dict[str, Any]) -> None:
+    given = {"sizes": SIZES, "max_total_size": 150, **options}
+    batches = DistributedSizeAwareBatchSampler(**given, num_replicas=2, rank=1)
+    rest = iter(batches)
+    for _ in range(4):
+        next(rest)
+    batches.exclude([11] if "curriculum" not in options else [])
+    np.save(tmp_path / "sizes.npy", given["sizes"])
+    path = saved(tmp_path / "x.pt", batches=batches)
+    for number in (0, 3, 4, 15, len(batches) - 1, len(batches) + 2):
+        assert command.step(path, number, "--sizes", tmp_path / "sizes.npy") == batches.step(number)
+
+
+@pytest.mark.parametrize("kind", ["batch_size", "max_total_size"])
+def test_steps_before_and_behind_a_change_of_the_batches(tmp_path: Path, command: Command, kind: str) -> None:
+    """Of options and of data that were appended, in the middle of an epoch."""
+
+    def make(n: int, size: int) -> Any:
+        if kind == "batch_size":
+            return DistributedBatchSampler(n, size, num_replicas=2, rank=0)
+        return DistributedSizeAwareBatchSampler(SIZES[:n], 30 * size, num_replicas=2, rank=0)
+
+    first = make(150, 5)
+    rest = iter(first)
+    for _ in range(3):
+        next(rest)
+    batches = make(N, 8)
+    batches.load_state_dict(first.state_dict(), accept={kind, "data"})
+    rest = iter(batches)
+    for _ in range(2):
+        next(rest)
+    path, words = saved(tmp_path / "x.pt", batches=batches), ["--sizes", sizes_file(tmp_path)]
+    for number in (0, 2, 3, 4, 5, 9, 30):
+        assert command.step(path, number, *words) == (first if number < 3 else batches).step(number)
+    assert f"{kind}=" in command("show", path).splitlines()[-1]
+
+
 def test_other_sizes_are_refused_and_none_are_asked_for(tmp_path: Path, command: Command) -> None:
     batches = batches_by_size(num_replicas=2, rank=0)
     path = saved(tmp_path / "x.pt", batches=batches)
@@ -164,6 +215,9 @@ def test_other_sizes_are_refused_and_none_are_asked_for(tmp_path: Path, command:
     np.save(tmp_path / "other.npy", SIZES[::-1])
     command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "other.npy", code=2)
     assert "differs in sizes" in command.error
+    np.save(tmp_path / "large.npy", SIZES * 10)
+    command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "large.npy", code=2)
+    assert "--sizes do not fit the options of this run" in command.error
     np.save(tmp_path / "few.npy", SIZES[:-1])
     command("show", path, "--step", 0, "--num-replicas", 1, "--sizes", tmp_path / "few.npy", code=2)
     assert "got 199" in command.error

@@ -96,9 +96,12 @@ class Run:
         if len(sizes) < self.n_samples:
             raise ValueError(f"--sizes must be those of {self.n_samples} samples, got {len(sizes)}")
         rank: Any = "all" if self.settings.get("all") else 0
-        made = DistributedSizeAwareBatchSampler(
-            sizes[: self.n_samples], **options, seed=self.state["seed"], num_replicas=world, rank=rank
-        )
+        try:
+            made = DistributedSizeAwareBatchSampler(
+                sizes[: self.n_samples], **options, seed=self.state["seed"], num_replicas=world, rank=rank
+            )
+        except ValueError as error:
+            raise ValueError(f"--sizes do not fit the options of this run: {error}") from error
         try:
             made.load_state_dict(self.state)
         except ValueError as error:
