@@ -264,10 +264,11 @@ def order() -> Any:
     return WeightedDistributedSampler(range(N), {(0, 100): 1, (100, N): 2}, num_replicas=1, rank=0)
 
 
-def test_optimizer_steps_by_tokens_are_refused_as_the_sampler_does(tmp_path: Path, command: Command) -> None:
+def test_optimizer_steps_by_tokens_are_refused_as_by_the_sampler(tmp_path: Path, command: Command) -> None:
     path = saved(tmp_path / "x.pt", batches=batches_by_size(tokens_per_step=600))
     command("show", path, "--step", 0, "--num-replicas", 2, "--sizes", sizes_file(tmp_path), code=2)
-    assert "tokens_per_step must be None" in command.error
+    assert "with tokens_per_step cannot be asked for" in command.error
+    assert command.document(path)["options"]["tokens_per_step"] == 600
 
 
 def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path, command: Command) -> None:

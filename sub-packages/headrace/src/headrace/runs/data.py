@@ -73,7 +73,7 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
 
 def read_sizes(name: str, data: Any, column: str | None) -> Any:
     """The size of each sample: a column or a member of the data, or a file as ``headrace-batches`` reads it."""
-    if data is not None and column is None and name in _names(data):
+    if data is not None and column is None and not {name, name.lower()}.isdisjoint(_names(data)):
         from headrace.webdatamodule.loading.sizes import sizes_of_shards
 
         parts = [sizes_of_shards(part, None, name) for part in _parts(data)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -33,13 +33,12 @@ class Run:
                 f"older release; {EQUAL} and {BY_SIZE} keep one"
             )
         self.kind = _kind(self.state["run"])
-        record_of = _record_of_batches if self.kind == EQUAL else _record_of_sizes
         try:
             if not all(
                 type(self.state[name]) is int and self.state[name] >= 0 for name in ("seed", "epoch", "position")
             ):
                 raise ValueError("seed, epoch and position must be ints >= 0")
-            self.record: Any = record_of()(self.state)
+            self.record = _record(self.kind, self.state)
             if any(change.get("world", 1) > _MOST_RANKS for change in self.record.changes):
                 raise ValueError(f"no run has more than {_MOST_RANKS:,} ranks")
             self.settings: dict[str, Any] = self.record.settings(self.state["epoch"], self.state["position"])
@@ -88,6 +87,10 @@ class Run:
         options = dict(self.settings["options"])
         if functions := [name for name, value in options.items() if value == "a function"]:
             raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
+        if options.get("tokens_per_step") is not None:
+            raise ValueError(
+                "--step: steps of a run with tokens_per_step cannot be asked for, in Python neither"
+            )
         if sizes is None:
             raise ValueError(
                 "batches of this run are planned by the sizes of its samples: give --sizes FILE, or --data FOLDER and "
@@ -118,16 +121,15 @@ def _kind(run: Any) -> str:
     raise CheckpointError("the state's record of the run must begin with the options of its batches: it was changed")
 
 
-def _record_of_batches() -> Callable[[Any], Any]:
-    with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
-        from headrace.webdatamodule.loading.run_record import RunRecord
-    return RunRecord.of
-
-
-def _record_of_sizes() -> Callable[[Any], Any]:
+def _record(kind: str, state: Mapping[str, Any]) -> Any:
+    """The record of a state, by the package that the state is of."""
+    if kind == EQUAL:
+        with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
+            from headrace.webdatamodule.loading import run_record
+        return run_record.RunRecord.of(state)
     with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
-        from headrace.size_aware_batching.planning.run_record import RunRecord
-    return RunRecord.of
+        from headrace.size_aware_batching.planning import run_record as of_sizes
+    return of_sizes.RunRecord.of(state)
 
 
 def epoch_of(sampler: Any, record: Any, step: int) -> int:
