@@ -88,9 +88,7 @@ class Run:
         if functions := [name for name, value in options.items() if value == "a function"]:
             raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
         if options.get("tokens_per_step") is not None:
-            raise ValueError(
-                "--step: steps of a run with tokens_per_step cannot be asked for, in Python neither"
-            )
+            raise ValueError("--step: steps of a run with tokens_per_step cannot be asked for, in Python neither")
         if sizes is None:
             raise ValueError(
                 "batches of this run are planned by the sizes of its samples: give --sizes FILE, or --data FOLDER and "
