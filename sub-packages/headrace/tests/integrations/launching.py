@@ -11,7 +11,6 @@ HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 LOOPS = Path(__file__).resolve().parents[2] / "examples" / "loops"
 # accelerate starts several processes on CPUs only if it is told that they are GPUs; ACCELERATE_USE_CPU puts that right.
 ONE_MACHINE = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-ACCELERATE = {1: [*ONE_MACHINE, "--cpu"], 2: [*ONE_MACHINE, "--multi_gpu", "--num_processes=2"]}
 
 
 class Run(NamedTuple):
@@ -27,7 +26,8 @@ def launcher(name: str, world: int) -> list[str]:
     if name == "fabric":
         return ["fabric", "run", "--accelerator=cpu", f"--devices={world}", "--strategy=ddp", f"--main-port={port}"]
     if name.startswith("accelerate"):
-        return ["accelerate", "launch", *ACCELERATE[world], f"--main_process_port={port}"]
+        processes = ["--cpu"] if world == 1 else ["--multi_gpu", f"--num_processes={world}"]
+        return ["accelerate", "launch", *ONE_MACHINE, *processes, f"--main_process_port={port}"]
     return ["torchrun", "--standalone", f"--nproc-per-node={world}"]
 
 

@@ -15,7 +15,10 @@ NAMES = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "task")
 # Steps in which a run dies, counted from 1 in each run; an epoch has 40 in one process and 20 in two.
 KILLS = {1: [50], 2: [8, 16]}
 MANY_KILLS = {1: [8, 20, 17, 20, 11], 2: [5, 8, 7, 9, 5]}
-ELASTIC = ["accelerate_registered", "fabric", "lightning_trainer", "nodes", "plain", "stateful"]
+INELASTIC = ["hf_trainer"]
+ELASTIC = [name for name in NAMES if name not in INELASTIC]
+# Killed and resumed on other processes again and again, by the last epoch that each run dies in.
+REPEATED = ["accelerate_prepared", "accelerate_registered", "hf_trainer_elastic", "trainer_tokens"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -55,6 +58,24 @@ def test_what_workers_have_read_ahead_is_not_lost(name: str, tmp_path: Path) -> 
 def test_a_run_goes_on_with_another_number_of_processes(name: str, before: int, after: int, tmp_path: Path) -> None:
     killed(name, before, tmp_path, 26 if before == 2 else 50)
     assert_exact(run(name, after, tmp_path), after)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize(
+    ("runs", "last"),
+    [
+        # Of each run the processes and the step it dies in; a run of its own has 40, 20, 14 or 10 steps an epoch.
+        pytest.param([(2, 11)], 3, id="2-to-3"),
+        pytest.param([(4, 7)], 2, id="4-to-2"),
+        pytest.param([(2, 8), (3, 5), (1, 30)], 2, id="2-3-1-2", marks=pytest.mark.nightly),
+    ],
+)
+def test_processes_come_and_go_in_one_epoch(
+    name: str, runs: list[tuple[int, int]], last: int, tmp_path: Path
+) -> None:
+    for world, step in runs:
+        killed(name, world, tmp_path, step)
+    assert_exact(run(name, last, tmp_path), last)
 
 
 def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:

@@ -939,7 +939,7 @@ class _Beginning(NamedTuple):
 class EpochSetter:
     """Passes ``set_epoch`` on to the batch sampler that it belongs to."""
 
-    def __init__(self, owner: DistributedSizeAwareBatchSampler) -> None:
+    def __init__(self, owner: Any) -> None:
         self._owner = owner
 
     def set_epoch(self, epoch: int) -> None:

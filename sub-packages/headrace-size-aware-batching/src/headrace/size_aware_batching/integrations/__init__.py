@@ -1,8 +1,9 @@
-"""For training loops of others: Hugging Face's ``Trainer``, torchdata's ``StatefulDataLoader``, verl, slime, AReaL.
+"""For training loops of others: Hugging Face's ``Trainer`` and accelerate, torchdata's ``StatefulDataLoader``, verl, slime, AReaL.
 
 Nothing here imports them.
 """
 
+from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
 from headrace.size_aware_batching.integrations.seqlen_balancing import (
     ffd_allocate,
     get_minimum_num_micro_batch_size,
@@ -10,10 +11,12 @@ from headrace.size_aware_batching.integrations.seqlen_balancing import (
     micro_batch_indices,
 )
 from headrace.size_aware_batching.integrations.torchdata import sampler_state
-from headrace.size_aware_batching.integrations.trainer import TrainerGuard
+from headrace.size_aware_batching.integrations.trainer import TrainerGuard, TrainerLoader
 
 __all__ = [
+    "PreparedBatchSampler",
     "TrainerGuard",
+    "TrainerLoader",
     "ffd_allocate",
     "get_minimum_num_micro_batch_size",
     "get_seqlen_balanced_partitions",

@@ -1,13 +1,17 @@
 """What Hugging Face's ``Trainer`` needs beside a sampler."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
+from pathlib import Path
 from typing import Any
 
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._validation import warn, whole_number
 
 _KEY = "headrace"  # in a trainer's state
 _SAMPLER = "sampler"  # and in it the sampler's state
+_LOADER_KEY = "headrace_loader"
 
 
 class TrainerGuard:
@@ -60,8 +64,10 @@ class TrainerGuard:
         if state.global_step and saved is None:
             warn("the checkpoint was saved without a TrainerGuard: whether its batches were the same is not known")
         self._saved = (saved or {}).get(_SAMPLER)
+        # A step of so many tokens has the same samples on any processes, so what a Trainer counts stays right.
+        keeps_steps = getattr(self._sampler, "tokens_per_step", None) is not None
         for name, value in (saved or {}).items():
-            if name != _SAMPLER and value != own[name]:
+            if name != _SAMPLER and value != own[name] and (name == "fingerprint" or not keeps_steps):
                 raise ValueError(_CHANGED[name].format(saved=value, own=own[name]))
         if state.global_step and args.ignore_data_skip:
             raise ValueError("ignore_data_skip must be False, got True: batches would come again after a resume")
@@ -143,11 +149,138 @@ class TrainerGuard:
             )
 
 
+class TrainerLoader:
+    """Loader and callback for a Hugging Face ``Trainer`` that resumes on any number of processes.
+
+    A ``Trainer`` finds its place in an epoch from the number of steps and the length of its loader, which another number
+    of processes changes. This loader has no length, as that of a stream, so the ``Trainer`` counts optimizer steps
+    alone, up to ``max_steps``. Its place is the position of a `ResumableLoader`, which the callback stores in the
+    trainer's checkpoints and loads from there. It also ends the trainer's epochs, which may have different lengths,
+    and sets ``state.epoch``. Steps that were done keep their numbers.
+
+    Give it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Give
+    ``TrainingArguments`` ``ignore_data_skip=True``, as nothing is skipped, and ``max_steps``, of `max_steps` or of your
+    own.
+
+    Args:
+        loader: A `ResumableLoader` of headrace-webdatamodule over this process's batches.
+
+    Raises:
+        TypeError: If ``loader`` is none.
+        ValueError: When training begins, if a ``Trainer`` would lose or repeat samples; each message says what to do.
+
+    Example:
+        >>> # loader = TrainerLoader(ResumableLoader(data, batches, collate_fn=collate))
+        >>> # steps = loader.max_steps(num_train_epochs=3, resume_from_checkpoint=path)
+        >>> # arguments = TrainingArguments(folder, max_steps=steps, ignore_data_skip=True)
+        >>> # trainer = Trainer(model, arguments, train_dataset=data, callbacks=[loader])
+        >>> # trainer.get_train_dataloader = lambda: loader
+        >>> # trainer.train(resume_from_checkpoint=path)
+    """
+
+    def __init__(self, loader: Any) -> None:
+        needed = ("state_dict", "load_state_dict", "set_epoch", "epoch", "remaining", "ranks", "__iter__", "__len__")
+        if missing := [name for name in needed if not hasattr(loader, name)]:
+            raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__} without {missing}")
+        self._loader = loader
+        self._begun = self._done = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Deliver the epoch, from the position that was loaded, else from its beginning."""
+        return iter(() if self._done else self._loader)
+
+    def max_steps(self, num_train_epochs: int, resume_from_checkpoint: str | Path | None = None) -> int:
+        """Return the optimizer steps of a run of whole epochs: those that were done, and those that are left.
+
+        On as many processes as before it is the same after every resume; on others the epochs have another number of
+        steps.
+
+        Args:
+            num_train_epochs: Epochs of the whole run.
+            resume_from_checkpoint: The folder that ``train`` gets; None for a run that begins.
+
+        Raises:
+            ValueError: If the checkpoint was not saved with a `TrainerLoader`, or with other batches.
+        """
+        epochs = whole_number("num_train_epochs", num_train_epochs)
+        done, loader = 0, copy(self._loader)
+        if resume_from_checkpoint is None:
+            loader.set_epoch(0)
+            left = len(loader) if epochs else 0
+        else:
+            saved = json.loads(Path(resume_from_checkpoint, "trainer_state.json").read_text())
+            done = saved["global_step"]
+            loader.load_state_dict(_loader_state(saved["stateful_callbacks"]))
+            left = loader.remaining if loader.epoch < epochs else 0
+        for epoch in range(loader.epoch + 1, epochs):
+            loader.set_epoch(epoch)
+            left += len(loader)
+        return int(done + left)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002
+        """Load the position of the checkpoint, if there is one."""
+        if others.get("train_dataloader") is not self:
+            raise ValueError(
+                "the trainer's loader must be this TrainerLoader, got another one: override get_train_dataloader to "
+                "return it, without prepare"
+            )
+        if args.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps must be 1, got {args.gradient_accumulation_steps}: a Trainer would never "
+                "step with the last, shorter group of a loader without a length. To accumulate, use tokens_per_step "
+                "with a TrainerGuard, which also resumes on any number of processes"
+            )
+        if not args.ignore_data_skip:
+            raise ValueError(
+                "ignore_data_skip must be True, got False: the loader resumes by itself, and a Trainer would skip the "
+                "same batches once more"
+            )
+        if args.world_size > 1 and self._loader.ranks[0] == 1:
+            raise ValueError(
+                "every process would train on all batches: leave out num_replicas and rank of the batch sampler"
+            )
+        self._begun, self._done = False, state.global_step >= state.max_steps
+        if not state.global_step:
+            self._loader.set_epoch(0)
+            return
+        self._loader.load_state_dict(_loader_state(state.stateful_callbacks))
+        if not self._loader.remaining:
+            self._loader.set_epoch(self._loader.epoch + 1)
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Go on to the next epoch, behind the one that training began with."""
+        if self._begun:
+            self._loader.set_epoch(self._loader.epoch + 1)
+        self._begun = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Store the position, and end the trainer's epoch with the loader's."""
+        left = self._loader.remaining
+        state.epoch = self._loader.epoch + 1 - left / len(self._loader)
+        state.stateful_callbacks[_LOADER_KEY] = self._loader.state_dict()
+        control.should_epoch_stop |= not left
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("on_"):
+            return lambda *_, **__: None  # leaves an event of the trainer alone
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+def _loader_state(stored: Mapping[str, Any]) -> Any:
+    if _LOADER_KEY not in stored:
+        raise ValueError(
+            "the checkpoint must be one of a TrainerLoader, got one without the loader's position: resume it as it "
+            "was saved, or start a new run from its weights"
+        )
+    return stored[_LOADER_KEY]
+
+
 _CHANGED = {
     "fingerprint": "the checkpoint is of other batches: sizes, budget, options or seed of the sampler differ; "
     "construct it as then, or start a new run (its fingerprint was {saved} and is {own})",
     "world_size": "world_size must be {saved}, as in the checkpoint, got {own}: a Trainer counts steps of each process "
-    "and would lose or repeat samples; resume with {saved}, or start a new run from its weights",
+    "and would lose or repeat samples; resume with {saved}, or start a new run from its weights. A run with a "
+    "TrainerLoader, or with tokens_per_step, resumes on any number of processes",
     "gradient_accumulation_steps": "gradient_accumulation_steps must be {saved}, as in the checkpoint, got {own}: a "
     "Trainer counts steps of the optimizer and would lose or repeat samples; resume with {saved}, or start a new run "
     "from its weights",

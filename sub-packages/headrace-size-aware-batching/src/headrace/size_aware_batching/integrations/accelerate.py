@@ -1,0 +1,122 @@
+"""Batches of all ranks for accelerate's ``prepare``, resumable on any number of processes."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import Sampler
+
+from headrace.size_aware_batching.distributed import EpochSetter
+
+Batch = TypeVar("Batch")
+
+
+class PreparedBatchSampler(Sampler[list[Any]]):
+    """Batch sampler of a loader that accelerate prepares; its state is the position of the training loop.
+
+    A prepared loader reads ahead, so the position of a sampler is not that of the loop. This one notes the position of
+    each batch that it gives, and counts what the loop receives through `delivered`. Register it with
+    ``accelerator.register_for_checkpointing``: a state resumes on any number of processes, and the prepared loader then
+    delivers the rest of the epoch, without ``skip_first_batches``.
+
+    Args:
+        sampler: A `DistributedSizeAwareBatchSampler` with ``rank="all"``, the batches of all ranks step by step.
+
+    Raises:
+        ValueError: If it is a sampler of one rank.
+
+    Example:
+        >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+        >>> batches = PreparedBatchSampler(DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5, rank="all"))
+        >>> # loader = accelerator.prepare(DataLoader(data, batch_sampler=batches))
+        >>> # accelerator.register_for_checkpointing(batches)
+        >>> # for epoch in range(batches.epoch, epochs):
+        >>> #     loader.set_epoch(epoch)
+        >>> #     for batch in batches.delivered(loader): ...
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        if getattr(sampler, "rank", None) != "all":
+            raise ValueError(
+                f'sampler must have rank="all", the batches of all ranks, got {type(sampler).__name__} with '
+                f'rank={getattr(sampler, "rank", None)!r}: construct it with rank="all"'
+            )
+        self._sampler = sampler
+        self._read: deque[int] = deque()  # positions behind the batches that were read ahead
+        self._delivered: int | None = None  # position of the loop; None where it is that of the sampler
+        self._is_counted = self._counts_next = False  # whether the latest iteration goes through `delivered`
+
+    @property
+    def sampler(self) -> EpochSetter:
+        """Sets the epoch: a prepared loader calls ``batch_sampler.sampler.set_epoch``."""
+        return EpochSetter(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch to go on with."""
+        epoch: int = self._sampler.epoch
+        return epoch
+
+    @property
+    def run_steps(self) -> int:
+        """Steps of the run that the loop has received, over all epochs and on any number of processes."""
+        steps: int = self.state_dict()["step"]
+        return steps
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, of all ranks together."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Yield the batches of all ranks, from the position that was loaded, else from the beginning of the epoch."""
+        cursor, read = self._sampler._cursor, deque[int]()
+        self._read, self._delivered = read, cursor.start
+        self._is_counted, self._counts_next = self._counts_next, False
+        for batch in self._sampler:
+            read.append(cursor.position)
+            yield batch
+
+    def delivered(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of the prepared loader, and count them for the state.
+
+        Args:
+            loader: What ``prepare`` returned for a loader over this batch sampler.
+        """
+        self._counts_next = True
+        for batch in loader:
+            for _ in range(self._sampler.num_replicas):  # a step, of which this process has one batch
+                self._delivered = self._read.popleft()
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
+        if epoch != self.epoch:
+            self._delivered = None
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state behind the last batch that `delivered` has yielded; the same on every process.
+
+        Raises:
+            RuntimeError: If the loop takes its batches from the loader itself.
+        """
+        if self._delivered is not None and not self._is_counted:
+            raise RuntimeError(
+                "the loop must iterate over delivered(loader), got one that takes its batches from the loader itself: "
+                "they are not counted, and a resume would repeat them"
+            )
+        state: dict[str, Any] = self._sampler.state_dict(self._delivered)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where a state was taken, on any number of processes.
+
+        Args:
+            state: The result of ``state_dict()``.
+
+        Raises:
+            TypeError: If it is not a mapping.
+            ValueError: If it is a state of other sizes, options or another seed.
+        """
+        self._sampler.load_state_dict(state)
+        self._delivered = None
