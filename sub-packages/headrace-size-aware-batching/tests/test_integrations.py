@@ -19,7 +19,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.integrations import TrainerGuard, sampler_state
+from headrace.size_aware_batching.integrations import (
+    PreparedBatchSampler,
+    TrainerGuard,
+    TrainerLoader,
+    sampler_state,
+)
 from headrace.size_aware_batching.planning.last_step import TAILS, Tail
 from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
 
@@ -190,6 +195,66 @@ def test_a_state_without_the_samplers_is_refused() -> None:
         sampler_state([])  # type: ignore[arg-type]  # as users may
 
 
+class PreparedLoader:
+    """As accelerate makes one: of the batches of all ranks it gives one rank's, and it reads ahead."""
+
+    def __init__(self, batches: Any, rank: int, world: int) -> None:
+        self.batches, self.rank, self.world = batches, rank, world
+
+    def __iter__(self) -> Any:
+        batches, read = iter(self.batches), list[Any]()
+        while step := list(islice(batches, self.world)):
+            read.append(step[self.rank])
+            if len(read) > 3:
+                yield read.pop(0)
+        yield from read
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize("options", [{}, {"tokens_per_step": 4000}], ids=["", "tokens_per_step"])
+def test_a_prepared_loader_goes_on_with_other_processes(before: int, after: int, options: dict[str, Any]) -> None:
+    def batches_of(world: int) -> PreparedBatchSampler:
+        return PreparedBatchSampler(of_rank("all", world, **options))
+
+    whole = len(batches_of(before)) // before
+    for done in (1, 2, whole // 2, whole - 1, whole):
+        seen = Counter[int]()
+        for rank in range(before):
+            batches = batches_of(before)
+            batches.set_epoch(1)
+            for batch in islice(batches.delivered(PreparedLoader(batches, rank, before)), done):
+                seen.update(batch)
+            state = batches.state_dict()
+            assert batches.run_steps == state["step"] == done
+        for rank in range(after):
+            resumed = batches_of(after)
+            resumed.load_state_dict(state)
+            resumed.sampler.set_epoch(resumed.epoch)
+            for batch in resumed.delivered(PreparedLoader(resumed, rank, after)):
+                seen.update(batch)
+            assert resumed.epoch == 1
+            resumed.sampler.set_epoch(2)
+            assert resumed.state_dict()["position"] == 0
+            assert len(list(resumed.delivered(PreparedLoader(resumed, rank, after)))) == len(resumed) // after
+        assert seen == Counter(range(len(SIZES)))
+
+
+def test_a_prepared_loader_whose_batches_nobody_counts_has_no_state() -> None:
+    batches = PreparedBatchSampler(of_rank("all", 2))
+    next(iter(PreparedLoader(batches, 0, 2)))
+    with pytest.raises(RuntimeError, match=r"the loop must iterate over delivered\(loader\)"):
+        batches.state_dict()
+    next(iter(batches.delivered(PreparedLoader(batches, 0, 2))))
+    assert batches.state_dict()["position"] > 0
+    with pytest.raises(ValueError, match=r'sampler must have rank="all", .* with rank=0: construct it with rank="all"'):
+        PreparedBatchSampler(of_rank(0))
+
+
+def test_a_loader_for_a_trainer_must_be_resumable() -> None:
+    with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader without"):
+        TrainerLoader(loader_of(of_rank(0)))
+
+
 def begin(
     guard: TrainerGuard,
     loader: Any,
@@ -222,6 +287,7 @@ def test_a_guard_refuses_what_a_checkpoint_was_not_saved_with() -> None:
         begin(TrainerGuard(sampler), loader_of(sampler), world_size=2, saved=saved)
     with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, as in the checkpoint, got 2: "):
         begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, accumulated=2)
+    begin_again_with_tokens_per_step()
     other = of_rank(0, seed=1)
     with pytest.raises(ValueError, match=r"the checkpoint is of other batches: .*construct it as then"):
         begin(TrainerGuard(other), loader_of(other), saved=saved)
@@ -229,6 +295,16 @@ def test_a_guard_refuses_what_a_checkpoint_was_not_saved_with() -> None:
         begin(TrainerGuard(sampler), loader_of(sampler), saved={})
     with pytest.raises(ValueError, match="ignore_data_skip must be False, got True"):
         begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, skip=True)
+
+
+def begin_again_with_tokens_per_step() -> None:
+    """Its steps are the same on any number of processes, with the accumulated batches of these."""
+    before, after = (of_rank(0, world, tokens_per_step=4000, tail="drop") for world in (3, 1))
+    assert before.accumulate < after.accumulate
+    saved = begin(TrainerGuard(before), loader_of(before), accumulated=before.accumulate).stateful_callbacks["headrace"]
+    begin(TrainerGuard(after), loader_of(after), 1, saved=saved, accumulated=after.accumulate)
+    with pytest.raises(ValueError, match=f"gradient_accumulation_steps must be {after.accumulate}, as an optimizer"):
+        begin(TrainerGuard(after), loader_of(after), 1, saved=saved, accumulated=before.accumulate)
 
 
 def test_a_guard_refuses_loaders_that_lose_or_repeat_batches() -> None:

@@ -5,10 +5,13 @@ in a checkpoint that was resumed from, or came after it.
 """
 
 import ast
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from launching import LOOPS, Run, run
 
 NAMES = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "task")
@@ -17,7 +20,6 @@ KILLS = {1: [50], 2: [8, 16]}
 MANY_KILLS = {1: [8, 20, 17, 20, 11], 2: [5, 8, 7, 9, 5]}
 INELASTIC = ["hf_trainer"]
 ELASTIC = [name for name in NAMES if name not in INELASTIC]
-# Killed and resumed on other processes again and again, by the last epoch that each run dies in.
 REPEATED = ["accelerate_prepared", "accelerate_registered", "hf_trainer_elastic", "trainer_tokens"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -64,18 +66,59 @@ def test_a_run_goes_on_with_another_number_of_processes(name: str, before: int, 
 @pytest.mark.parametrize(
     ("runs", "last"),
     [
-        # Of each run the processes and the step it dies in; a run of its own has 40, 20, 14 or 10 steps an epoch.
+        # The processes of each run, and the step it dies in. In 1, 2, 3, 4 processes an epoch has 40, 20, 14, 10 steps.
         pytest.param([(2, 11)], 3, id="2-to-3"),
         pytest.param([(4, 7)], 2, id="4-to-2"),
         pytest.param([(2, 8), (3, 5), (1, 30)], 2, id="2-3-1-2", marks=pytest.mark.nightly),
     ],
 )
-def test_processes_come_and_go_in_one_epoch(
-    name: str, runs: list[tuple[int, int]], last: int, tmp_path: Path
-) -> None:
+def test_processes_come_and_go_in_one_epoch(name: str, runs: list[tuple[int, int]], last: int, tmp_path: Path) -> None:
     for world, step in runs:
         killed(name, world, tmp_path, step)
     assert_exact(run(name, last, tmp_path), last)
+
+
+def numbers(folder: Path) -> dict[int, tuple[Any, ...]]:
+    """Epoch, max_steps, steps of the schedule and learning rate in the checkpoints of a Trainer, by global_step."""
+    found = {}
+    for path in (folder / "checkpoints").glob("checkpoint-*"):
+        state = json.loads((path / "trainer_state.json").read_text())
+        schedule = torch.load(path / "scheduler.pt", weights_only=True)
+        found[state["global_step"]] = (
+            state["epoch"],
+            state["max_steps"],
+            schedule["last_epoch"],
+            schedule["_last_lr"][0],
+        )
+    return dict(sorted(found.items()))
+
+
+def test_a_trainer_counts_the_steps_that_were_done_and_the_epochs_of_the_data(tmp_path: Path) -> None:
+    killed("hf_trainer_elastic", 2, tmp_path, 11)
+    before = numbers(tmp_path)
+    assert list(before) == [3, 6, 9]
+    assert before[9] == (pytest.approx(9 / 20), 40, 9, pytest.approx(5e-5 * 31 / 40))
+    assert_exact(run("hf_trainer_elastic", 1, tmp_path), 1)
+    after = numbers(tmp_path)
+    assert list(after) == [*range(3, 71, 3), 71]  # 9 in two processes, 22 for the rest of that epoch in one, and 40
+    assert after[12][1:] == (71, 12, pytest.approx(5e-5 * 59 / 71))  # the schedule goes on over 71 steps
+    assert after[12][0] == pytest.approx(9 / 20 + 3 / 40)  # epochs are shares of the data
+    assert [epoch for epoch, *_ in after.values()] == sorted(epoch for epoch, *_ in after.values())
+    assert after[30][0] < 1 < after[33][0] == pytest.approx(1 + 2 / 40)
+    assert after[71] == (2, 71, 71, 0)
+    again = run("hf_trainer_elastic", 1, tmp_path)  # a run that has ended trains on nothing
+    assert_exact(again, 1)
+    assert list(numbers(tmp_path)) == list(after)
+
+
+def test_with_tokens_per_step_a_trainer_has_the_same_steps_on_any_processes(tmp_path: Path) -> None:
+    killed("trainer_tokens", 2, tmp_path, 11)
+    assert_exact(run("trainer_tokens", 1, tmp_path), 1)
+    found = numbers(tmp_path)
+    assert list(found) == [3, 6, 9, 12, 15, 16]
+    for step, (_, *rest) in found.items():
+        assert rest == [16, step, pytest.approx(5e-5 * (16 - step) / 16)]
+    assert found[16][0] == 2
 
 
 def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:

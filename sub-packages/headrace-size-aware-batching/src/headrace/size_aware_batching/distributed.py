@@ -625,7 +625,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if position is None:
             position = self._cursor.position
         elif (position := self._checked_position(position)) != self._cursor.position:
-            record = self._record.at(self.epoch, position, self._left(self._cursor.position) - self._left(position))
+            further = self._left(self._cursor.position) - self._left(position)
+            record = self._record.at(self.epoch, position, further // (self.num_replicas if self._of_all else 1))
         values = (VERSION, self.seed, self.epoch, position, self._epoch_fingerprint(self.epoch))
         state = dict(zip(STATE, values, strict=True)) | record
         # Present also where they say nothing: torch.distributed.checkpoint loads no key that the present state lacks.

@@ -1,4 +1,4 @@
-"""For training loops of others: Hugging Face's ``Trainer`` and accelerate, torchdata's ``StatefulDataLoader``, verl, slime, AReaL.
+"""For training loops of others: Hugging Face's ``Trainer``, accelerate, torchdata, verl, slime, AReaL.
 
 Nothing here imports them.
 """

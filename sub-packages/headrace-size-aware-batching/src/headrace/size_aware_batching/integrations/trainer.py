@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from headrace.size_aware_batching._validation import warn, whole_number
+from headrace.size_aware_batching._validation import checked_int, warn
 
 _KEY = "headrace"  # in a trainer's state
 _SAMPLER = "sampler"  # and in it the sampler's state
@@ -19,10 +19,11 @@ class TrainerGuard:
 
     A ``Trainer`` resumes by counting steps, so it loses and repeats samples in silence where anything that decides on
     the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
-    accumulated batches in the trainer's checkpoints and refuses others. It also chooses the sampler's epoch, in a
-    resumed epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's
-    batches once more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step``
-    another number of batches in a step than ``gradient_accumulation_steps``. It reads no data.
+    accumulated batches in the trainer's checkpoints and refuses others. With ``tokens_per_step`` it accepts other
+    numbers, as the steps stay the same; without, see `TrainerLoader`. It also chooses the sampler's epoch, in a resumed
+    epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's batches once
+    more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step`` another number of
+    batches in a step than ``gradient_accumulation_steps``. It reads no data.
 
     The checkpoints also hold the sampler's state with its record of the run, so that ``headrace-runs show
     checkpoint-500 --step 1234`` tells the samples of any step. The sampler is ahead of the training by the batches that
@@ -152,11 +153,11 @@ class TrainerGuard:
 class TrainerLoader:
     """Loader and callback for a Hugging Face ``Trainer`` that resumes on any number of processes.
 
-    A ``Trainer`` finds its place in an epoch from the number of steps and the length of its loader, which another number
-    of processes changes. This loader has no length, as that of a stream, so the ``Trainer`` counts optimizer steps
-    alone, up to ``max_steps``. Its place is the position of a `ResumableLoader`, which the callback stores in the
-    trainer's checkpoints and loads from there. It also ends the trainer's epochs, which may have different lengths,
-    and sets ``state.epoch``. Steps that were done keep their numbers.
+    A ``Trainer`` finds its place in an epoch from the number of steps and the length of its loader, which another
+    number of processes changes. This loader has no length, as that of a stream, so the ``Trainer`` counts optimizer
+    steps alone, up to ``max_steps``. The place is the position of a `ResumableLoader`, which the callback stores in
+    the trainer's checkpoints and loads from there. It also ends the trainer's epochs, which may have different
+    lengths, and sets ``state.epoch``, which counts the data. Steps that were done keep their numbers.
 
     Give it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Give
     ``TrainingArguments`` ``ignore_data_skip=True``, as nothing is skipped, and ``max_steps``, of `max_steps` or of your
@@ -183,6 +184,7 @@ class TrainerLoader:
         if missing := [name for name in needed if not hasattr(loader, name)]:
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__} without {missing}")
         self._loader = loader
+        self._length = 0  # of the whole epoch on the present processes
         self._begun = self._done = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -202,7 +204,7 @@ class TrainerLoader:
         Raises:
             ValueError: If the checkpoint was not saved with a `TrainerLoader`, or with other batches.
         """
-        epochs = whole_number("num_train_epochs", num_train_epochs)
+        epochs = checked_int("num_train_epochs", num_train_epochs)
         done, loader = 0, copy(self._loader)
         if resume_from_checkpoint is None:
             loader.set_epoch(0)
@@ -230,6 +232,11 @@ class TrainerLoader:
                 "step with the last, shorter group of a loader without a length. To accumulate, use tokens_per_step "
                 "with a TrainerGuard, which also resumes on any number of processes"
             )
+        if any(count != 1 for count in _plain(getattr(self._loader, "accumulation", None))):
+            raise ValueError(
+                "the optimizer steps of tokens_per_step must have 1 batch each, got more: a Trainer would step after "
+                "every batch. Use a DataLoader and a TrainerGuard, which also resumes on any number of processes"
+            )
         if not args.ignore_data_skip:
             raise ValueError(
                 "ignore_data_skip must be True, got False: the loader resumes by itself, and a Trainer would skip the "
@@ -242,21 +249,26 @@ class TrainerLoader:
         self._begun, self._done = False, state.global_step >= state.max_steps
         if not state.global_step:
             self._loader.set_epoch(0)
+            self._length = len(self._loader)
             return
+        whole = copy(self._loader)
         self._loader.load_state_dict(_loader_state(state.stateful_callbacks))
         if not self._loader.remaining:
             self._loader.set_epoch(self._loader.epoch + 1)
+        whole.set_epoch(self._loader.epoch)
+        self._length = len(whole)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Go on to the next epoch, behind the one that training began with."""
         if self._begun:
             self._loader.set_epoch(self._loader.epoch + 1)
+            self._length = len(self._loader)
         self._begun = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Store the position, and end the trainer's epoch with the loader's."""
         left = self._loader.remaining
-        state.epoch = self._loader.epoch + 1 - left / len(self._loader)
+        state.epoch = self._loader.epoch + max(0.0, 1 - left / self._length)  # the share of the data
         state.stateful_callbacks[_LOADER_KEY] = self._loader.state_dict()
         control.should_epoch_stop |= not left
 
@@ -264,6 +276,10 @@ class TrainerLoader:
         if name.startswith("on_"):
             return lambda *_, **__: None  # leaves an event of the trainer alone
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+def _plain(accumulation: Any) -> list[int]:
+    return [] if accumulation is None else list(map(int, accumulation))
 
 
 def _loader_state(stored: Mapping[str, Any]) -> Any:

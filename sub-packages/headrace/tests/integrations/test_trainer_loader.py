@@ -1,0 +1,120 @@
+"""A Trainer over a `TrainerLoader` in one process: its epochs, its checkpoints at their ends, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.integrations import TrainerGuard, TrainerLoader
+from headrace.webdatamodule import ResumableLoader
+
+SIZES = np.random.default_rng(0).integers(5, 121, 203)
+DATA = [{"ids": torch.tensor(number)} for number in range(len(SIZES))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Model(torch.nn.Module):
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(len(DATA), dtype=torch.int64))
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.seen += torch.bincount(ids, minlength=len(DATA))
+        return {"loss": (self.weight - ids.float().mean()).square() * 1e-9}
+
+
+def trainer_of(
+    folder: Path, epochs: int = 2, path: Path | None = None, strategy: Any = "stratified", **options: Any
+) -> Any:
+    batches = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy)
+    loader = TrainerLoader(ResumableLoader(DATA, batches))
+    arguments = TrainingArguments(
+        str(folder),
+        **{
+            "max_steps": loader.max_steps(epochs, path),
+            "ignore_data_skip": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            **options,
+        },
+    )
+    trainer: Any = Trainer(Model(), arguments, train_dataset=DATA, eval_dataset=DATA, callbacks=[loader])
+    trainer.get_train_dataloader = lambda: loader
+    return trainer
+
+
+def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    first = trainer_of(tmp_path, 1, save_strategy="epoch")
+    first.train()
+    assert first.model.seen.tolist() == [1] * len(DATA)
+    path = tmp_path / f"checkpoint-{first.state.global_step}"
+    second = trainer_of(tmp_path, 3, path, save_strategy="epoch", eval_strategy="epoch")
+    second.train(resume_from_checkpoint=str(path))
+    assert second.model.seen.tolist() == [3] * len(DATA)
+    assert second.state.global_step == second.state.max_steps == 3 * first.state.global_step
+    assert [entry["epoch"] for entry in second.state.log_history if "eval_runtime" in entry] == [2, 3]
+
+
+def test_epochs_of_different_lengths_are_whole(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, 4, strategy="sequential", save_steps=7)
+    assert trainer.args.max_steps % 4
+    trainer.train()
+    assert trainer.model.seen.tolist() == [4] * len(DATA)
+    resumed = trainer_of(tmp_path, 4, tmp_path / "checkpoint-28", strategy="sequential")
+    assert resumed.args.max_steps == trainer.args.max_steps
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-28"))
+    assert resumed.model.seen.tolist() == [4] * len(DATA)
+
+
+def test_max_steps_of_ones_own_end_the_training_inside_an_epoch(tmp_path: Path) -> None:
+    steps = trainer_of(tmp_path, 1).args.max_steps
+    trainer = trainer_of(tmp_path, max_steps=steps + 2)
+    trainer.train()
+    assert trainer.state.epoch == pytest.approx(1 + 2 / steps)
+    assert set(trainer.model.seen.tolist()) == {1, 2}
+
+
+def test_what_would_lose_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ignore_data_skip must be True, got False"):
+        trainer_of(tmp_path, ignore_data_skip=False).train()
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, got 2: .* use tokens_per_step"):
+        trainer_of(tmp_path, gradient_accumulation_steps=2).train()
+    other = trainer_of(tmp_path)
+    other.get_train_dataloader = lambda: DataLoader(DATA)  # type: ignore[arg-type]  # a list is a dataset
+    with pytest.raises(ValueError, match="the trainer's loader must be this TrainerLoader, got another one"):
+        other.train()
+
+
+def test_a_checkpoint_of_a_guard_has_no_position(tmp_path: Path) -> None:
+    batches = DistributedSizeAwareBatchSampler(SIZES, 500)
+    arguments = TrainingArguments(str(tmp_path), max_steps=3, report_to=[], disable_tqdm=True, use_cpu=True)
+    guarded: Any = Trainer(Model(), arguments, train_dataset=DATA, callbacks=[TrainerGuard(batches)])
+    guarded.get_train_dataloader = lambda: DataLoader(DATA, batch_sampler=batches)  # type: ignore[arg-type]
+    guarded.train()
+    path = tmp_path / "checkpoint-3"
+    with pytest.raises(ValueError, match="the checkpoint must be one of a TrainerLoader, got one without"):
+        trainer_of(tmp_path, 2, path)
+    with pytest.raises(ValueError, match="the checkpoint must be one of a TrainerLoader, got one without"):
+        trainer_of(tmp_path, 2).train(resume_from_checkpoint=str(path))
+
+
+def test_steps_of_several_batches_are_refused(tmp_path: Path) -> None:
+    batches = DistributedSizeAwareBatchSampler(SIZES, 500, tokens_per_step=2000)
+    loader = TrainerLoader(ResumableLoader(DATA, batches))
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=3, ignore_data_skip=True, report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    trainer: Any = Trainer(Model(), arguments, train_dataset=DATA, callbacks=[loader])
+    trainer.get_train_dataloader = lambda: loader
+    with pytest.raises(ValueError, match="the optimizer steps of tokens_per_step must have 1 batch each, got more"):
+        trainer.train()
