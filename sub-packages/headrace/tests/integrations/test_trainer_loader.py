@@ -33,10 +33,15 @@ class Model(torch.nn.Module):
 
 
 def trainer_of(
-    folder: Path, epochs: int = 2, path: Path | None = None, strategy: Any = "stratified", **options: Any
+    folder: Path,
+    epochs: int = 2,
+    path: Path | None = None,
+    strategy: Any = "stratified",
+    n: int = len(DATA),
+    **options: Any,
 ) -> Any:
-    batches = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy)
-    loader = TrainerLoader(ResumableLoader(DATA, batches))
+    batches = DistributedSizeAwareBatchSampler(SIZES[:n], 500, strategy=strategy)
+    loader = TrainerLoader(ResumableLoader(DATA[:n], batches), accept={"data"})
     arguments = TrainingArguments(
         str(folder),
         **{
@@ -118,3 +123,13 @@ def test_steps_of_several_batches_are_refused(tmp_path: Path) -> None:
     trainer.get_train_dataloader = lambda: loader
     with pytest.raises(ValueError, match="the optimizer steps of tokens_per_step must have 1 batch each, got more"):
         trainer.train()
+
+
+def test_samples_that_were_appended_are_taken_in(tmp_path: Path) -> None:
+    trainer_of(tmp_path, 2, n=150, max_steps=5).train()
+    path = tmp_path / "checkpoint-5"
+    grown = trainer_of(tmp_path, 2, path)
+    grown.train(resume_from_checkpoint=str(path))
+    assert grown.model.seen.tolist() == [2] * len(DATA)
+    assert grown.state.global_step == grown.state.max_steps
+    assert grown.state.epoch == 2

@@ -1,7 +1,7 @@
 """What Hugging Face's ``Trainer`` needs beside a sampler."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -165,6 +165,8 @@ class TrainerLoader:
 
     Args:
         loader: A `ResumableLoader` of headrace-webdatamodule over this process's batches.
+        accept: What may differ from the run that saved a checkpoint, such as ``{"data"}`` for samples that were
+            appended; see ``ResumableLoader.load_state_dict``.
 
     Raises:
         TypeError: If ``loader`` is none.
@@ -179,11 +181,11 @@ class TrainerLoader:
         >>> # trainer.train(resume_from_checkpoint=path)
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, accept: Collection[str] = ()) -> None:
         needed = ("state_dict", "load_state_dict", "set_epoch", "epoch", "remaining", "ranks", "__iter__", "__len__")
         if missing := [name for name in needed if not hasattr(loader, name)]:
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__} without {missing}")
-        self._loader = loader
+        self._loader, self._accept = loader, accept
         self._length = 0  # of the whole epoch on the present processes
         self._begun = self._done = False
 
@@ -212,7 +214,7 @@ class TrainerLoader:
         else:
             saved = json.loads(Path(resume_from_checkpoint, "trainer_state.json").read_text())
             done = saved["global_step"]
-            loader.load_state_dict(_loader_state(saved["stateful_callbacks"]))
+            loader.load_state_dict(_loader_state(saved["stateful_callbacks"]), self._accept)
             left = loader.remaining if loader.epoch < epochs else 0
         for epoch in range(loader.epoch + 1, epochs):
             loader.set_epoch(epoch)
@@ -252,7 +254,7 @@ class TrainerLoader:
             self._length = len(self._loader)
             return
         whole = copy(self._loader)
-        self._loader.load_state_dict(_loader_state(state.stateful_callbacks))
+        self._loader.load_state_dict(_loader_state(state.stateful_callbacks), self._accept)
         if not self._loader.remaining:
             self._loader.set_epoch(self._loader.epoch + 1)
         whole.set_epoch(self._loader.epoch)
