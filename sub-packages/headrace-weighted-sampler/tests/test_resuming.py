@@ -46,6 +46,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dropped": (sampler, {"num_replicas": 7, "rank": 3, "drop_last": True}),
     "ranges by ratio": (sampler, {"weights": {(0, 40): 0.25, (40, 60): 1.5}, "semantics": "ratio"}),
     "by tokens": (sampler, {"per": "token", "sizes": SIZES}),
+    "a source that leaves": (sampler, {"max_passes": {(40, 60): 1}, "epoch_length": 25}),
+    "a source that leaves, by tokens": (sampler, {"max_passes": {(40, 60): 2}, "per": "token", "sizes": SIZES}),
     "sources that run out": (sampler, {"weights": {(0, 40): 1, (40, 60): 3}, "stopping": "drop_exhausted"}),
     "a schedule": (sampler, {"schedule": [(50, {(0, 40): 3, (40, 60): 1})]}),
     "a stream": (stream, {"stopping": "all_exhausted"}),
@@ -76,6 +78,7 @@ REFUSED: dict[Any, dict[str, list[tuple[dict[str, Any], Any]]]] = {
         "per": [({}, "token")],
         "sizes": [({"sizes": SIZES, "per": "token"}, SIZES[::-1])],
         "stopping": [({}, "drop_exhausted")],
+        "max_passes": [({}, {(40, 60): 1}), ({"max_passes": {(40, 60): 1}}, {(40, 60): 2})],
     },
     stream: {
         "sources": [({}, {**STREAMS, "web": STREAMS["web"][:-1]})],

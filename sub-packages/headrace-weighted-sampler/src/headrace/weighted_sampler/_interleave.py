@@ -192,7 +192,11 @@ class Interleave:
             elif len(at) < _FEW and self._nodes[number].weight <= MAX_PERIOD:
                 few.append((number, at, first, stop, place))
             else:
-                light_first, light_stop = self._dealt(first, number)[0], self._dealt(stop, number)[0]
+                if len(at) and np.array_equal(stop[:-1], first[1:]):  # stretches that follow one another
+                    bounds = self._dealt(np.append(first, stop[-1]), number)[0]
+                    light_first, light_stop = bounds[:-1], bounds[1:]
+                else:
+                    light_first, light_stop = self._dealt(first, number)[0], self._dealt(stop, number)[0]
                 first, stop = first - light_first, stop - light_stop
                 is_light = place >= stop - first
                 light, heavy = np.flatnonzero(is_light), np.flatnonzero(~is_light)

@@ -4,9 +4,9 @@ Epochs and the stages of a schedule are parts of one endless sequence. A positio
 replayed, and no state is carried from position to position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,6 +121,23 @@ class Mixture:
             return len(self.stages)
         return stages_before(self.stages, epoch * self.epoch_length + position)
 
+    def leaves_at(self, number: int, limits: Mapping[int, int]) -> int | None:
+        """The first position at which a source of a stage reaches its limit of draws; None if none has one."""
+        found = []
+        for source, limit in limits.items():
+            low, high = self.stages[number].start, MAX_POSITION
+            while high - low > 1:
+                middle = (low + high) // 2
+                reached = int(self._counts(number, middle)[source]) >= limit
+                low, high = (low, middle) if reached else (middle, high)
+            found.append(high)
+        return min(found, default=None)
+
+    def counts_at(self, number: int, position: int) -> list[int]:
+        """Each source's draws before a position of a stage, or before its end."""
+        counts: list[int] = self._counts(number, position).tolist()
+        return counts
+
     def _earlier(self, epoch: int) -> Indices:
         """Each source's draws before the origin of an epoch."""
         return self._bases[-1] * (epoch * self._every_epoch)
@@ -138,17 +155,58 @@ _BLOCK_PER_SOURCE = 64  # with thousands of sources, larger blocks
 _STREAM_BLOCK = 1024  # positions of a stream
 
 
+class SourceOrder(Protocol):
+    """The source of each position, by draws (``Mixture``) or by tokens (``TokenMixture``)."""
+
+    seed: int
+    num_sources: int
+
+    def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
+        """Assign ascending positions of an epoch, shape ``[m]``, to sources."""
+
+    def assign_places(self, epoch: int, begins: Indices, length: int, places: Indices) -> Iterator[Assignment]:
+        """Assign one draw of each stretch of positions to sources; a stretch's draws are sorted by source."""
+
+    def draws_before(self, epoch: int) -> list[int]:
+        """Count each source's draws before an epoch."""
+
+    def origin(self, epoch: int) -> int:
+        """The position from which the stages of an epoch count."""
+
+    def changes(self, epoch: int) -> list[int]:
+        """The starts of stages inside an epoch, relative to ``origin``."""
+
+    def stage_at(self, position: int) -> int:
+        """Return the number of the stage that contains a position, relative to ``origin``."""
+
+    def stages_before(self, epoch: int, position: int) -> int:
+        """Count the stages that an epoch's order before a position depends on."""
+
+    def leaves_at(self, number: int, limits: Mapping[int, int]) -> int | None:
+        """The first position at which a source of a stage reaches its limit of draws; None if none has one."""
+
+    def counts_at(self, number: int, position: int) -> list[int]:
+        """Each source's draws before a position of a stage, or before its end."""
+
+
+def source_epochs(seed: int, ranges: Sequence[tuple[int, int]]) -> list[SourceEpochs]:
+    """The passes over each source; the bounds are in the keys, so that other sources change nothing."""
+    begins, ends = np.array(ranges, np.uint64).T
+    keys = derive(seed, DRAWS, begins, ends).tolist()
+    return [SourceEpochs(end - begin, key) for (begin, end), key in zip(ranges, keys, strict=True)]
+
+
 class SampleOrder:
     """Dataset indices at any position of a mixture; ``ranges`` refer to indices, or to places in ``members``.
 
     A pure function of its arguments; the tables cached between calls only make it faster.
     """
 
-    def __init__(self, mixture: Mixture, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
+    def __init__(self, mixture: SourceOrder, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
         self.mixture = mixture
         self._ranges = tuple(ranges)
         self._members = members
-        self._source_epochs = self._make_source_epochs()
+        self._source_epochs = source_epochs(mixture.seed, self._ranges)
         self.block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.num_sources)  # the best number to compute at a time
 
     def at(self, epoch: int, positions: Indices) -> Indices:
@@ -173,13 +231,8 @@ class SampleOrder:
             found[low - start : high - start] = self.at(epoch, np.arange(low, high))
         return found
 
-    def _make_source_epochs(self) -> list[SourceEpochs]:
-        begins, ends = np.array(self._ranges, np.uint64).T  # in the keys, so that other sources change nothing
-        keys = derive(self.mixture.seed, DRAWS, begins, ends).tolist()
-        return [SourceEpochs(end - begin, key) for (begin, end), key in zip(self._ranges, keys, strict=True)]
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source_epochs": self._make_source_epochs()}  # without the tables
+        return {**self.__dict__, "_source_epochs": source_epochs(self.mixture.seed, self._ranges)}  # without the tables
 
 
 class StreamOrder:

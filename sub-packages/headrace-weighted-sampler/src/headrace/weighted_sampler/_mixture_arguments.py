@@ -1,5 +1,6 @@
 """Parsing of mixtures: the arguments of both classes, validated, as sources and integer weights by position."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,10 +12,12 @@ from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
 from headrace.weighted_sampler._interleave import MAX_SOURCES
-from headrace.weighted_sampler._mixture import Mixture, SampleOrder
+from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder, source_epochs
+from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._sources import Sources, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
+from headrace.weighted_sampler._token_mixture import TokenMixture
 from headrace.weighted_sampler._weight_semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
 from headrace.weighted_sampler.schedule import (
     Schedule,
@@ -43,6 +46,14 @@ FINGERPRINT = {"data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """A source that leaves the mixture."""
+
+    name: str
+    position: int  # of the endless sequence
+
+
+@dataclass(frozen=True)
 class MixtureSpec:
     """The sources of a mixture, and their weights by position."""
 
@@ -53,12 +64,24 @@ class MixtureSpec:
     weights: tuple[tuple[Fraction, ...], ...]  # for each stage and source, as given
     means: tuple[Fraction, ...] | None  # mean tokens per sample of each source; None if shares refer to samples
     epoch_length: int
+    tokens: Indices | None = None  # of each sample, in equal parts of a token; None if shares refer to samples
     drops: bool = False  # whether each source is drawn once an epoch and then dropped
+    leaving: tuple[Leaving, ...] = ()  # sources that leave after their last pass
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
-        mixture = Mixture(self.stages, self.epoch_length, seed, every_epoch=self.drops)
-        return SampleOrder(mixture, self.sources.ranges, self.sources.members)
+        ranges = self.sources.ranges
+        mixture: SourceOrder
+        if self.tokens is None or self.drops:
+            mixture = Mixture(self.stages, self.epoch_length, seed, every_epoch=self.drops)
+        else:
+            tokens = [self.tokens[begin:end] for begin, end in ranges]
+            mixture = TokenMixture(self.stages, self.epoch_length, seed, tokens, source_epochs(seed, ranges))
+        return SampleOrder(mixture, ranges, self.sources.members)
+
+    def identity(self) -> object:
+        """Plain values that identify the shares beyond the weights and the sources."""
+        return self.drops, None if self.tokens is None else hashlib.sha256(self.tokens.data).hexdigest()
 
 
 def parse_mixture(
@@ -102,16 +125,20 @@ def parse_mixture(
     if max(stage.epoch_length for stage in normalized) > MAX_POSITION:
         raise ValueError(f"{argument} asks for more than 2**62 draws an epoch; use smaller weights")
     length = normalized[0].epoch_length if epoch_length is None else epoch_length
+    drops = as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "drop_exhausted"
+    if amounts.sizes is not None and not drops:
+        normalized = [stage.by_tokens(amounts) for stage in normalized]
     spec = MixtureSpec(
         length=len(dataset),
         sources=sources,
         stages=tuple(Stage(stage.start, own.weights) for stage, own in zip(stages, normalized, strict=True)),
-        requested=tuple(_normalized(stage.requested) for stage in normalized),
+        requested=tuple(normalized_shares(stage.requested) for stage in normalized),
         weights=tuple(tuple(stage.weights.weights) for stage in stages),
         means=tuple(amounts.means()) if amounts.tokens else None,
         epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
+        tokens=amounts.sizes,
     )
-    if as_choice("stopping", stopping, ("endless", "drop_exhausted")) == "endless":
+    if not drops:
         return spec
     refused = {
         f"no epoch_length, got {epoch_length}: leave it out": epoch_length is not None,
@@ -134,14 +161,15 @@ def _dropping(spec: MixtureSpec) -> MixtureSpec:
     return replace(
         spec,
         stages=stages,
-        requested=tuple(map(_normalized, kept)),
+        requested=tuple(map(normalized_shares, kept)),
         weights=spec.weights * len(stages),
         epoch_length=sum(size for size, weight in zip(sizes, draws, strict=True) if weight),
         drops=True,
     )
 
 
-def _normalized(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+def normalized_shares(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """Scale shares to a sum of 1."""
     total = sum(parts)
     return tuple(part / total for part in parts)
 

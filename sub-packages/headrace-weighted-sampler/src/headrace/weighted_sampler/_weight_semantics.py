@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.weighted_sampler._arguments import as_choice
+from headrace.weighted_sampler._arguments import MAX_POSITION, as_choice, shown
 from headrace.weighted_sampler._interleave import MAX_PERIOD
+from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._token_mixture import MAX_SIZE
 from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, tensor_as_array
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
 PER = ("sample", "token")
+_FRACTION_BITS = 30  # of the longest sample, where sizes are not whole tokens
 _DIGITS = 40  # of powers; decimal arithmetic gives the same digits on every platform
 _MIN_TEMPERATURE = Fraction(1, 100)
 
@@ -26,6 +29,7 @@ class Amounts:
 
     samples: tuple[int, ...]
     tokens: tuple[Fraction, ...] | None = None  # if weights refer to tokens
+    sizes: Indices | None = None  # tokens of each sample of the dataset, in equal parts of a token
 
     def means(self) -> list[Fraction]:
         """Mean tokens per sample of each source; 1 if weights refer to samples, and for sources without tokens."""
@@ -40,6 +44,11 @@ class NormalizedWeights:
     requested: tuple[Fraction, ...]  # the exact requested proportions
     weights: tuple[int, ...]  # draws of each source in one period of the interleaving
     epoch_length: int  # the default
+
+    def by_tokens(self, amounts: Amounts) -> "NormalizedWeights":
+        """The same with weights that are tokens of each source, not draws."""
+        tokens = [share * mean for share, mean in zip(self.requested, amounts.means(), strict=True)]
+        return replace(self, weights=integer_weights(tokens))
 
 
 def normalize(
@@ -150,7 +159,8 @@ def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, sema
     if sources.members is not None:
         raise ValueError("per='token' needs weights of datasets or ranges, got one weight per sample")
     parsed = _parse_sizes(sizes, length)
-    return Amounts(samples, tuple(_total(parsed[part.begin : part.end]) for part in sources.parts))
+    tokens = tuple(_total(parsed[part.begin : part.end]) for part in sources.parts)
+    return Amounts(samples, tokens, _whole(parsed))
 
 
 def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
@@ -162,6 +172,16 @@ def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
     if not (np.isfinite(given) & (given >= 0)).all():
         raise ValueError("sizes must be finite and not negative")
     return given
+
+
+def _whole(sizes: NDArray[Any]) -> Indices:
+    """Sizes as integers, in proportion: fractions of a token are kept to about a billionth of the longest sample."""
+    if sizes.dtype.kind == "f" and (sizes != np.rint(sizes)).any():
+        bits = _FRACTION_BITS - int(np.frexp(np.float64(sizes.max()))[1])
+        sizes = np.rint(np.ldexp(sizes.astype(np.float64), bits))
+    if sizes.max(initial=0) > MAX_SIZE or sizes.sum(dtype=np.float64) > MAX_POSITION:
+        raise ValueError(f"sizes must be at most 2**32, and 2**62 together, got {shown(sizes.max())}")
+    return np.ascontiguousarray(sizes, np.int64)
 
 
 def _total(sizes: NDArray[Any]) -> Fraction:

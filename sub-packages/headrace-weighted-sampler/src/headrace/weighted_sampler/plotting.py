@@ -1,8 +1,10 @@
-"""The report of a mixture as a plot; it needs matplotlib, the ``plot`` extra."""
+"""The report of a mixture, and its shares over a run, as plots; they need matplotlib, the ``plot`` extra."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler.report import MAX_SHOWN, MixtureReport, SourceReport, ranks_text
 
 if TYPE_CHECKING:
@@ -25,16 +27,11 @@ def plot_mixture(report: MixtureReport) -> "Figure":
         ImportError: If matplotlib is not installed.
         TypeError: If ``report`` is not a report, such as the sampler itself.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plot_mixture needs matplotlib, which is not installed: pip install 'headrace-weighted-sampler[plot]'"
-        ) from error
+    figure_of = _matplotlib("plot_mixture")
     if not isinstance(report, MixtureReport):
         raise TypeError(f"report must be a MixtureReport from sampler.report(), got {type(report).__name__}")
     shown = _most_drawn(report.sources)
-    figure = Figure(figsize=(11, 2 + 0.35 * len(shown)), layout="constrained")
+    figure = figure_of(figsize=(11, 2 + 0.35 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _shares(left, shown)
     _seen(right, shown)
@@ -44,6 +41,63 @@ def plot_mixture(report: MixtureReport) -> "Figure":
     total = sum(line.delivered for line in report.sources)
     figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{suffix}")
     return figure
+
+
+def plot_run(spec: MixtureSpec, epochs: int | None) -> "Figure":
+    """Plot each source's share by position, from the first epoch to the end of some epochs."""
+    figure_of = _matplotlib("plot")
+    length, last = spec.epoch_length, spec.stages[-1].start
+    shown = epochs if epochs is not None else 1 if spec.drops else last // length + 2
+    end = shown * length
+    periods = [begin for epoch in range(shown) for begin in ([epoch * length] if spec.drops else [0] * (epoch == 0))]
+    changes = [
+        (begin + stage.start, row)
+        for begin in periods
+        for stage, row in zip(spec.stages, _shares_of(spec), strict=True)
+    ]
+    inside = [(position, row) for position, row in changes if position < end]
+    positions = [*(position / length for position, _ in inside), shown]
+    rows = [*(row for _, row in inside), inside[-1][1]]
+    order = sorted(range(len(rows[0])), key=lambda source: -sum(row[source] for row in rows))
+    names, first = [part.name for part in spec.sources.parts], sorted(order[:MAX_SHOWN])
+    figure = figure_of(figsize=(11, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.stackplot(
+        positions,
+        [[row[source] for row in rows] for source in first],
+        labels=[names[source] for source in first],
+        step="post",
+    )
+    for leaving in spec.leaving:
+        if leaving.position < end:
+            axes.axvline(leaving.position / length, color="black", linewidth=0.8, linestyle=":")
+            axes.annotate(f"{leaving.name} leaves", (leaving.position / length, 1.01), rotation=30, fontsize=8)
+    axes.set(
+        xlabel="epoch",
+        ylabel="share of the " + ("samples" if spec.tokens is None else "tokens"),
+        xlim=(0, shown),
+        ylim=(0, 1),
+    )
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _shares_of(spec: MixtureSpec) -> list[list[float]]:
+    """The share of each source in each stage: of the tokens if weights refer to tokens."""
+    means: Sequence[Fraction] = spec.means or [Fraction(1)] * len(spec.sources.parts)
+    amounts = [[float(share * mean) for share, mean in zip(row, means, strict=True)] for row in spec.requested]
+    return [[amount / sum(row) for amount in row] for row in amounts]
+
+
+def _matplotlib(name: str) -> "type[Figure]":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"{name} needs matplotlib, which is not installed: pip install 'headrace-weighted-sampler[plot]'"
+        ) from error
+    return Figure
 
 
 def _most_drawn(sources: Sequence[SourceReport]) -> Sequence[SourceReport]:

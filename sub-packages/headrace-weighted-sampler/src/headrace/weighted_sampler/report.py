@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
+
 from headrace.weighted_sampler._mixture import SampleOrder
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._token_mixture import TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
 _SUMMED = ("size", "weight", "asked", "draws", "delivered", "share", "seen", "repeats")
-_SUMMED_TOKENS = ("asked_token_share", "expected_token_share")
-TOKEN_HEADINGS = ("asked token share", "expected token share")
+_SUMMED_TOKENS = ("asked_token_share", "token_share")
+TOKEN_HEADINGS = ("asked token share", "token share")
+_MAX_WALKED = 2**22  # draws of an epoch over which the largest deviation is looked for
 MAX_SHOWN = 40  # lines of a table, sources in a plot
 
 
@@ -32,8 +36,7 @@ class SourceReport:
         seen: Distinct samples drawn from epoch 0 to the end of this epoch.
         repeats: Draws in that time beyond the first draw of each sample.
         asked_token_share: Requested share of the epoch's tokens; None if shares refer to samples.
-        expected_token_share: Expected share of tokens: each delivery counts as the mean size of its source, so the
-            true share of an epoch differs slightly. None if shares refer to samples.
+        token_share: Delivered share of the epoch's tokens; None if shares refer to samples.
         groups: Names of the enclosing groups of nested weights, outermost first.
     """
 
@@ -47,7 +50,7 @@ class SourceReport:
     seen: int
     repeats: int
     asked_token_share: float | None = None
-    expected_token_share: float | None = None
+    token_share: float | None = None
     groups: tuple[str, ...] = ()
 
     @property
@@ -69,6 +72,13 @@ class MixtureReport:
         not_drawn: Number of samples that no epoch draws: they are in no source, or in a source of weight 0.
         rounding: Largest relative change of a weight by rounding; above 0 only with thousands of weights of samples.
         changes: Positions within this epoch where a schedule changes the weights, or a source is dropped.
+        leaving: The sources that leave the mixture in this run after ``max_passes``: (name, position), where positions
+            count the samples of all ranks and epochs.
+        deviation: The largest deviation of a source from its share of the tokens, counted from the first position of
+            epoch 0, at any position of this epoch (of its first 4,194,304 positions, if it is longer), in longest
+            samples. None if shares refer to samples, and with ``stopping="drop_exhausted"``.
+        deviation_bound: The deviation that no position of any epoch exceeds while the weights stay the same, in
+            longest samples, as proven for these weights.
     """
 
     epoch: int
@@ -79,6 +89,9 @@ class MixtureReport:
     not_drawn: int
     rounding: float
     changes: tuple[int, ...] = ()
+    leaving: tuple[tuple[str, int], ...] = ()
+    deviation: float | None = None
+    deviation_bound: float | None = None
 
     @property
     def tree(self) -> tuple[SourceReport, ...]:
@@ -94,7 +107,7 @@ class MixtureReport:
 
     def __str__(self) -> str:
         total = sum(line.delivered for line in self.sources)
-        by_tokens = any(line.expected_token_share is not None for line in self.sources)
+        by_tokens = any(line.token_share is not None for line in self.sources)
         lines = self.tree
         rows = [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, lines[:MAX_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -107,8 +120,19 @@ class MixtureReport:
                 *([f"and {hidden} more sources"] if hidden > 0 else []),
                 f"never drawn: {self.not_drawn} samples in no source or of weight 0",
                 *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
+                *(
+                    f"{name} leaves after its last pass, at position {position} of the run"
+                    for name, position in self.leaving
+                ),
                 *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
+                *([] if self.deviation is None else [self._deviation_text()]),
             ]
+        )
+
+    def _deviation_text(self) -> str:
+        return (
+            f"largest deviation from the token shares: {self.deviation:.2f} of the longest sample "
+            f"(at most {self.deviation_bound:.2f})"
         )
 
 
@@ -134,14 +158,14 @@ def _tree(lines: Sequence[SourceReport], depth: int = 0) -> Iterator[SourceRepor
 
 
 def _sum(name: str, groups: tuple[str, ...], members: Sequence[SourceReport]) -> SourceReport:
-    tokens = members[0].expected_token_share is not None
+    tokens = members[0].token_share is not None
     summed = {key: sum(getattr(member, key) for member in members) for key in _SUMMED + _SUMMED_TOKENS * tokens}
     return SourceReport(name=name, groups=groups, **summed)
 
 
 def _cells(line: SourceReport) -> tuple[str, ...]:
-    asked, expected = line.asked_token_share, line.expected_token_share
-    tokens = () if expected is None else (f"{asked:.4f}", f"{expected:.4f}")
+    asked, delivered = line.asked_token_share, line.token_share
+    tokens = () if delivered is None else (f"{asked:.4f}", f"{delivered:.4f}")
     return (
         "  " * len(line.groups) + line.name,
         f"{line.size}",
@@ -168,7 +192,8 @@ def mixture_report(
     ]
     total = sum(delivered)
     asked = asked_shares(spec.stages, spec.requested, begin, end)
-    asked_token_shares, expected_token_shares = _by_tokens(spec, asked), _by_tokens(spec, delivered)
+    token_shares = _token_shares(spec, order, padded, dropped, epoch)
+    asked_token_shares = _asked_token_shares(spec, asked)
     weights = spec.weights[mixture.stage_at(begin)]
     lines = tuple(
         SourceReport(
@@ -182,11 +207,17 @@ def mixture_report(
             seen=min(part.size, after[place]),
             repeats=max(0, after[place] - part.size),
             asked_token_share=asked_token_shares[place],
-            expected_token_share=expected_token_shares[place],
+            token_share=token_shares[place],
             groups=part.groups,
         )
         for place, part in enumerate(spec.sources.parts)
     )
+    deviation, most = None, None
+    if isinstance(mixture, TokenMixture):
+        deviation = mixture.deviation(epoch, min(spec.epoch_length, _MAX_WALKED))
+        most = max(
+            mixture.stage(number).bound for number in range(mixture.stage_at(begin), mixture.stage_at(end - 1) + 1)
+        )
     ever = [any(stage.weights[place] for stage in spec.stages) for place in range(len(lines))]
     return MixtureReport(
         epoch=epoch,
@@ -197,6 +228,9 @@ def mixture_report(
         not_drawn=spec.length - sum(line.size for line, drawn in zip(lines, ever, strict=True) if drawn),
         rounding=spec.sources.rounding,
         changes=tuple(start - begin for start in mixture.changes(epoch)),
+        leaving=tuple((leaving.name, leaving.position) for leaving in spec.leaving),
+        deviation=deviation,
+        deviation_bound=most,
     )
 
 
@@ -208,13 +242,34 @@ def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int
     return counts
 
 
-def _by_tokens(spec: MixtureSpec, samples: Sequence[Fraction | int]) -> list[float] | list[None]:
-    """Shares of tokens, from samples and their mean sizes; Nones if shares refer to samples."""
+def _asked_token_shares(spec: MixtureSpec, asked: Sequence[Fraction]) -> list[float] | list[None]:
+    """Shares of tokens, from shares of draws and mean sizes; Nones if shares refer to samples."""
     if spec.means is None:
-        return [None] * len(samples)
-    tokens = [count * mean for count, mean in zip(samples, spec.means, strict=True)]
+        return [None] * len(asked)
+    tokens = [count * mean for count, mean in zip(asked, spec.means, strict=True)]
     total = sum(tokens)
     return [float(part / total) for part in tokens]
+
+
+def _token_shares(
+    spec: MixtureSpec, order: SampleOrder, padded: Indices, dropped: Indices, epoch: int
+) -> list[float] | list[None]:
+    """Delivered shares of an epoch's tokens; Nones if shares refer to samples."""
+    if spec.tokens is None:
+        return [None] * len(spec.sources.parts)
+    begins = np.array([begin for begin, _ in spec.sources.ranges])
+    if isinstance(order.mixture, TokenMixture):
+        tokens = np.array(order.mixture.tokens(epoch), float)
+    else:  # each sample once
+        drawn = [any(stage.weights[place] for stage in spec.stages) for place in range(len(begins))]
+        sums = [spec.tokens[begin:end].sum() for begin, end in spec.sources.ranges]
+        tokens = np.where(drawn, np.array(sums, float), 0.0)
+    for positions, sign in ((padded, 1), (dropped, -1)):
+        indices = order.at(epoch, positions)
+        sources = np.searchsorted(begins, indices, side="right") - 1
+        tokens += sign * np.bincount(sources, spec.tokens[indices], minlength=len(begins))
+    shares: list[float] = (tokens / (tokens.sum() or 1.0)).tolist()
+    return shares
 
 
 def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], begin: int, end: int) -> list[Fraction]:

@@ -5,24 +5,29 @@ from __future__ import annotations  # help() shows the names of types, not the u
 import operator
 from collections.abc import Iterator, Mapping, Sized
 from copy import copy
-from typing import Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
+from headrace.weighted_sampler._caps import cap_passes
 from headrace.weighted_sampler._cursor import EpochCursor
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below, derive
 from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
+from headrace.weighted_sampler.plotting import plot_run
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.schedule import Schedule
 from headrace.weighted_sampler.weights import Weight, Weights, is_by_range
 
-VERSION = 3  # of the state
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERSION = 3  # of the state; raised where equal arguments give another order
 _LENGTH_DIGITS = 12
 _FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fraction, times 2**64
@@ -113,10 +118,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             follows from ``weights`` or ``epoch_length``, so counts and ratios of a later stage only set its
             proportions. A resumed run may change the schedule after its position.
         per: ``"sample"``, or ``"token"``: then proportions, counts and temperatures refer to tokens, so that a source
-            of long samples is drawn from less often. ``epoch_length`` stays in samples.
-        sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``.
+            of long samples is drawn from less often. At every position of the endless sequence each source's tokens are
+            within about the longest sample of their share. ``epoch_length`` stays in samples. With
+            ``stopping="drop_exhausted"`` every draw counts as the mean size of its source.
+        sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``: at most 2**32, and
+            not all 0 in a source that is drawn. Fractions are kept to a billionth of the longest sample.
         stopping: ``"endless"``: sources repeat. ``"drop_exhausted"``: each sample comes once per epoch; an exhausted
             source is dropped for the rest of the epoch, and the others keep their proportions.
+        max_passes: ``{source: passes}``, with the keys of the weights: a source whose every sample was drawn so often,
+            counted from epoch 0, leaves the mixture, and the others share its weight in proportion. The positions are
+            known beforehand: ``report()`` lists them and ``plot()`` draws the shares. With ``per="token"`` the sampler
+            cumulates the sizes up to the last of these positions when it is constructed.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument has the wrong type.
@@ -151,6 +163,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         per: Literal["sample", "token"] = "sample",
         sizes: ArrayLike | None = None,
         stopping: Literal["endless", "drop_exhausted"] = "endless",
+        max_passes: Mapping[Any, int] | None = None,
     ) -> None:
         Sampler.__init__(self)  # DistributedSampler.__init__ would read the ranks here, once and for all
         if weights is not None and weight_dict is not None:
@@ -177,6 +190,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             schedule=schedule,
             stopping=stopping,
         )
+        self._spec = cap_passes(self._spec, max_passes, self.seed)
         self._order = self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
         self._cursor = EpochCursor()  # its iterations track their positions themselves
@@ -422,7 +436,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._skip = None
 
     def report(self) -> MixtureReport:
-        """Count the requested and delivered samples of the current epoch, by source; iterations are not affected."""
+        """Count the requested and delivered samples of the current epoch, by source; iterations are not affected.
+
+        With ``per="token"`` it computes the order of the epoch, to find the largest deviation.
+        """
         end = min(self._end(0, self.num_replicas), self.epoch_length)
         return mixture_report(
             self._spec,
@@ -432,6 +449,22 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             epoch=self.epoch,
             num_replicas=self.num_replicas,
         )
+
+    def plot(self, epochs: int | None = None) -> Figure:
+        """Plot the share of each source over the run: by position, with schedules and caps.
+
+        Args:
+            epochs: The epochs to show; by default one more than the last change of the weights.
+
+        Returns:
+            A matplotlib figure, for ``figure.savefig(path)``; it needs the ``plot`` extra.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        if epochs is not None:
+            epochs = as_int("epochs", epochs, 1)
+        return plot_run(self._spec, epochs)
 
     def _padding(self, start: int) -> Indices:
         """The positions that an iteration from ``start`` on repeats."""
@@ -444,11 +477,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         so that no weights resonate with them: each rank sees the mixture, almost as smooth as all ranks together.
         """
         begins = np.arange(start, stop, num_replicas)
-        places = np.full(len(begins), rank)
-        if num_replicas > 1:
-            turns = (begins // num_replicas).view(np.uint64) * _GOLDEN_RATIO + derive(self.seed, DEALS, epoch)
-            full = begins + num_replicas <= self.epoch_length  # the padding of the last step belongs to the last ranks
-            places = np.where(full, (rank + below(turns, num_replicas)) % num_replicas, rank)
+        if num_replicas == 1:
+            return self._order.at(epoch, begins)
+        turns = (begins // num_replicas).view(np.uint64) * _GOLDEN_RATIO + derive(self.seed, DEALS, epoch)
+        full = begins + num_replicas <= self.epoch_length  # the padding of the last step belongs to the last ranks
+        places = np.where(full, (rank + below(turns, num_replicas)) % num_replicas, rank)
         return self._order.dealt(epoch, begins, num_replicas, places)
 
     def _next_start(self) -> int:
@@ -489,7 +522,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._fingerprints[stages] = (
                 f"{length:0{_LENGTH_DIGITS}x}"
                 + digest(data_identity(self.dataset), sources)
-                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.drops)
+                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.identity())
             )
         return self._fingerprints[stages]
 
@@ -498,4 +531,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         cursor = copy(self._cursor)
         if self._cursor.iteration is not None:
             cursor.go_to(self.epoch, self.position)
-        return {**self.__dict__, "_cursor": cursor}
+        return {name: value for name, value in self.__dict__.items() if name != "_order"} | {"_cursor": cursor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = self._spec.order(self.seed)  # its tables need not travel
