@@ -1,7 +1,7 @@
 """Parsing of mixtures: the arguments of both classes, validated, as sources and integer weights by position."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Generic, TypeVar, cast
@@ -18,7 +18,14 @@ from headrace.weighted_sampler._sources import Sources, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
 from headrace.weighted_sampler._token_mixture import TokenMixture
-from headrace.weighted_sampler._weight_semantics import SEMANTICS, Amounts, amounts_of, normalize, parse_temperature
+from headrace.weighted_sampler._weight_semantics import (
+    PER,
+    SEMANTICS,
+    Amounts,
+    amounts_of,
+    normalize,
+    parse_temperature,
+)
 from headrace.weighted_sampler.schedule import (
     Schedule,
     Stage,
@@ -217,6 +224,16 @@ class StreamMixture(Generic[T]):
     stages: tuple[Stage, ...]
     seed: int
     stopping: Stopping
+    sizeof: Callable[[T], object] | None = None  # tokens of an item; None if shares refer to items
+
+    def size_of(self, item: T) -> int:
+        """The tokens of an item.
+
+        Raises:
+            TypeError: If ``sizeof`` does not return an int.
+            ValueError: If it returns a negative one.
+        """
+        return as_int("sizeof(item)", cast("Callable[[T], object]", self.sizeof)(item), 0)
 
     def reached(self, stages: int) -> list[str]:
         """The names of the sources that the first stages draw from."""
@@ -231,7 +248,9 @@ class StreamMixture(Generic[T]):
         data = [self.sources[place] for place in places]
         lengths = [len(source) if isinstance(source, Sequence) else None for source in data]
         weights = [(stage.start, [stage.weights[place] for place in places]) for stage in self.stages[:stages]]
-        return digest(names, list(map(data_identity, data)), lengths) + digest(weights, self.seed, self.stopping)
+        return digest(names, list(map(data_identity, data)), lengths) + digest(
+            weights, self.seed, self.stopping, *(["token"] if self.sizeof else [])
+        )
 
     @property
     def rule(self) -> StopRule:
@@ -251,6 +270,8 @@ def parse_streams(
     semantics: str = "proportion",
     temperature: Weight | None = None,
     schedule: StreamSchedule = (),
+    per: str = "sample",
+    sizeof: Callable[[T], object] | None = None,
 ) -> StreamMixture[T]:
     """Validate the arguments of ``InterleavedDataset``, leave out sources of weight 0, and sort the others by name.
 
@@ -261,6 +282,7 @@ def parse_streams(
     as_choice("semantics", semantics, STREAM_SEMANTICS)
     criterion = cast("Stopping", as_choice("stopping", stopping, STOP_RULES))
     exact_temperature = parse_temperature(semantics, temperature)
+    _check_per(per, sizeof, semantics)
     named = _named(sources)
     if len(named) > MAX_SOURCES:
         raise ValueError(f"sources must be at most {MAX_SOURCES}, got {len(named)}; concatenate some of them")
@@ -282,7 +304,22 @@ def parse_streams(
     ]
     stages = tuple(map(Stage, starts, normalized))
     exact_seed = as_int("seed", seed, 0, SEED_BOUND - 1)
-    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, exact_seed, criterion)
+    return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, exact_seed, criterion, sizeof)
+
+
+def _check_per(per: str, sizeof: object, semantics: str) -> None:
+    if (as_choice("per", per, PER) == "token") != (sizeof is not None):
+        raise ValueError(
+            "per='token' needs sizeof=, a function that returns the tokens of an item"
+            if sizeof is None
+            else "sizeof is for shares by tokens: give per='token'"
+        )
+    if sizeof is not None and not callable(sizeof):
+        raise TypeError(f"sizeof must be a function of an item, got {shown(sizeof)}")
+    if sizeof is not None and semantics != "proportion":
+        raise ValueError(
+            f"per='token' needs semantics='proportion' for streams, whose tokens are not known: got {semantics!r}"
+        )
 
 
 def _named(sources: Sources[T]) -> dict[str, Iterable[T]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations  # help() shows the names of types, not the unions behind them
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed
+from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed, shown
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
@@ -26,6 +28,7 @@ from headrace.weighted_sampler._sources import (
     set_source_epoch,
 )
 from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
+from headrace.weighted_sampler._token_stream import TokenStreamOrder
 from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_before
 from headrace.weighted_sampler.weights import StreamWeights, Weight
 
@@ -33,6 +36,7 @@ T = TypeVar("T")
 VERSION = 3  # of the state
 _MAX_EPOCH = 2**63 - 1
 _OWNER = "InterleavedDataset"  # of states, in messages
+_FRACTION = re.compile(r"-?\d{1,400}(/[1-9]\d{0,400})?")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class StreamState(TypedDict):
         epoch: The epoch of ``position``.
         position: Items of that epoch that this stream has yielded.
         dropped_at: The position where the latest source was dropped; 0 if none was.
+        behind: With ``per="token"``, by name the tokens by which each source is behind its share, as a fraction such as
+            ``"7/3"``; else empty.
         stream: The rank and worker of the stream, as a dict of four integers.
         fingerprint: Fingerprint of the sources, the options and the seed.
         sources: The position in each source, by name.
@@ -68,6 +74,7 @@ class StreamState(TypedDict):
     epoch: int
     position: int
     dropped_at: int
+    behind: dict[str, str]
     stream: dict[str, int]
     fingerprint: str
     sources: dict[str, SourceState]
@@ -123,6 +130,10 @@ class InterleavedDataset(IterableDataset[T]):
         temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
         schedule: ``[(position, weights), ...]`` with increasing positions: from that item of each stream and epoch on,
             these weights apply. A resumed run may change it after its position.
+        per: ``"sample"``, or ``"token"``: then the weights are shares of the tokens. The next item comes from the
+            source that is furthest behind, so that after any number of items each source of a stream is within about
+            one longest item of its share. Needs ``semantics="proportion"``.
+        sizeof: For ``per="token"``, a function of an item: its tokens, an int from 0.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
             is not initialised, read at the start of an iteration.
         rank: This rank, from 0. Read in the same way.
@@ -156,11 +167,13 @@ class InterleavedDataset(IterableDataset[T]):
         semantics: Literal["proportion", "ratio", "temperature"] = "proportion",
         temperature: Weight | None = None,
         schedule: StreamSchedule = (),
+        per: Literal["sample", "token"] = "sample",
+        sizeof: Callable[[T], int] | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature, schedule)
+        self._mixture = parse_streams(sources, weights, seed, stopping, semantics, temperature, schedule, per, sizeof)
         self._ranks = Ranks(num_replicas, rank, mesh)
         self._ranks_when_sent: tuple[int, int] | None = None  # for workers that have no process group
         self._cursor = SharedEpochCursor()
@@ -299,6 +312,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._reader = reader
         self._begun = begun
         self._later_stages = {stage.start for stage in mixture.stages[1:]}
+        self._order: StreamOrder | TokenStreamOrder
         self._failed: Exception | None = None
         self._started = self._over = False
         self._go_to(cursor.epoch, 0)
@@ -319,12 +333,16 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             self._cursor.begin()
             self._started = True
         while not self._over:
-            source = self._sources[self._order.source_at(self.position - self._dropped_at)]
+            place = self.position - self._dropped_at
+            number = self._order.source_at(place)
+            source = self._sources[number]
             try:
                 item = source.draw()
                 if item is END:
                     self._exhausted(source)
                     continue
+                if isinstance(self._order, TokenStreamOrder):
+                    self._order.add(place, number, self._mixture.size_of(cast(T, item)))
             except Exception as error:
                 self._failed = error
                 error.add_note(
@@ -351,11 +369,18 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             epoch=self._epoch,
             position=self.position,
             dropped_at=self._dropped_at,
+            behind=self._behind(reached),
             stream=asdict(self._reader),
             fingerprint=mixture.fingerprint(stages),
             # Copied, because a source may return a state that it keeps changing.
             sources={source.name: deepcopy(source.state()) for source in self._sources if source.name in reached},
         )
+
+    def _behind(self, reached: Collection[str]) -> dict[str, str]:
+        if not isinstance(self._order, TokenStreamOrder):
+            return {}
+        named = zip(self._mixture.names, self._order.behind, strict=True)
+        return {name: str(own) for name, own in named if name in reached}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The call itself reads nothing.
@@ -374,10 +399,15 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 "data, so save a state on every rank, load each where it was saved, and keep the numbers of ranks and "
                 "workers (torchdata's StatefulDataLoader does this for the workers)"
             )
-        self._go_to(checked["epoch"], checked["position"], checked["dropped_at"], checked["sources"])
+        self._go_to(checked["epoch"], checked["position"], checked["dropped_at"], checked["sources"], checked["behind"])
 
     def _go_to(
-        self, epoch: int, position: int, dropped_at: int = 0, sources: Mapping[str, SourceState] = MappingProxyType({})
+        self,
+        epoch: int,
+        position: int,
+        dropped_at: int = 0,
+        sources: Mapping[str, SourceState] = MappingProxyType({}),
+        behind: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._epoch, self.position = epoch, position
         self._sources = [
@@ -385,9 +415,9 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             for name, source in zip(self._mixture.names, self._mixture.sources, strict=True)
         ]
         self._failed, self._started = None, False
-        self._set_order(dropped_at)
+        self._set_order(dropped_at, behind)
 
-    def _set_order(self, dropped_at: int) -> None:
+    def _set_order(self, dropped_at: int, behind: Mapping[str, str] = MappingProxyType({})) -> None:
         """Order the sources that have not been dropped, from a position on."""
         mixture, reader, exhausted = self._mixture, self._reader, [source.exhausted for source in self._sources]
         self._dropped_at, self._over = dropped_at, self._ended()
@@ -397,7 +427,12 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             if dropped:
                 left = zip(stages[0].weights, exhausted, strict=True)
                 stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
-            self._order = StreamOrder(stages, mixture.seed, self._epoch, reader.rank, reader.worker, dropped)
+            stream = self._epoch, reader.rank, reader.worker
+            if mixture.sizeof is None:
+                self._order = StreamOrder(stages, mixture.seed, *stream, dropped)
+            else:
+                known = [Fraction(behind.get(name, 0)) for name in mixture.names]
+                self._order = TokenStreamOrder(stages, mixture.seed, stream, known)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": [copy(source) for source in self._sources]}
@@ -450,10 +485,19 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
         epoch=as_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
         position=position,
         dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, position),
+        behind=_check_behind(state["behind"], own if mixture.sizeof else ()),
         stream={key: as_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
         fingerprint=fingerprint,
         sources={name: _check_source_state(name, state["sources"][name]) for name in own},
     )
+
+
+def _check_behind(behind: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    check_keys("state['behind']", behind, names, _OWNER)
+    for name, own in behind.items():
+        if not isinstance(own, str) or not _FRACTION.fullmatch(own):
+            raise ValueError(f"state['behind'][{name!r}] must be a fraction such as '7/3', got {shown(own)}")
+    return dict(behind)
 
 
 def _check_source_state(name: str, state: Mapping[str, Any]) -> SourceState:
