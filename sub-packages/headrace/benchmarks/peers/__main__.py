@@ -75,6 +75,7 @@ def mixing(much: dict[str, int], folder: Path) -> dict[str, Any]:
         "window": part.WINDOW,
         "draws_of_a_rank": much["draws"],
         "rows": part.measure(folder, much["draws"]),
+        "token_rows": part.measure_tokens(folder / "tokens", much["draws"]),
     }
 
 

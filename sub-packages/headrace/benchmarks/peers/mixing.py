@@ -1,4 +1,4 @@
-"""Mixtures of three sources on four ranks: how far the shares are from those asked for.
+"""Mixtures of three sources on four ranks: how far the shares are from those asked for, by samples and by tokens.
 
 Each rank is a process, as in training; the environment tells the libraries which one. Sources are in memory where the
 library allows that, else in its own format.
@@ -26,6 +26,14 @@ SOURCE = 20_000  # samples of a source
 RANKS, WINDOW = 4, 256  # samples of a window, on one rank
 Labels = Iterator[int]  # which source each sample of this rank is from
 
+# By tokens: sources of short, long and very short texts. A library without shares by tokens draws each source so often
+# that the tokens have their shares on average.
+MEDIANS = (400, 2000, 60)
+SIZES = [
+    np.clip(np.random.default_rng(number).lognormal(np.log(median), 0.9, SOURCE), 1, 20 * median).astype(np.int64)
+    for number, median in enumerate(MEDIANS)
+]
+
 
 def write(package: str, folder: Path) -> None:
     """Write each source in a library's format, before the ranks start; a text is the number of its source."""
@@ -52,6 +60,14 @@ def headrace(folder: Path, rank: int) -> Labels:
     data = NamedConcatDataset({name: range(SOURCE) for name in WEIGHTS})
     sampler = WeightedDistributedSampler(data, WEIGHTS, RANKS, rank)
     return (index // SOURCE for index in sampler)
+
+
+def headrace_tokens(folder: Path, rank: int) -> Labels:
+    """The samples themselves, whose tokens it knows."""
+    from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
+
+    data = NamedConcatDataset({name: range(SOURCE) for name in WEIGHTS})
+    return iter(WeightedDistributedSampler(data, WEIGHTS, RANKS, rank, per="token", sizes=np.concatenate(SIZES)))
 
 
 def torch_weighted(folder: Path, rank: int) -> Labels:
@@ -139,7 +155,7 @@ MIXERS: dict[str, tuple[str, Callable[[Path, int], Labels]]] = {
 }
 
 
-def labels_of_ranks(name: str, folder: Path, count: int) -> list[list[int]]:
+def labels_of_ranks(name: str, folder: Path, count: int, per: str = "sample") -> list[list[int]]:
     """Return what each rank receives, from as many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -150,7 +166,7 @@ def labels_of_ranks(name: str, folder: Path, count: int) -> list[list[int]]:
         given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | {
             key: str(value) for key, value in told.items()
         }
-        command = [sys.executable, __file__, name, str(folder), str(rank), str(count)]
+        command = [sys.executable, __file__, name, str(folder), str(rank), str(count), per]
         ranks.append(subprocess.Popen(command, env=os.environ | given, stdout=subprocess.PIPE, text=True))
     try:
         outputs = [process.communicate(timeout=300)[0] for process in ranks]
@@ -168,6 +184,54 @@ def deviation(labels: list[int], window: int) -> float:
     parts = np.array(labels[:whole]).reshape(-1, window)
     shares = np.stack([(parts == number).mean(axis=1) for number in range(len(WEIGHTS))], axis=1)
     return 100 * float(np.abs(shares - list(WEIGHTS.values())).max())
+
+
+def sizes_of(labels: list[int]) -> np.ndarray[Any, Any]:
+    """Tokens of samples of some sources: each source is read in a shuffled order, again and again."""
+    sizes = np.empty(len(labels), np.int64)
+    for number, own in enumerate(SIZES):
+        where = np.flatnonzero(np.array(labels) == number)
+        generator = np.random.default_rng(number)
+        passes = [generator.permutation(own) for _ in range(len(where) // SOURCE + 1)]
+        sizes[where] = np.concatenate(passes)[: len(where)]
+    return sizes
+
+
+def token_deviations(labels: list[int], sizes: np.ndarray[Any, Any], window: int) -> tuple[float, float]:
+    """Largest deviation of a source from its share of the tokens.
+
+    Returns:
+        After any number of samples, in longest samples; in any window, in percentage points of its tokens.
+    """
+    total, prefix, worst = np.concatenate([[0], np.cumsum(sizes)]), 0.0, 0.0
+    for number, share in enumerate(WEIGHTS.values()):
+        own = np.concatenate([[0], np.cumsum(np.where(np.array(labels) == number, sizes, 0))])
+        prefix = max(prefix, float(np.abs(own - share * total).max()))
+        shares = (own[window:] - own[:-window]) / (total[window:] - total[:-window])
+        worst = max(worst, 100 * float(np.abs(shares - share).max()))
+    return prefix / max(int(own.max()) for own in SIZES), worst
+
+
+def measure_tokens(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return a row for each library: the worst prefix and window of all ranks, by tokens."""
+    rows = []
+    for name, (package, _) in MIXERS.items():
+        if not installed(package):
+            continue
+        print(f"  mixing by tokens: {name}", flush=True)
+        write(package, folder / package)
+        if package == "mosaicml-streaming":
+            import_module("streaming").base.util.clean_stale_shared_memory()
+        ranks = labels_of_ranks(name, folder / package, count, "token")
+        together = [label for step in zip(*ranks, strict=False) for label in step]
+        if name.startswith("headrace"):
+            sizes = np.concatenate(SIZES)[together]
+            together = [index // SOURCE for index in together]
+        else:
+            sizes = sizes_of(together)
+        prefix, window = token_deviations(together, sizes, WINDOW * RANKS)
+        rows.append({"name": name, "package": package, "token_prefix": prefix, "token_window": window})
+    return rows
 
 
 def measure(folder: Path, count: int) -> list[dict[str, Any]]:
@@ -198,10 +262,16 @@ def measure(folder: Path, count: int) -> list[dict[str, Any]]:
 def main() -> None:
     quiet()
     without_vision()
-    name, folder, rank, count = sys.argv[1:]
+    name, folder, rank, count, per = sys.argv[1:]
+    mixer = MIXERS[name][1]
+    if per == "token" and mixer is headrace:
+        mixer = headrace_tokens
+    elif per == "token":
+        draws = [share / own.mean() for share, own in zip(WEIGHTS.values(), SIZES, strict=True)]
+        WEIGHTS.update({name: draw / sum(draws) for name, draw in zip(WEIGHTS, draws, strict=True)})
     if int(os.environ["WORLD_SIZE"]) > 1 and name.startswith("mosaic"):
         import_module("torch.distributed").init_process_group("gloo")
-    labels = MIXERS[name][1](Path(folder), int(rank))
+    labels = mixer(Path(folder), int(rank))
     print(json.dumps([int(label) for label in islice(labels, int(count))]), flush=True)
     os._exit(0)  # threads and processes of the libraries are not waited for
 

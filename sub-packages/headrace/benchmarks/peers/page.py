@@ -149,6 +149,17 @@ def mixing_table(found: dict[str, Any]) -> str:
     return table(list(columns), list(columns.values()))
 
 
+def token_mixing_table(found: dict[str, Any]) -> str:
+    rows = found["token_rows"]
+    ours = [row["name"].startswith("headrace") for row in rows]
+    columns = {
+        "": [row["name"] for row in rows],
+        "any prefix, in longest samples": marked(*pair(rows, "token_prefix", 2), True, ours),
+        f"any {found['window'] * found['ranks']:,} samples": marked(*pair(rows, "token_window", 2), True, ours),
+    }
+    return table(list(columns), list(columns.values()))
+
+
 def counts(row: Row | None) -> str:
     """Lost and repeated samples, or why there are none."""
     if row is None:
@@ -219,8 +230,10 @@ def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
             made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
         elif part == "steps":
             made |= {f"steps {case}": steps_table(found, case) for case in found["rows"]}
+        elif part == "mixing":
+            made |= {"mixing": mixing_table(found), "mixing tokens": token_mixing_table(found)}
         else:
-            made[part] = (mixing_table if part == "mixing" else resume_table)(found)
+            made[part] = resume_table(found)
     return made
 
 
