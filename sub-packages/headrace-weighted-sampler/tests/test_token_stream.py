@@ -34,7 +34,8 @@ def tokens_of(item: Item) -> int:
 def stream(weights: list[int], largest: list[int], **options: Any) -> InterleavedDataset[Item]:
     sources = {f"s{number:03d}": Source(number, most) for number, most in enumerate(largest)}
     named = {f"s{number:03d}": weight for number, weight in enumerate(weights)}
-    return InterleavedDataset(sources, named, **{"stopping": "endless", "per": "token", "sizeof": tokens_of} | options)
+    chosen: dict[str, Any] = {"stopping": "endless", "per": "token", "sizeof": tokens_of} | options
+    return InterleavedDataset(sources, named, **chosen)
 
 
 def off_by(items: list[Item], weights: list[int]) -> float:
@@ -44,7 +45,7 @@ def off_by(items: list[Item], weights: list[int]) -> float:
     for source, weight in enumerate(weights):
         own = np.cumsum(np.where(owners == source, sizes, 0))
         worst = max(worst, float(np.abs(own - total * weight / sum(weights)).max()))
-    return worst / max(1, sizes.max())
+    return worst / max(1, int(sizes.max()))
 
 
 MIXTURES = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=1, max_size=12)
