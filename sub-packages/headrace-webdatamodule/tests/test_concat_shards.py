@@ -85,6 +85,12 @@ def test_names_and_bytes_make_the_fingerprint(folders: dict[str, Path]) -> None:
     assert again.fingerprint == ConcatShards({"a": one}).fingerprint == pickle.loads(pickle.dumps(again)).fingerprint
 
 
+def test_its_text_is_that_of_the_same_sources(folders: dict[str, Path], sources: ConcatShards) -> None:
+    same = pickle.loads(pickle.dumps(sources))
+    assert repr(same) == repr(sources)
+    assert repr(sources) == f"<ConcatShards: 20 samples of first, second, third, fingerprint {sources.fingerprint}>"
+
+
 def test_columns_leave_the_fingerprint(folders: dict[str, Path]) -> None:
     before = ConcatShards({"a": IndexedShards(folders["third"])}).fingerprint
     add_column(folders["third"], "tokens", [3])

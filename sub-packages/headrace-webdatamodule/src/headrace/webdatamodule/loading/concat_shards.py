@@ -28,6 +28,10 @@ class ConcatShards(ConcatDataset[Any]):
         super().__init__(list(sources.values()))  # type: ignore[arg-type]  # datasets without torch
         self.names = tuple(sources)
 
+    def __repr__(self) -> str:
+        counts = f"{len(self):,} samples of {', '.join(self.names)}"
+        return f"<{type(self).__name__}: {counts}, fingerprint {self.fingerprint}>"
+
     @property
     def parts(self) -> Sequence[IndexedShards]:
         """The sources."""

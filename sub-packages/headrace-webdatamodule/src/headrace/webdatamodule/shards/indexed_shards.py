@@ -115,7 +115,9 @@ class IndexedShards:
 
     def __repr__(self) -> str:
         counts = f"{len(self):,} samples in {len(self._shards.names):,} shards"
-        return f"<{type(self).__name__}: {counts}, members: {', '.join(self.member_keys) or 'none'}>"
+        members = ", ".join(self.member_keys) or "none"
+        # grain stores this text in checkpoints, and knows the data by it.
+        return f"<{type(self).__name__}: {counts}, fingerprint {self.fingerprint}, members: {members}>"
 
     def __len__(self) -> int:
         return self._total
