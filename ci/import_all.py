@@ -21,7 +21,7 @@ def main(wheels: list[str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            if "pip install headrace-" not in str(error):
+            if "pip install headrace-" not in str(error).replace('"', ""):  # a shell needs quotes around brackets
                 raise
             extras += 1
     print(f"{len(names) - extras} modules import with the declared dependencies alone, {extras} name their extra")

@@ -71,6 +71,7 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 autoclass_content = "class"
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["grain"]  # the pages of its adapter need only the names
 autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__, extra_repr"}
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 1  # so that Sphinx writes commas; short_signatures() joins short ones

@@ -9,10 +9,10 @@ import pytest
 @pytest.mark.parametrize(
     ("work", "forbidden"),
     [
-        ("from headrace.webdatamodule import IndexedShards, index_shards, write_tars", {"torch", "lightning"}),
+        ("from headrace.webdatamodule import IndexedShards, index_shards, write_tars", {"torch", "lightning", "grain"}),
         (
-            "from headrace.webdatamodule import ResumableLoader, BatchSamplerFactory, RankMismatchError",
-            {"lightning", "pytorch_lightning", "webdataset"},
+            "from headrace.webdatamodule import ResumableLoader, BatchSamplerFactory, RankMismatchError, integrations",
+            {"lightning", "pytorch_lightning", "webdataset", "grain"},
         ),
     ],
 )
@@ -63,3 +63,17 @@ loader.close()
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_adapter_of_grain_says_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["grain"] = None  # as if it were not installed
+import headrace.webdatamodule.integrations.grain
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: headrace.webdatamodule.integrations.grain needs the package grain: "
+        'pip install "headrace-webdatamodule[grain]"'
+    )

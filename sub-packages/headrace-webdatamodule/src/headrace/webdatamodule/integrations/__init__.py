@@ -1,0 +1,1 @@
+"""For training loops of others. Each module imports its library, so nothing is imported here."""
