@@ -79,10 +79,11 @@ class Model(torch.nn.Module):
 
 
 def save(**parts: Any) -> None:
-    """Save the states of the parts, all or nothing."""
+    """Save the states of the parts, all or nothing; a part may be a function that returns its state."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         CHECKPOINTS.mkdir(exist_ok=True)
-        torch.save({name: part.state_dict() for name, part in parts.items()}, CHECKPOINTS / "unfinished")
+        states = {name: getattr(part, "state_dict", part)() for name, part in parts.items()}
+        torch.save(states, CHECKPOINTS / "unfinished")
         (CHECKPOINTS / "unfinished").replace(CHECKPOINTS / "last.pt")
 
 

@@ -121,6 +121,13 @@ def test_with_tokens_per_step_a_trainer_has_the_same_steps_on_any_processes(tmp_
     assert found[16][0] == 2
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_of_grain_goes_on_with_another_number_of_processes(workers: int, tmp_path: Path) -> None:
+    killed("grain_direct", 2, tmp_path, 26, workers)
+    killed("grain_direct", 1, tmp_path, 10, 2 - workers)
+    assert_exact(run("grain_direct", 2, tmp_path, workers=workers), 2)
+
+
 def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:
     killed("hf_trainer", 2, tmp_path, 8)
     refused = run("hf_trainer", 1, tmp_path)
