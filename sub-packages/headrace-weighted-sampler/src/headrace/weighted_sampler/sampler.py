@@ -5,6 +5,7 @@ from __future__ import annotations  # help() shows the names of types, not the u
 import operator
 from collections.abc import Iterator, Mapping, Sized
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
@@ -58,11 +59,17 @@ class _Iteration:
     def __init__(self, start: int, num_replicas: int) -> None:
         self.start = self.block_end = start
         self.num_replicas = num_replicas
+        self.items: list[int] = []  # the block
         self.block: Iterator[int] = iter(())  # a list iterator: its length_hint counts the rest without a cost per item
 
     def position(self) -> int:
         """Positions of the epoch consumed so far, on all ranks, padding included."""
         return self.block_end - self.num_replicas * operator.length_hint(self.block)
+
+    def forget_rest(self) -> None:
+        """Drop what was computed and not yielded; the iteration computes it again."""
+        self.block_end = self.position()
+        del self.items[len(self.items) - operator.length_hint(self.block) :]  # its iterator ends there
 
 
 class WeightedDistributedSampler(DistributedSampler[int]):
@@ -178,7 +185,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
-        self._spec = parse_mixture(
+        self._schedule: Schedule = schedule
+        self._max_passes = max_passes
+        self._parse = partial(
+            parse_mixture,
             "weights" if weight_dict is None else "weight_dict",
             dataset,
             weights if weight_dict is None else weight_dict,
@@ -187,11 +197,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             temperature=temperature,
             per=per,
             sizes=sizes,
-            schedule=schedule,
             stopping=stopping,
         )
-        self._spec = cap_passes(self._spec, max_passes, self.seed)
+        self._spec = cap_passes(self._parse(schedule=schedule), max_passes, self.seed)
         self._order = self._spec.order(self.seed)
+        self._taken: dict[int, int] = {}  # by epoch, the end of what take() has returned of it
         self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
         self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
@@ -285,7 +295,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         while (low := iteration.block_end) < end:
             high = min(low + size * num_replicas, end)
             indices = self._dealt(epoch, low, high, num_replicas, rank)
-            iteration.block, iteration.block_end = iter(indices.tolist()), high
+            iteration.items = indices.tolist()
+            iteration.block, iteration.block_end = iter(iteration.items), high
             size = min(most, 4 * size)
             yield from iteration.block
 
@@ -308,7 +319,58 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (3,)
         """
         stop = as_int("stop", stop, 0, self.epoch_length)
-        return self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
+        found = self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
+        self._taken = {epoch: end for epoch, end in self._taken.items() if epoch >= self.epoch}
+        self._taken[self.epoch] = max(stop, self._taken.get(self.epoch, 0))
+        return found
+
+    def reweight(self, weights: Weights, position: int | None = None) -> int:
+        """Change the weights from a position on; call it on every rank at the same sample.
+
+        Passes over the sources go on unbroken, and shares are exact before and after. The change is one more entry of
+        the schedule. A resumed run needs it: give the returned position and the weights to ``schedule=``, or call this
+        method with both before ``load_state_dict``; a state is refused without it.
+
+        Args:
+            weights: As at construction, for the same sources.
+            position: Of the endless sequence: samples of all ranks and epochs. By default the first one that is not
+                taken: in a running iteration behind the samples that it has yielded, with batch samplers behind what
+                ``take`` has returned. Loaders with workers have read ahead of the training by then.
+
+        Returns:
+            The position.
+
+        Raises:
+            ValueError: If the position was taken or lies before a later change of the schedule, or the weights are not
+                allowed; nothing is changed then.
+
+        >>> sampler = WeightedDistributedSampler(range(100), {(0, 50): 1, (50, 100): 1}, epoch_length=80)
+        >>> indices = iter(sampler)
+        >>> begin = [next(indices) for _ in range(20)]
+        >>> sampler.reweight({(0, 50): 1, (50, 100): 3})
+        20
+        >>> rest = list(indices)
+        >>> sum(index >= 50 for index in begin), sum(index >= 50 for index in rest)
+        (10, 45)
+        """
+        taken = max(self.position, self._taken.get(self.epoch, 0))
+        free = self.epoch * self.epoch_length + taken
+        position = free if position is None else as_int("position", position, 0, MAX_POSITION)
+        if position == 0:
+            raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
+        if position < free:
+            raise ValueError(f"position must be at least {free}, the first that was not taken, got {position}")
+        last = self._schedule[-1][0] if self._schedule else 0
+        if position < last:
+            raise ValueError(f"position must not lie before the last change of the schedule, at {last}, got {position}")
+        kept = self._schedule if position > last else self._schedule[:-1]  # two changes at one position are one
+        schedule = [*kept, (position, weights)]
+        spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
+        self._spec, self._order, self._schedule = spec, spec.order(self.seed), schedule
+        self._fingerprints.clear()
+        if self._cursor.iteration is not None:
+            self._cursor.iteration.forget_rest()
+        return position
 
     def padded(self, start: int | None = None) -> Indices:
         """Return the samples that are repeated so that every rank gets the same number.
