@@ -155,6 +155,8 @@ class TokenAxis:
 
     def before(self, draw: int) -> int:
         """Tokens of all earlier draws."""
+        if not draw:  # an empty source has nothing but this
+            return 0
         number, offset = divmod(draw, self.samples)
         if not offset:
             return number * self.total

@@ -43,20 +43,21 @@ def plot_mixture(report: MixtureReport) -> "Figure":
     return figure
 
 
-def plot_run(spec: MixtureSpec, epochs: int | None) -> "Figure":
-    """Plot each source's share by position, from the first epoch to the end of some epochs."""
+def plot_run(spec: MixtureSpec, epochs: int | None, samples: int | None = None) -> "Figure":
+    """Plot each source's share by position, to the end of some epochs or over so many samples."""
     figure_of = _matplotlib("plot")
-    length, last = spec.epoch_length, spec.stages[-1].start
-    shown = epochs if epochs is not None else 1 if spec.drops else last // length + 2
-    end = shown * length
-    periods = [begin for epoch in range(shown) for begin in ([epoch * length] if spec.drops else [0] * (epoch == 0))]
+    last = spec.stages[-1].start
+    shown = epochs if epochs is not None else 1 if spec.drops else last // spec.epoch_length + 2
+    end = shown * spec.epoch_length if samples is None else samples
+    length = spec.epoch_length if samples is None else 1  # of a unit of the axis
+    periods = range(0, end, spec.epoch_length) if spec.drops else [0]
     changes = [
         (begin + stage.start, row)
         for begin in periods
         for stage, row in zip(spec.stages, _shares_of(spec), strict=True)
     ]
     inside = [(position, row) for position, row in changes if position < end]
-    positions = [*(position / length for position, _ in inside), shown]
+    positions = [*(position / length for position, _ in inside), end / length]
     rows = [*(row for _, row in inside), inside[-1][1]]
     order = sorted(range(len(rows[0])), key=lambda source: -sum(row[source] for row in rows))
     names, first = [part.name for part in spec.sources.parts], sorted(order[:MAX_SHOWN])
@@ -73,11 +74,13 @@ def plot_run(spec: MixtureSpec, epochs: int | None) -> "Figure":
             axes.axvline(leaving.position / length, color="black", linewidth=0.8, linestyle=":")
             axes.annotate(f"{leaving.name} leaves", (leaving.position / length, 1.01), rotation=30, fontsize=8)
     axes.set(
-        xlabel="epoch",
+        xlabel="epoch" if samples is None else "samples",
         ylabel="share of the " + ("samples" if spec.tokens is None else "tokens"),
-        xlim=(0, shown),
+        xlim=(0, end / length),
         ylim=(0, 1),
     )
+    if samples is not None:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -1,5 +1,6 @@
 """Requested and delivered samples of an epoch, by source: as numbers and as a table."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,10 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from headrace.weighted_sampler._mixture import SampleOrder
+from headrace.weighted_sampler._arguments import MAX_POSITION
+from headrace.weighted_sampler._mixture import SampleOrder, source_epochs
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._token_mixture import TokenMixture
+from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 
 HEADINGS = ("source", "size", "weight", "asked", "share", "delivered", "coverage", "repeats")
@@ -280,3 +282,157 @@ def asked_shares(stages: Sequence[Stage], asked: Sequence[Sequence[Fraction]], b
         sum((length * share for length, share in zip(lengths, column, strict=True)), Fraction(0)) / (end - begin)
         for column in zip(*asked, strict=True)
     ]
+
+
+# -- A run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceRun:
+    """What a run draws from one source.
+
+    Attributes:
+        name: Name of the source.
+        size: Number of samples of the source.
+        tokens: Tokens of the source; None if sizes are not known.
+        weight: Exact weight where the run begins.
+        asked: Requested share of the run, 0 to 1: of the tokens if weights refer to tokens, else of the samples.
+        drawn: Samples drawn from the source.
+        drawn_tokens: Their tokens; None if sizes are not known.
+        leaves_at: The position at which the source leaves the mixture in this run; None if it stays.
+    """
+
+    name: str
+    size: int
+    tokens: int | None
+    weight: Fraction
+    asked: float
+    drawn: int
+    drawn_tokens: int | None
+    leaves_at: int | None
+
+    @property
+    def passes(self) -> float:
+        """How often the source was drawn."""
+        return self.drawn / self.size if self.size else 0.0
+
+    @property
+    def repeats(self) -> int:
+        """Draws beyond the first of each sample."""
+        return max(0, self.drawn - self.size)
+
+
+class RunCounts:
+    """Draws and tokens of each source before any position of the endless sequence. Nothing is drawn.
+
+    Args:
+        spec: The mixture.
+        order: Its samples.
+        sizes: Tokens of each sample of the dataset, int64; those of the mixture if its shares are in tokens.
+    """
+
+    def __init__(self, spec: MixtureSpec, order: SampleOrder, sizes: Indices | None = None) -> None:
+        self.spec = spec
+        self._mixture = order.mixture
+        self._axes: list[TokenAxis] | None = None
+        if isinstance(order.mixture, TokenMixture):
+            self._axes = order.mixture.axes
+        elif sizes is not None:
+            ranges = spec.sources.ranges
+            passes = source_epochs(order.mixture.seed, ranges)
+            self._axes = [TokenAxis(sizes[slice(*own)], epochs) for own, epochs in zip(ranges, passes, strict=True)]
+
+    def draws(self, position: int) -> list[int]:
+        """Count each source's draws before a position."""
+        epoch, offset = divmod(position, self.spec.epoch_length) if self.spec.drops else (0, position)
+        earlier = self._mixture.draws_before(epoch)
+        own = self._mixture.counts_at(self._mixture.stage_at(offset), offset)
+        return [before + since for before, since in zip(earlier, own, strict=True)]
+
+    def tokens(self, draws: Sequence[int]) -> list[int] | None:
+        """Count the tokens of each source's first draws; None if sizes are not known."""
+        if self._axes is None:
+            return None
+        return [axis.before(count) for axis, count in zip(self._axes, draws, strict=True)]
+
+    def tokens_before(self, position: int) -> int:
+        """Count the tokens before a position, all sources together; sizes have to be known."""
+        return sum(self.tokens(self.draws(position)) or ())
+
+    def position_of(self, tokens: int) -> int:
+        """Return the first position before which there are ``tokens`` tokens; sizes have to be known.
+
+        Raises:
+            ValueError: If no position has so many before it.
+        """
+        start, rate = self._stretch(tokens)
+        too_long = f"the sequence does not reach {tokens} tokens: it has 2**62 samples at most"
+        if not rate:
+            raise ValueError(too_long)
+        guess = start
+        for _ in range(3):  # the count is a line with a small deviation, so this comes near, and stays in a pass
+            guess = max(start, guess + int((tokens - self.tokens_before(guess)) / rate))
+            if guess > MAX_POSITION // 2:
+                raise ValueError(too_long)
+        low, high, width = guess, guess, 1
+        while low and self.tokens_before(low) >= tokens:
+            low, width = max(0, low - width), 2 * width
+        width = 1
+        while self.tokens_before(high) < tokens:
+            low, high, width = high, high + width, 2 * width
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.tokens_before(middle) < tokens else (low, middle)
+        return high
+
+    def _stretch(self, tokens: int) -> tuple[int, Fraction]:
+        """The start of the stretch of constant weights in which a token lies, and its mean tokens per draw."""
+        parts, begin = self.spec.sources.parts, 0
+        assert self._axes is not None
+        if self.spec.drops:  # each sample once an epoch
+            drawn = [any(stage.weights[place] for stage in self.spec.stages) for place in range(len(parts))]
+            total = sum(axis.total for axis, own in zip(self._axes, drawn, strict=True) if own)
+            begin = self.spec.epoch_length * ((tokens - 1) // total) if total else 0
+        starts = [begin + stage.start for stage in self.spec.stages]
+        number = max(0, bisect_left(starts, tokens, key=self.tokens_before) - 1)
+        means = [Fraction(axis.total, part.size or 1) for axis, part in zip(self._axes, parts, strict=True)]
+        rate = sum((share * mean for share, mean in zip(self.spec.requested[number], means, strict=True)), Fraction(0))
+        return starts[number], rate
+
+
+def run_report(counts: RunCounts, samples: int) -> tuple[SourceRun, ...]:
+    """Count what a run draws that ends before a position, by source."""
+    spec, draws = counts.spec, counts.draws(samples)
+    parts = spec.sources.parts
+    tokens = counts.tokens(draws) or [None] * len(parts)
+    sizes = counts.tokens([part.size for part in parts]) or [None] * len(parts)
+    asked = _asked_of_run(spec, samples)
+    asked_tokens = _asked_token_shares(spec, asked)
+    leaving = {leaving.name: leaving.position for leaving in spec.leaving if leaving.position < samples}
+    return tuple(
+        SourceRun(
+            name=part.name,
+            size=part.size,
+            tokens=sizes[place],
+            weight=spec.weights[0][place],
+            asked=float(asked[place]) if (by_tokens := asked_tokens[place]) is None else by_tokens,
+            drawn=draws[place],
+            drawn_tokens=tokens[place],
+            leaves_at=leaving.get(part.name),
+        )
+        for place, part in enumerate(parts)
+    )
+
+
+def _asked_of_run(spec: MixtureSpec, samples: int) -> list[Fraction]:
+    """The requested share of each source over the first positions."""
+    if not spec.drops:
+        return asked_shares(spec.stages, spec.requested, 0, samples)
+    epochs, rest = divmod(samples, spec.epoch_length)
+    stretches = [(epochs * spec.epoch_length, spec.epoch_length), (rest, rest)]
+    shares = [
+        [share * length / samples for share in asked_shares(spec.stages, spec.requested, 0, end)]
+        for length, end in stretches
+        if length
+    ]
+    return [sum(column, Fraction(0)) for column in zip(*shares, strict=True)]
