@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler, plot_mixture
@@ -73,3 +74,22 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     assert "epoch 0: 9 samples" in done.stdout
     assert "pip install 'headrace-weighted-sampler[plot]'" in done.stdout
+
+
+def test_the_picture_of_a_run_names_the_source_that_leaves() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    options: Any = {"epoch_length": 500, "num_replicas": 1, "rank": 0}
+    above = []
+    for max_passes in (None, {"small": 2}):
+        sampler = WeightedDistributedSampler(
+            PICTURED, {"large": 3, "small": 1, "off": 0}, **options, max_passes=max_passes
+        )
+        figure = sampler.plot(epochs=2)
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+        top = pixels.shape[0] - round(figure.axes[0].get_window_extent().y1) - 3
+        above.append(int((pixels[:top, :-150] < 128).any(-1).sum()))  # the legend lies to the right
+    assert above[1] > above[0] + 50, above

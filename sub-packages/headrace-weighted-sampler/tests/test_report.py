@@ -204,3 +204,11 @@ assert not loaded, loaded
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_source_of_weight_0_is_reported_by_tokens() -> None:
+    data = NamedConcatDataset({"web": range(10), "none": []})
+    sampler = WeightedDistributedSampler(
+        data, {"web": 1, "none": 0}, per="token", sizes=range(1, 11), num_replicas=1, rank=0
+    )
+    assert [source.draws for source in sampler.report().sources] == [10, 0]

@@ -5,7 +5,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
 from itertools import chain
@@ -188,6 +188,10 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"max_passes must be a mapping {{name: passes}}, got {shown(checked['max_passes'])}")
     if isinstance(schedule := checked.get("schedule", ()), str) or not isinstance(schedule, Sequence):
         raise TypeError(f"schedule must be a list of pairs [position, weights], got {shown(schedule)}")
+    if schedule:
+        checked["schedule"] = [
+            [_whole(stage[0]), *stage[1:]] if isinstance(stage, list) and stage else stage for stage in schedule
+        ]
     checked["sources"] = {name: _source(name, value) for name, value in sources.items()}
     by_sizes = all(isinstance(source, str) for source in checked["sources"].values())
     checked.setdefault("per", "token" if by_sizes and checked.get("semantics") != "ratio" else "sample")
@@ -289,7 +293,7 @@ class Run:
     def steps(self) -> int | None:
         """Steps of the run; None without the size of a batch."""
         if (tokens := self.config.get("batch_tokens")) is not None and self.tokens is not None:
-            return -(-self.tokens // (tokens * self._ranks))
+            return -(-self.tokens // int(tokens * self._ranks))
         if "batch_size" not in self.config:
             return None
         epochs, rest = divmod(self.samples, self.epoch_length)
@@ -353,7 +357,8 @@ class Run:
 
     def _steps_of(self, samples: int) -> int:
         """Steps over the samples of an epoch: each rank has as many, and a last batch that may be smaller."""
-        return -(-(-(-samples // self._ranks)) // int(self.config["batch_size"]))
+        own = -(-samples // self._ranks)
+        return -(-own // int(self.config["batch_size"]))
 
     def _plain(self, line: SourceRun) -> dict[str, Any]:
         return {
@@ -414,8 +419,7 @@ def _pairs(name: str, words: Sequence[str]) -> dict[str, Any]:
         if key in pairs:
             raise ValueError(f"{flag or 'sources '}names {key!r} twice")
         try:
-            read = {"sources": str, "weights": _number, "max_passes": _whole_word}[name]
-            pairs[key] = read(value)
+            pairs[key] = _READERS[name](value)
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{flag}{word!r}: {error}") from error
     return pairs
@@ -460,6 +464,9 @@ def _as_whole(word: str) -> int | None:
     if not number.is_finite() or number.adjusted() > 30 or number != number.to_integral_value():
         return None
     return int(number)
+
+
+_READERS: dict[str, Callable[[str], object]] = {"sources": str, "weights": _number, "max_passes": _whole_word}
 
 
 def _say(message: str) -> None:

@@ -69,10 +69,13 @@ def plot_run(spec: MixtureSpec, epochs: int | None, samples: int | None = None) 
         labels=[names[source] for source in first],
         step="post",
     )
+    free = 0.0  # where the next name is clear of the one before
     for leaving in spec.leaving:
         if leaving.position < end:
-            axes.axvline(leaving.position / length, color="black", linewidth=0.8, linestyle=":")
-            axes.annotate(f"{leaving.name} leaves", (leaving.position / length, 1.01), rotation=30, fontsize=8)
+            at = leaving.position / length
+            axes.axvline(at, color="black", linewidth=0.8, linestyle=":")
+            axes.text(max(at, free), 1.01, f"{leaving.name} leaves", rotation=30, fontsize=8)
+            free = max(at, free) + 0.025 * end / length
     axes.set(
         xlabel="epoch" if samples is None else "samples",
         ylabel="share of the " + ("samples" if spec.tokens is None else "tokens"),

@@ -363,9 +363,11 @@ class RunCounts:
         """Return the first position before which there are ``tokens`` tokens; sizes have to be known.
 
         Raises:
-            ValueError: If no position has so many before it.
+            ValueError: If no position has so many before it, or sizes are not known.
         """
-        start, rate = self._stretch(tokens)
+        if self._axes is None:
+            raise ValueError("tokens need the sizes of the samples")
+        start, rate = self._stretch(tokens, self._axes)
         too_long = f"the sequence does not reach {tokens} tokens: it has 2**62 samples at most"
         if not rate:
             raise ValueError(too_long)
@@ -385,17 +387,16 @@ class RunCounts:
             low, high = (middle, high) if self.tokens_before(middle) < tokens else (low, middle)
         return high
 
-    def _stretch(self, tokens: int) -> tuple[int, Fraction]:
+    def _stretch(self, tokens: int, axes: Sequence[TokenAxis]) -> tuple[int, Fraction]:
         """The start of the stretch of constant weights in which a token lies, and its mean tokens per draw."""
         parts, begin = self.spec.sources.parts, 0
-        assert self._axes is not None
         if self.spec.drops:  # each sample once an epoch
             drawn = [any(stage.weights[place] for stage in self.spec.stages) for place in range(len(parts))]
-            total = sum(axis.total for axis, own in zip(self._axes, drawn, strict=True) if own)
+            total = sum(axis.total for axis, own in zip(axes, drawn, strict=True) if own)
             begin = self.spec.epoch_length * ((tokens - 1) // total) if total else 0
         starts = [begin + stage.start for stage in self.spec.stages]
         number = max(0, bisect_left(starts, tokens, key=self.tokens_before) - 1)
-        means = [Fraction(axis.total, part.size or 1) for axis, part in zip(self._axes, parts, strict=True)]
+        means = [Fraction(axis.total, part.size or 1) for axis, part in zip(axes, parts, strict=True)]
         rate = sum((share * mean for share, mean in zip(self.spec.requested[number], means, strict=True)), Fraction(0))
         return starts[number], rate
 
@@ -404,8 +405,7 @@ def run_report(counts: RunCounts, samples: int) -> tuple[SourceRun, ...]:
     """Count what a run draws that ends before a position, by source."""
     spec, draws = counts.spec, counts.draws(samples)
     parts = spec.sources.parts
-    tokens = counts.tokens(draws) or [None] * len(parts)
-    sizes = counts.tokens([part.size for part in parts]) or [None] * len(parts)
+    tokens, sizes = counts.tokens(draws), counts.tokens([part.size for part in parts])
     asked = _asked_of_run(spec, samples)
     asked_tokens = _asked_token_shares(spec, asked)
     leaving = {leaving.name: leaving.position for leaving in spec.leaving if leaving.position < samples}
@@ -413,11 +413,11 @@ def run_report(counts: RunCounts, samples: int) -> tuple[SourceRun, ...]:
         SourceRun(
             name=part.name,
             size=part.size,
-            tokens=sizes[place],
+            tokens=None if sizes is None else sizes[place],
             weight=spec.weights[0][place],
             asked=float(asked[place]) if (by_tokens := asked_tokens[place]) is None else by_tokens,
             drawn=draws[place],
-            drawn_tokens=tokens[place],
+            drawn_tokens=None if tokens is None else tokens[place],
             leaves_at=leaving.get(part.name),
         )
         for place, part in enumerate(parts)
