@@ -29,6 +29,7 @@ PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_m
 COMMANDS = {
     "headrace-shards": "headrace.webdatamodule.cli",
     "headrace-batches": "headrace.size_aware_batching.cli",
+    "headrace-mixtures": "headrace.weighted_sampler.cli",
     "headrace-runs": "headrace.runs.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")

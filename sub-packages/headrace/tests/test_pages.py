@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 
 import lightning
 import lmdb
+import numpy as np
 import pytest
 import torch
 from pages import DOCS, SCRIPTS, block, blocks, run
 
 from headrace.webdatamodule import IndexedShards, MapDataModule, write_shards
+from headrace.weighted_sampler.cli import main as mixtures
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DOCS.is_dir(), reason="the pages lie in the repository")]
 
@@ -88,6 +91,23 @@ def test_the_commands_pack_an_lmdb_and_a_folder(tmp_path: Path) -> None:
     for folder, count in (("train", 30), ("train2", 20)):
         shards = IndexedShards(tmp_path / folder)
         assert [sample["pkl"] for sample in shards] == [[number] for number in range(count)]
+
+
+def test_the_mixture_is_known_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("web.npy", 20 + np.arange(9000) % 50)
+    np.save("books.npy", 200 + np.arange(500) % 300)
+    command, *words = shlex.split(block("how-to/mixtures.md", "before").replace("\\\n", " "))
+    assert (command, mixtures(words)) == ("headrace-mixtures", 0)
+    assert capsys.readouterr().out == block("how-to/mixtures.md", "before, printed")
+    pytest.importorskip("yaml")
+    Path("mixture.yaml").write_text(block("how-to/mixtures.md", "before, config"))
+    assert mixtures(["--config", "mixture.yaml", "--json"]) == 0
+    Path("again.json").write_text(printed := capsys.readouterr().out)
+    assert mixtures(["--config", "again.json", "--json"]) == 0
+    assert capsys.readouterr().out == printed
 
 
 class Steps(lightning.LightningModule):

@@ -341,8 +341,6 @@ class Run:
             "asked_share": 1.0,
             "token_share": 1.0,
             "sample_share": 1.0,
-            "drawn_samples": self.samples,
-            "drawn_tokens": self.tokens,
             "repeated_share": report["repeated_share"],
         }
         rows.append(self._cells(total))
@@ -390,10 +388,8 @@ class Run:
         cells |= {"weight": cell("weight", "g"), f"asked ({self.config['per']}s)": cell("asked_share", ".2%")}
         if self.tokens is not None:
             cells["of tokens"] = cell("token_share", ".2%")
-        cells |= {"of samples": cell("sample_share", ".2%"), "drawn samples": cell("drawn_samples", ",")}
-        if self.tokens is not None:
-            cells["drawn tokens"] = cell("drawn_tokens", ",")
-        cells |= {"passes": cell("passes", ".2f"), "repeated": cell("repeated_share", ".1%")}
+        cells |= {"of samples": cell("sample_share", ".2%"), "passes": cell("passes", ".2f")}
+        cells["repeated"] = cell("repeated_share", ".1%")
         if self.config.get("max_passes"):
             cells["leaves at"] = cell("leaves_at_position", ",")
             if self.steps is not None:
