@@ -93,3 +93,14 @@ def test_the_picture_of_a_run_names_the_source_that_leaves() -> None:
         top = pixels.shape[0] - round(figure.axes[0].get_window_extent().y1) - 3
         above.append(int((pixels[:top, :-150] < 128).any(-1).sum()))  # the legend lies to the right
     assert above[1] > above[0] + 50, above
+
+
+def test_the_picture_of_a_run_has_room_for_the_names_of_many_sources(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    weights = {(place, place + 1): 1 + place for place in range(100)}
+    figure = WeightedDistributedSampler(range(100), weights, num_replicas=1, rank=0).plot()
+    figure.savefig(tmp_path / "many.png")  # a warning would be an error
+    axes: Any = figure.axes[0]
+    names = axes.get_legend().get_window_extent()
+    assert names.y0 >= 0
+    assert names.y1 <= figure.bbox.height

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, shown
 from headrace.weighted_sampler._mixture_arguments import Leaving, MixtureSpec, normalized_shares
 from headrace.weighted_sampler._stopping import MAX_DROPPED
+from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 from headrace.weighted_sampler.weights import WeightedSources
 
@@ -19,6 +20,7 @@ def cap_passes(spec: MixtureSpec, max_passes: Mapping[Any, int] | None, seed: in
     stages: list[Stage] = []
     requested, weights, left = [], [], []
     gone: set[int] = set()
+    axes: list[TokenAxis] = []
     for number, scheduled in enumerate(spec.stages):
         start, end = scheduled.start, next((stage.start for stage in spec.stages[number + 1 :]), MAX_POSITION)
         while start < end:
@@ -35,6 +37,8 @@ def cap_passes(spec: MixtureSpec, max_passes: Mapping[Any, int] | None, seed: in
             )
             weights.append(tuple(w * (o > 0) for w, o in zip(spec.weights[number], own, strict=True)))
             mixture = replace(spec, stages=tuple(stages)).order(seed).mixture
+            if isinstance(mixture, TokenMixture):
+                mixture.axes = axes = axes or mixture.axes  # their cumulated sizes serve all stages
             capped = {source: limit for source, limit in limits.items() if own[source]}
             start = min(end, mixture.leaves_at(len(stages) - 1, capped) or end)
             counts = mixture.counts_at(len(stages) - 1, start) if capped and start < MAX_POSITION else []

@@ -61,7 +61,7 @@ def plot_run(spec: MixtureSpec, epochs: int | None, samples: int | None = None) 
     rows = [*(row for _, row in inside), inside[-1][1]]
     order = sorted(range(len(rows[0])), key=lambda source: -sum(row[source] for row in rows))
     names, first = [part.name for part in spec.sources.parts], sorted(order[:MAX_SHOWN])
-    figure = figure_of(figsize=(11, 5), layout="constrained")
+    figure = figure_of(figsize=(11, max(5, 1 + 0.22 * len(first))), layout="constrained")  # room for all names
     axes = figure.subplots()
     axes.stackplot(
         positions,
