@@ -38,7 +38,8 @@ def test_it_is_a_schedule_that_was_not_known_before(make: Any, world: int, steps
     ranks = [make(num_replicas=world, rank=rank) for rank in range(world)]
     for rank in ranks:
         rank.set_epoch(epoch)
-    running, delivered, schedule = [iter(rank) for rank in ranks], [], []
+    running, delivered = [iter(rank) for rank in ranks], []
+    schedule: list[tuple[int, Any]] = []
     for number, count in enumerate(steps):
         delivered += [[next(one) for one in running] for _ in range(count)]
         if epoch == 0 and not delivered:
