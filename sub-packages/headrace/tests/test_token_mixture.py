@@ -47,7 +47,8 @@ class Model(lightning.LightningModule):
         tokens = batch["tokens"].int().tolist()
         self.seen += zip(batch["source"], tokens, strict=True)
         self.largest = max(self.largest, sum(tokens))
-        return self.layer(batch["tokens"][:, None]).square().mean()
+        loss: torch.Tensor = self.layer(batch["tokens"][:, None]).square().mean()
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -59,7 +60,7 @@ def shares(seen: list[tuple[str, int]]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("strategy", ["stratified", "sequential"])
-def test_a_fit_over_shards_sees_the_token_shares(corpus: Any, strategy: str) -> None:
+def test_a_fit_over_shards_sees_the_token_shares(corpus: Any, strategy: Any) -> None:
     folders, sizes = corpus
     data = IndexedWebDataModule(
         {"train": folders},
