@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from indexed_runs import Stateful
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -77,6 +79,39 @@ def excluding(rank: int, at: list[int], workers: int) -> dict[str, Any]:
     finally:
         loader.close()
     return {"came": came, "record": loader.state_dict()["batch_sampler"]["run"]}
+
+
+def joined(rank: int, workers: int) -> dict[str, Any]:
+    """Two ranks train, and go on as three; the third begins with their state. Their steps meet in a sum."""
+    dist.init_process_group("gloo")
+    pair = DeviceMesh("cpu", [0, 1])
+
+    def loader(mesh: Any) -> ResumableLoader:
+        batches = DistributedBatchSampler(60, 3, mesh=mesh)
+        return ResumableLoader(list(range(60)), batches, collate_fn=list, num_workers=workers, mesh=mesh)
+
+    came: list[list[int]] = []
+    one, mesh = loader(pair) if rank < 2 else None, pair
+    batches = iter(one or ())
+    for batch in islice(batches, 4):
+        came.append(batch)
+        dist.all_reduce(torch.ones(1), group=mesh.get_group())
+    told = [one and one.state_dict()]
+    dist.broadcast_object_list(told, src=0)
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    if one is None:
+        one = loader(mesh)
+        one.load_state_dict(told[0])
+        batches = iter(one)
+    else:
+        one.reshard(mesh=mesh)
+    for batch in batches:
+        came.append(batch)
+        steps = torch.tensor([one.steps])
+        dist.all_reduce(steps, group=mesh.get_group())
+        assert steps.item() == 3 * one.steps
+    one.close()
+    return {"came": came}
 
 
 SAVED = 101  # samples of the checkpoints below

@@ -149,6 +149,14 @@ def test_samples_that_are_left_out_at_different_steps_are_an_error_on_every_rank
 
 
 @slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_rank_joins_those_that_are_in_a_loop(tmp_path: Path, workers: int) -> None:
+    ranks = [rank["came"] for rank in run_ranks(distributed_tasks.joined, tmp_path, 3, workers)]
+    assert [len(came) for came in ranks] == [8, 8, 4]
+    assert sorted(sample for came in ranks for batch in came for sample in batch) == list(range(60))
+
+
+@slow
 def test_other_shards_are_an_error_on_every_rank(folder: str, tmp_path: Path) -> None:
     for rank in run(tmp_path / "run", [folder, made(tmp_path / "other", 1)], [{}, {}]):
         assert "shards: rank 0 has " in rank["said"]

@@ -403,6 +403,19 @@ def test_a_fit_resumes_with_what_it_accepts(folders: tuple[Path, Path], tmp_path
             assert sorted(keys) == [f"t{number:02d}" for number in range(20)], (hook, epoch)
 
 
+def test_a_fit_that_is_resumed_at_any_hook_knows_its_steps(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    saving = Save(tmp_path)
+    whole = fit(data(folders), saving)
+    for path, hook, done in saving.saved:
+        one: Any = fit(data(folders), path=path).trainer
+        if not one.lightning_module.seen:
+            continue
+        loader = one.train_dataloader
+        assert loader.run_steps == len(whole.seen), hook
+        told = [tuple(f"t{index:02d}" for index in loader.step(number)[0]) for number in range(loader.run_steps)]
+        assert told == [batch for _, batch in whole.seen], (hook, done)
+
+
 class Rest(Callback):
     """Leaves out all that comes after a batch."""
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -422,6 +421,8 @@ class ResumableLoader(EpochLoader):
             self._factory_ranks = self.ranks
 
         self._change("reshard", change)
+        if (latest := self._progress.under_way) is not None:
+            latest.meet()
 
     @property
     def run_steps(self) -> int | None:
@@ -673,8 +674,8 @@ class ResumableLoader(EpochLoader):
         compares_after = batches_before_comparing(in_trainer=self._trainer is not None, evaluates=self._fixed)
         iteration.under_way = True
         try:
-            for number in count():
-                compares = number == compares_after or (iteration.changed and compares_after is not None)
+            while True:
+                compares = iteration.together == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
                     iteration.changed = False
                     compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
@@ -689,6 +690,7 @@ class ResumableLoader(EpochLoader):
                 iteration.deliver(indices, skipped, position)
                 if self._progress.move(iteration, position.steps):
                     self._note(indices, skipped)
+                iteration.together += 1
                 yield batch
             if iteration.in_flight:
                 raise RuntimeError(f"the workers of the {self._name} loader ended before its batches did")

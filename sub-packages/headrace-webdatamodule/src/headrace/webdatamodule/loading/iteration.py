@@ -63,6 +63,7 @@ class Iteration:
         plan: What the ranks compare.
         batches, reader: Where its batches come from.
         changed: Whether its batches were changed, so that the ranks compare their plans once more.
+        together: Batches that were read since its ranks met: since it began, or since other ranks took over.
         under_way: Whether its generator runs.
         finished: Whether it came to its end.
     """
@@ -76,6 +77,12 @@ class Iteration:
         self.batches: Any = None
         self.reader: Any = None
         self.changed = self.under_way = self.finished = False
+        self.together = 0
+
+    def meet(self) -> None:
+        """Let other ranks take over: they compare their plans when those do that join them, which begin anew."""
+        self.changed, self.together = False, 0
+        self.plan.pop("changed", None)
 
     def deliver(self, indices: Sequence[int], skipped: list[SkippedSample], position: Position) -> None:
         """Note a batch, and the position behind it."""

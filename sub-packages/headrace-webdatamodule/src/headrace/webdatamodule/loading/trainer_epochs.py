@@ -194,9 +194,10 @@ class EpochOffset:
         """
         if loader.resumed and self._saved >= 0:
             self._ahead = epoch - loader.epoch
-            if epoch > self._saved:  # which was done
-                self._ahead -= 0 if overfits else 1
+            if epoch > self._saved and overfits:
                 loader._rewind()  # which forgets that it was resumed
+            elif epoch > self._saved:  # which was done
+                self._ahead -= 1
         elif overfits and epoch != self._asked:
             self._ahead = epoch
             loader._rewind()
