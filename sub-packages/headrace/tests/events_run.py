@@ -33,14 +33,12 @@ class Loop:
     Args:
         main: Trains on one rank.
         events: Names of what happens in the running processes.
-        events_with_workers: The same, where loaders have workers.
-        workers: Numbers of workers.
+        with_workers: The same, where loaders have workers; None for the same ones.
     """
 
     main: Callable[[Rank], None]
     events: tuple[str, ...] = ("exclude", "skip")
-    events_with_workers: tuple[str, ...] = ("exclude", "skip")
-    workers: tuple[int, ...] = (0, 0, 1)
+    with_workers: tuple[str, ...] | None = None
 
 
 class Run:
@@ -78,20 +76,21 @@ class Run:
         if begin and (made := next(life for life in reversed(self.lives) if life.begin < begin)):
             self.saved = made.n, made.options
         if self.lives:
-            if rng.random() < 0.3:
+            if rng.random() < 0.5:
                 self.n = min(self.n + rng.randint(1, 40), len(SIZES))
             changed = rng.sample(list(self.choices), rng.choice([0, 0, 1, 2]))
             self.options = self.options | {name: rng.choice(self.choices[name]) for name in changed}
         n, options = self.saved
         accept = [name for name, value in self.options.items() if value != options[name]] if begin else []
-        world, workers, die_at = rng.randint(1, MOST_RANKS), rng.choice(self.loop.workers), begin + rng.randint(3, 25)
-        kinds = self.loop.events_with_workers if workers else self.loop.events
+        world, workers, die_at = rng.randint(1, MOST_RANKS), rng.choice([0, 0, 1]), begin + rng.randint(3, 25)
+        kinds = self.loop.events if not workers or self.loop.with_workers is None else self.loop.with_workers
         places = sorted(rng.randint(begin + 1, die_at) for _ in range(rng.randint(0, 4)))
-        happens, most = [], world
-        for place in [] if last else places:
-            what, value = self.event(rng.choice(kinds), most if not happens else happens_world(happens, world))
+        happens, most, ranks = list[tuple[int, str, Any]](), world, world
+        for place in places if kinds and not last else []:
+            what, value = self.event(rng.choice(kinds), ranks)
+            if what == "reshard":
+                ranks, most = value, max(most, value)
             happens.append((place, what, value))
-            most = max(most, value) if what == "reshard" else most
         return Life(
             self.folder,
             len(self.lives),
@@ -175,14 +174,6 @@ class Run:
             if "event" in line:
                 self.events[line["event"]] += 1
 
-    def history(self) -> str:
-        return "\n".join(map(str, self.lives))
-
-
-def happens_world(happens: Sequence[tuple[int, str, Any]], world: int) -> int:
-    """The number of ranks behind what has happened."""
-    return next((value for _, what, value in reversed(happens) if what == "reshard"), world)
-
 
 def lines_of(life: Life, rank: int) -> list[dict[str, Any]]:
     log = life.folder / f"{life.number}-{rank}.log"
@@ -214,7 +205,7 @@ class Oracle:
         self.state: dict[str, Any] = {}
         self._n, self._world, self._most = 0, 0, 0
         self._options: dict[str, Any] = {}
-        self._epoch = -1
+        self.epoch = -1
         self._begin_epoch()
         begins = [life.begin for life in lives]
         for life, end in zip(lives, [*begins[1:], None], strict=True):
@@ -227,7 +218,7 @@ class Oracle:
         self._skipped: set[int] = set()
         self._padded = False
         self._most = self._world
-        self._epoch += 1
+        self.epoch += 1
 
     def _live(self, life: Life, end: int | None) -> None:
         steps: dict[int, dict[int, Any]] = {}
@@ -235,7 +226,7 @@ class Oracle:
         for rank in range(life.processes):
             for line in lines_of(life, rank):
                 if "step" in line:
-                    self._check(rank not in steps.setdefault(line["step"], {}), f"step {line['step']} came twice")
+                    self.check(rank not in steps.setdefault(line["step"], {}), f"step {line['step']} came twice")
                     steps[line["step"]][rank] = line
                 elif "event" in line:
                     events.setdefault(line["at"], {}).setdefault(rank, []).append(line)
@@ -246,17 +237,17 @@ class Oracle:
         self._n, self._world, self._options = life.n, life.world, life.options
         self._most = max(self._most, self._world)
         stop = max(steps) + 1 if end is None else end
-        self._check(life.begin == len(self.steps), f"life {life.number} begins at step {life.begin}")
+        self.check(life.begin == len(self.steps), f"life {life.number} begins at step {life.begin}")
         for number in range(life.begin, stop):
-            if not self._check(number in steps, f"step {number} is missing in life {life.number}"):
+            if not self.check(number in steps, f"step {number} is missing in life {life.number}"):
                 continue
             came = steps[number]
             if sorted(came) != list(range(self._world)):
-                self._check(False, f"step {number} of life {life.number} is on ranks {sorted(came)} of {self._world}")
+                self.check(False, f"step {number} of life {life.number} is on ranks {sorted(came)} of {self._world}")
             self._step(number, [came[rank] for rank in sorted(came)])
             self._happened(number + 1, events.get(number + 1, {}))
 
-    def _check(self, good: bool, fault: str) -> bool:
+    def check(self, good: bool, fault: str) -> bool:
         if not good:
             self.faults.append(fault)
         return good
@@ -269,7 +260,7 @@ class Oracle:
             told = [line for line in lines if line["event"] != "reshard"]
             if rank >= self._world:
                 continue  # it came later, behind the first of these
-            self._check(told == [line for line in first if line["event"] != "reshard"][-len(told) :] or not told,
+            self.check(told == [line for line in first if line["event"] != "reshard"][-len(told) :] or not told,
                         f"rank {rank} did {told} at {at}, rank 0 {first}")  # fmt: skip
         for line in first:
             if line["event"] == "exclude":
@@ -280,33 +271,33 @@ class Oracle:
             else:
                 skipped = set(line["skipped"])
                 coming = {index for batch in line["coming"] for index in batch}
-                self._check(skipped == coming, f"skip at {at} left out {skipped}, coming were {coming}")
-                self._check(len(skipped) == len(line["skipped"]), f"skip at {at} left out {line['skipped']}")
-                self._check(not skipped & (self._came.keys() | self.excluded | self._skipped), f"skip at {at}: {line}")
+                self.check(skipped == coming, f"skip at {at} left out {skipped}, coming were {coming}")
+                self.check(len(skipped) == len(line["skipped"]), f"skip at {at} left out {line['skipped']}")
+                self.check(not skipped & (self._came.keys() | self.excluded | self._skipped), f"skip at {at}: {line}")
                 self._skipped |= skipped
 
     def _step(self, number: int, lines: list[Any]) -> None:
         epochs = {line["epoch"] for line in lines}
-        self._check(len(epochs) == 1, f"step {number} is in epochs {epochs}")
+        self.check(len(epochs) == 1, f"step {number} is in epochs {epochs}")
         epoch, batches = lines[0]["epoch"], [line["ids"] for line in lines]
         self.steps.append(Step(epoch, batches))
-        if epoch != self._epoch:
+        if epoch != self.epoch:
             self._end_epoch()
             self._begin_epoch()
-            self._check(epoch == self._epoch, f"step {number} is in epoch {epoch}, not in {self._epoch}")
-            self._epoch = epoch
-        self._check(not self._padded, f"step {number} comes behind a step that repeats samples to end epoch {epoch}")
+            self.check(epoch == self.epoch, f"step {number} is in epoch {epoch}, not in {self.epoch}")
+            self.epoch = epoch
+        self.check(not self._padded, f"step {number} comes behind a step that repeats samples to end epoch {epoch}")
         own = next((rank for rank in range(1, len(batches)) if batches[rank] in batches[:rank]), len(batches))
         if own < len(batches):
             self._padded = True
-            self._check(
+            self.check(
                 batches[own:] == [batches[rank % own] for rank in range(own, len(batches))],
                 f"step {number} repeats {batches[own:]}",
             )
         new = [index for batch in batches[:own] for index in batch]
-        self._check(all(batches), f"step {number} has an empty batch")
-        self._check(not self.excluded & set(new), f"step {number} has {self.excluded & set(new)}, which were left out")
-        self._check(not self._skipped & set(new), f"step {number} has {self._skipped & set(new)}, which were skipped")
+        self.check(all(batches), f"step {number} has an empty batch")
+        self.check(not self.excluded & set(new), f"step {number} has {self.excluded & set(new)}, which were left out")
+        self.check(not self._skipped & set(new), f"step {number} has {self._skipped & set(new)}, which were skipped")
         self._came.update(new)
 
     def _end_epoch(self) -> None:
@@ -319,21 +310,26 @@ class Oracle:
         unknown = self._came.keys() - set(range(self._n))
         self.lost += len(lost)
         self.repeated += len(repeated)
-        self._check(not repeated, f"epoch {self._epoch}: {sorted(repeated)} came again")
-        self._check(not lost, f"epoch {self._epoch}: {sorted(lost)} did not come")
-        self._check(not unknown, f"epoch {self._epoch}: {sorted(unknown)} are no samples")
+        self.check(not repeated, f"epoch {self.epoch}: {sorted(repeated)} came again")
+        self.check(not lost, f"epoch {self.epoch}: {sorted(lost)} did not come")
+        self.check(not unknown, f"epoch {self.epoch}: {sorted(unknown)} are no samples")
 
 
-def check(run: Run) -> Oracle:
-    """Ask the logs, and then the last state, on one rank and in this process, for every step of the run."""
+def check_run(run: Run, events: int, record: Callable[[str, object], None]) -> None:
+    """Let so many events happen; ask the logs, and then the last state, on one rank in this process, for every step."""
+    run.until(events)
     oracle = Oracle(run.lives)
     loader = run.lives[-1].loader(num_replicas=1, rank=0)
     loader.load_state_dict(oracle.state)
-    oracle._check(
+    oracle.check(
         loader.run_steps == len(oracle.steps), f"the state has {loader.run_steps} steps, the logs {len(oracle.steps)}"
     )
-    oracle._check(set(loader.excluded_indices.tolist()) == oracle.excluded, f"{loader.excluded_indices} are left out")
+    oracle.check(set(loader.excluded_indices.tolist()) == oracle.excluded, f"{loader.excluded_indices} are left out")
     for number, step in enumerate(oracle.steps):
         found = loader.step(number)
-        oracle._check(found == step.batches, f"step {number} was {step.batches}, the state says {found}")
-    return oracle
+        oracle.check(found == step.batches, f"step {number} was {step.batches}, the state says {found}")
+    figures = {"events": run.events.total(), "lost": oracle.lost, "repeated": oracle.repeated}
+    for name, value in {**figures, **run.events}.items():
+        record(name, value)
+    print(figures, dict(run.events), f"{len(run.lives)} lives, {len(oracle.steps)} steps, {oracle.epoch + 1} epochs")
+    assert not oracle.faults, "\n".join([*oracle.faults[:20], *map(str, run.lives)])

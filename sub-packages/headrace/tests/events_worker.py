@@ -129,6 +129,8 @@ class Rank:
     def done(self, steps: int, loader: Any) -> int | None:
         """So many steps of the run are done; returns with how many ranks it goes on, if that is another number."""
         world = None
+        while self._events and self._events[0][0] < steps:  # before this rank joined
+            self._events.popleft()
         while self._events and self._events[0][0] == steps:
             _, what, value = self._events.popleft()
             line: dict[str, Any] = {"at": steps, "event": what, "value": value}
