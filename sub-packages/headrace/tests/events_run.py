@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import random
 import signal
 from collections import Counter
@@ -12,9 +11,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from events_worker import SIZES, Life, Rank, main
+from events_worker import SIZES, Life, Rank, main, run_steps_of
 from meeting import Meeting
-from runs import errors_of, processes
+from runs import processes
 
 MOST_RANKS = 4
 BY_SIZE: dict[str, list[Any]] = {
@@ -52,7 +51,7 @@ class Run:
     """
 
     def __init__(self, loop: Loop, folder: Path, seed: int, choices: dict[str, list[Any]]) -> None:
-        self.loop, self.folder, self.choices, self.rng = loop, folder, choices, random.Random(seed)
+        self.loop, self.folder, self.choices, self.rng = loop, folder, choices, random.Random(f"{seed} {loop.main.__name__} {list(choices)}")
         self.n, self.options = 150, {name: values[0] for name, values in choices.items()}
         self.lives: list[Life] = []
         self.saved = self.n, self.options  # of the checkpoint
@@ -152,13 +151,13 @@ class Run:
                         failed |= ranks[rank].exitcode != 0 or life.die_at is not None
             for process in ranks:
                 if life.die_at is not None or failed:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
                 process.join()
             codes = [process.exitcode for process in ranks]
         for pipe, _ in pipes:
             pipe.close()
         wanted = [0 if life.die_at is None else -signal.SIGKILL] * life.processes
-        said = "\n".join(f"rank {rank}: {errors_of(errors, rank)[-3000:]}" for rank in range(life.processes))
+        said = "\n".join(path.read_text()[-3000:] for path in sorted(errors.iterdir()))
         assert codes == wanted, f"{life}\n{codes}\n{said}"
         assert not failed, f"{life}\n{said}"
 
@@ -319,11 +318,11 @@ def check_run(run: Run, events: int, record: Callable[[str, object], None]) -> N
     """Let so many events happen; ask the logs, and then the last state, on one rank in this process, for every step."""
     run.until(events)
     oracle = Oracle(run.lives)
-    loader = run.lives[-1].loader(num_replicas=1, rank=0)
+    life = run.lives[-1]
+    loader = (life.loader if "batch_sampler" in oracle.state else life.batches)(num_replicas=1, rank=0)
     loader.load_state_dict(oracle.state)
-    oracle.check(
-        loader.run_steps == len(oracle.steps), f"the state has {loader.run_steps} steps, the logs {len(oracle.steps)}"
-    )
+    steps = run_steps_of(loader)
+    oracle.check(steps == len(oracle.steps), f"the state has {steps} steps, the logs {len(oracle.steps)}")
     oracle.check(set(loader.excluded_indices.tolist()) == oracle.excluded, f"{loader.excluded_indices} are left out")
     for number, step in enumerate(oracle.steps):
         found = loader.step(number)

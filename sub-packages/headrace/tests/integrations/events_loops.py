@@ -1,6 +1,5 @@
 """One rank of a life of a run, in the training loops of other libraries; see `events_worker.py`."""
 
-import os
 from typing import Any
 
 import torch
@@ -82,7 +81,6 @@ def hf_trainer(rank: Rank) -> None:
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        save_safetensors=False,
     )
     assert arguments.world_size == life.world
     trainer: Any = Trainer(model, arguments, train_dataset=list(range(life.n)), callbacks=[told, loader])

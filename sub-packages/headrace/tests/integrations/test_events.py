@@ -7,6 +7,7 @@
 | torchdata's `StatefulDataLoader` | in the running processes, without workers | no |
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runs import SERVER
 
 pytestmark = [pytest.mark.slow]
 SERVER.set_forkserver_preload(["resume_worker", "events_loops"])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
 
 LOOPS = {
     "accelerate": Loop(events_loops.registered),
