@@ -259,6 +259,26 @@ def test_a_running_iteration_goes_on_with_the_rest() -> None:
     assert sorted(chain.from_iterable(sampler)) == sorted(delivered), "in later epochs, too"
 
 
+@pytest.mark.parametrize("again", ["exclude", "skip", "reshard"])
+def test_a_running_iteration_takes_two_changes_at_one_step(again: str) -> None:
+    sampler = made(num_replicas=1, rank=0)
+    delivered: list[int] = []
+    left_out: list[int] = []
+    for number, batch in enumerate(sampler):
+        delivered += batch
+        if number == 5:
+            left_out = sorted(set(range(len(SIZES))) - set(delivered))[:50]
+            sampler.exclude(left_out[:30])
+            if again == "exclude":
+                sampler.exclude(left_out[30:])
+            elif again == "skip":
+                left_out = [*left_out[:30], *sampler.skip(2).tolist()]
+            else:
+                left_out = left_out[:30]
+                sampler.reshard(1, 0)
+    assert sorted(delivered + left_out) == list(range(len(SIZES)))
+
+
 def test_an_epoch_that_begins_anew_forgets_what_changed_in_it() -> None:
     sampler = part_way()
     sampler.skip(3)

@@ -286,6 +286,17 @@ def test_steps_are_skipped_before_and_in_a_loop() -> None:
         assert [each.step(number)[0] for number in range(len(came))] == came
 
 
+def test_a_running_iteration_of_a_batch_sampler_takes_two_changes_at_one_step() -> None:
+    batches, delivered, left_out = DistributedBatchSampler(N, 4), list[int](), list[int]()
+    for number, batch in enumerate(batches):
+        delivered += batch
+        if number == 2:
+            left_out = sorted(set(range(N)) - set(delivered))[:5]
+            batches.exclude(left_out)
+            left_out += batches.skip(2).tolist()
+    assert sorted(delivered + left_out) == list(range(N))
+
+
 def test_an_unchanged_loop_goes_on_where_a_change_is_refused() -> None:
     one = loader(workers=1)
     whole, came = [list(batch) for batch in loader()], []

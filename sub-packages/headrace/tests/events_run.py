@@ -88,6 +88,8 @@ class Run:
         for place in places if kinds and not last else []:
             what, value = self.event(rng.choice(kinds), ranks)
             if what == "reshard":
+                if (place, what) in [one[:2] for one in happens]:
+                    continue
                 ranks, most = value, max(most, value)
             happens.append((place, what, value))
         return Life(

@@ -336,7 +336,7 @@ class RunChanges(Sampler[list[Any]]):
         latest, segments = self._cursor.iteration, self._current_segments()
         if latest is not None and latest is self._finished and position is None:
             return
-        self._interrupted = latest
+        self._interrupted = latest or self._interrupted  # which a change at the same step has interrupted already
         self._cursor.go_to(self.epoch, self._cursor.position if position is None else position)
         self._began, self._segments = None, segments
 

@@ -465,7 +465,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._stretches, latest = None, self._cursor.iteration
         if latest is not None and latest is self._finished and unless_finished:
             return
-        self._interrupted = latest
+        self._interrupted = latest or self._interrupted  # which a change at the same step has interrupted already
         self._cursor.go_to(self.epoch, position)
 
     def _of_epoch(self, epoch: int) -> list[_Stretch]:
