@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,8 @@ class Run:
     """
 
     def __init__(self, loop: Loop, folder: Path, seed: int, choices: dict[str, list[Any]]) -> None:
-        self.loop, self.folder, self.choices, self.rng = loop, folder, choices, random.Random(f"{seed} {loop.main.__name__} {list(choices)}")
+        self.loop, self.folder, self.choices = loop, folder, choices
+        self.rng = random.Random(f"{seed} {loop.main.__name__} {list(choices)}")
         self.n, self.options = 150, {name: values[0] for name, values in choices.items()}
         self.lives: list[Life] = []
         self.saved = self.n, self.options  # of the checkpoint

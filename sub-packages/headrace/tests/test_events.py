@@ -9,7 +9,7 @@ another number of ranks, with other options of the batches, and with appended sa
 | Lightning, with a data module | in the running processes | no: the trainer has the process group |
 | Fabric | in the running processes | no: Fabric has the process group |
 
-`integrations/test_events.py` has the loops that need other libraries.
+`integrations/test_events_of_loops.py` has the loops that need other libraries.
 """
 
 from collections.abc import Callable
