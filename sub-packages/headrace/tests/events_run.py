@@ -5,7 +5,7 @@ import multiprocessing
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -73,8 +73,9 @@ class Run:
 
     def planned(self, last: bool) -> Life:
         rng, begin = self.rng, max(self.checkpoints(), default=0)
-        if begin and (made := next(life for life in reversed(self.lives) if life.begin < begin)):
-            self.saved = made.n, made.options
+        for life in self.lives:
+            if life.begin < begin:  # the last one of these has made the checkpoint
+                self.saved = life.n, life.options
         if self.lives:
             if rng.random() < 0.5:
                 self.n = min(self.n + rng.randint(1, 40), len(SIZES))
@@ -124,12 +125,9 @@ class Run:
 
     def loop_epochs(self, begin: int) -> int:
         """The loop's own number of the epoch in which the checkpoint was saved."""
-        found = [line["loop_epoch"] for _, line in self.lines() if line.get("step", -1) == begin - 1]
+        logs = [line for life in self.lives for line in lines_of(life, 0)]
+        found = [line["loop_epoch"] for line in logs if line.get("step") == begin - 1]
         return int(found[-1]) if found else 0
-
-    def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for life in self.lives:
-            yield from ((life.number, line) for rank in range(life.processes) for line in lines_of(life, rank))
 
     def start(self, life: Life) -> None:
         """Start all ranks, wait until they have come to the kill or to the end, and kill those that are there."""
@@ -142,13 +140,14 @@ class Run:
             for _, end in pipes:
                 end.close()
             there = [False] * life.processes
-            left = {pipe: rank for rank, (pipe, _) in enumerate(pipes)}
+            left: dict[Any, int] = {pipe: rank for rank, (pipe, _) in enumerate(pipes)}
             failed = False
             while left and not failed:
-                for pipe in wait(list(left)):
-                    rank = left.pop(pipe)  # type: ignore[arg-type]  # a pipe
+                ready: Any = wait(list(left))
+                for pipe in ready:
+                    rank = left.pop(pipe)
                     try:
-                        there[rank] = pipe.recv() == "there"  # type: ignore[union-attr]
+                        there[rank] = pipe.recv() == "there"
                     except EOFError:
                         ranks[rank].join()
                         failed |= ranks[rank].exitcode != 0 or life.die_at is not None
@@ -257,13 +256,10 @@ class Oracle:
     def _happened(self, at: int, by_rank: dict[int, list[Any]]) -> None:
         if not by_rank:
             return
-        first = by_rank[0]
-        for rank, lines in by_rank.items():
-            told = [line for line in lines if line["event"] != "reshard"]
-            if rank >= self._world:
-                continue  # it came later, behind the first of these
-            self.check(told == [line for line in first if line["event"] != "reshard"][-len(told) :] or not told,
-                        f"rank {rank} did {told} at {at}, rank 0 {first}")  # fmt: skip
+        first = by_rank.get(0, [])
+        for rank in {*by_rank, *range(self._world)}:
+            own = by_rank.get(rank)
+            self.check(rank < self._world and own == first, f"rank {rank} did {own} at {at}, rank 0 {first}")
         for line in first:
             if line["event"] == "exclude":
                 self.excluded |= set(line["value"])

@@ -82,9 +82,9 @@ class Life:
 
     def loader(self, mesh: DeviceMesh | None = None, **ranks: Any) -> ResumableLoader:
         """The loader, of these ranks or of those that there are."""
-        of = ranks if mesh is None else {"mesh": mesh}
-        own = {"num_workers": self.workers, "collate_fn": collate}
-        return ResumableLoader(list(range(self.n)), self.batches(**of), **own, **of)
+        of: dict[str, Any] = ranks if mesh is None else {"mesh": mesh}
+        batches = self.batches(**of)
+        return ResumableLoader(list(range(self.n)), batches, collate_fn=collate, num_workers=self.workers, **of)
 
 
 def collate(samples: list[int]) -> Batch:
@@ -135,7 +135,7 @@ class Rank:
             _, what, value = self._events.popleft()
             line: dict[str, Any] = {"at": steps, "event": what, "value": value}
             if what == "skip":
-                coming = [self._coming(loader, number) for number in range(min(value, left_of(loader)))]
+                coming = [self._coming(loader, number) for number in range(min(value, loader.remaining))]
                 line |= {"coming": coming, "skipped": loader.skip(value).tolist()}
             elif what == "exclude":
                 loader.exclude(value)
@@ -176,13 +176,9 @@ class Rank:
 
 
 def run_steps_of(loader: Any) -> int:
-    if hasattr(loader, "run_steps"):
-        return int(loader.run_steps)
-    return int(loader.state_dict()["step"])
-
-
-def left_of(loader: Any) -> int:
-    return int(loader.remaining)
+    """The number of the next step, of a loader or a batch sampler."""
+    steps: int = loader.run_steps if hasattr(loader, "run_steps") else loader.state_dict()["step"]
+    return steps
 
 
 class Accepting:
@@ -250,7 +246,9 @@ def plain(rank: Rank) -> None:
         if not worlds:  # those that are left go on without this rank
             rank.die()
         world = worlds.popleft()
-        told = [loader and {"model": model.state_dict(), "loader": loader.state_dict(), "steps": steps}]
+        told: list[Any] = [None]
+        if loader is not None:
+            told = [{"model": model.state_dict(), "loader": loader.state_dict(), "steps": steps}]
         dist.broadcast_object_list(told, src=0)
         shared = told[0]
         steps, mesh = shared["steps"], DeviceMesh("cpu", list(range(world)))
@@ -269,8 +267,9 @@ class Module(lightning.LightningModule):
         self.rank, self.model = rank, Model()
 
     def training_step(self, batch: Batch) -> torch.Tensor:
-        trainer = self.trainer
-        self.rank.received(trainer.global_step, trainer.train_dataloader.epoch, batch, trainer.current_epoch)
+        trainer, loader = self.trainer, self.trainer.train_dataloader
+        assert loader is not None
+        self.rank.received(trainer.global_step, loader.epoch, batch, trainer.current_epoch)
         loss: torch.Tensor = self.model(**batch)["loss"]
         return loss
 
@@ -313,7 +312,10 @@ def lightning_module(rank: Rank) -> None:
         enable_model_summary=False,
     )
     trainer.fit(Module(rank), data, ckpt_path=life.checkpoint, weights_only=True)
-    rank.end(trainer.train_dataloader.state_dict())
+    loader = trainer.train_dataloader
+    assert loader is not None
+    loader.close()
+    rank.end(loader.state_dict())
 
 
 def fabric(rank: Rank) -> None:

@@ -36,7 +36,7 @@ def registered(rank: Rank) -> None:
     rank.end(loader.state_dict())
 
 
-class Told(TrainerCallback):
+class Told(TrainerCallback):  # type: ignore[misc]  # of a library that may not be there
     """What a Trainer tells of its steps."""
 
     def __init__(self, rank: Rank, loader: Any) -> None:
