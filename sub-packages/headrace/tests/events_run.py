@@ -53,7 +53,7 @@ class Run:
     def __init__(self, loop: Loop, folder: Path, seed: int, choices: dict[str, list[Any]]) -> None:
         self.loop, self.folder, self.choices = loop, folder, choices
         self.rng = random.Random(f"{seed} {loop.main.__name__} {list(choices)}")
-        self.n, self.options = 150, {name: values[0] for name, values in choices.items()}
+        self.n, self.options = 300, {name: values[0] for name, values in choices.items()}
         self.lives: list[Life] = []
         self.saved = self.n, self.options  # of the checkpoint
         self.events: Counter[str] = Counter()

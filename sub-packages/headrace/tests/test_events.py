@@ -31,7 +31,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("choices", [pytest.param(BY_SIZE, id="by-size"), pytest.param(BY_COUNT, id="by-count")])
-@pytest.mark.parametrize("events", [10, pytest.param(170, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("events", [12, pytest.param(170, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 def test_nothing_is_lost_or_repeated_whatever_happens(
     loop: str,
     choices: dict[str, list[Any]],

@@ -54,6 +54,7 @@ class Run:
             return False
         self.log.append(batches)  # type: ignore[arg-type]  # no None
         new = [index for batch in self.log[-1] for index in batch]
+        assert self.out.isdisjoint(new)
         self.delivered.update(new[: self.state()["batch_sampler"]["position"] - before])  # without repeats
         return True
 

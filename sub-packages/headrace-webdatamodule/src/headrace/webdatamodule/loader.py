@@ -405,7 +405,8 @@ class ResumableLoader(EpochLoader):
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
         """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
 
-        Call it on every rank at the same step, after a launcher has made the new process group.
+        Call it on every rank at the same step, after a launcher has made the new process group. A rank that joins makes
+        a loader, and loads the state of the others. The ranks compare their plans as at the beginning of an epoch.
 
         Args:
             num_replicas: Number of data-parallel ranks; as in the constructor.
