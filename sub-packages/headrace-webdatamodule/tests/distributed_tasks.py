@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -92,11 +93,11 @@ def joined(rank: int, workers: int) -> dict[str, Any]:
 
     came: list[list[int]] = []
     one, mesh = loader(pair) if rank < 2 else None, pair
-    batches = iter(one or ())
+    batches: Iterator[list[int]] = iter(one or ())
     for batch in islice(batches, 4):
         came.append(batch)
         dist.all_reduce(torch.ones(1), group=mesh.get_group())
-    told = [one and one.state_dict()]
+    told: list[Any] = [None if one is None else one.state_dict()]
     dist.broadcast_object_list(told, src=0)
     mesh = DeviceMesh("cpu", [0, 1, 2])
     if one is None:
