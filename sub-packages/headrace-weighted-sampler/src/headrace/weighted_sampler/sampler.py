@@ -288,12 +288,14 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (num_replicas, rank), epoch, start = self._ranks.current(), self.epoch, self._next_start()
         if num_replicas > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
-        end, most = self._end(start, num_replicas), self._order.block
+        # Dealing keeps more arrays than one rank's order needs.
+        end, most = self._end(start, num_replicas), self._order.block // (1 if num_replicas == 1 else 2)
         iteration, self._skip = _Iteration(start, num_replicas), None
         self._cursor.begin(iteration)
         size = min(most, _FIRST_BLOCK)
         while (low := iteration.block_end) < end:
             high = min(low + size * num_replicas, end)
+            iteration.items = []  # not beside the next block
             indices = self._dealt(epoch, low, high, num_replicas, rank)
             iteration.items = indices.tolist()
             iteration.block, iteration.block_end = iter(iteration.items), high
