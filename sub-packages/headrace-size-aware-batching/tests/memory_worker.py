@@ -73,7 +73,7 @@ def guarded(rank: int, reduction: Any, phase: str, step: int, failing: bool) -> 
             raise torch.OutOfMemoryError("CUDA out of memory")
         return update()
 
-    training.optimizer.step = interrupted  # type: ignore[assignment, method-assign]
+    training.optimizer.step = interrupted  # type: ignore[assignment, method-assign]  # fails on purpose
     with OOMGuard(training.model, training.optimizer, reduction=reduction, cost=lambda _: 1.0, budget=9.0) as guard:
 
         def loss_of(part: torch.Tensor) -> torch.Tensor:
@@ -131,12 +131,12 @@ def budgets(rank: int) -> dict[str, Any]:
 
     both = {"model": training.model, "optimizer": training.optimizer}
     with SimulatedMemory(limit=8_000_000 - 2_000_000 * rank) as device:
-        found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]
+        found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]  # a dict of both
     sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
     told = "nothing"
     with SimulatedMemory(limit=8_000_000 if rank == 0 else 1_000_000):
         try:
-            run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]
+            run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]  # a dict of both
         except torch.OutOfMemoryError as error:
             told = str(error)
     return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told}

@@ -28,8 +28,8 @@ class OptimizerStepsReport:
     Args:
         steps: Number of optimizer steps.
         tokens_asked: ``tokens_per_step``, one number for each stage of the epoch.
-        tokens_min: Tokens of the smallest step. With ``tail="split"`` this and the next two are about all steps but
-            the last, which holds what is left.
+        tokens_min: Tokens of the smallest step. With ``tail="split"`` this and the next two leave out the
+            last step, which holds the remainder.
         tokens_mean: Tokens of the mean step.
         tokens_max: Tokens of the largest step.
         tokens_last: Tokens of the last step.

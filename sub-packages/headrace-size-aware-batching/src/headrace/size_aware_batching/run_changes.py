@@ -89,7 +89,7 @@ class RunChanges(Sampler[list[Any]]):
         self._cursor = EpochCursor()  # its positions count samples of the epoch's lists
         self._record = RunRecord()
         self._plans: tuple[int, list[PlannedPart]] | None = None  # of an epoch, each from a change on
-        self._interrupted: object = None  # an iteration that goes on with other batches
+        self._interrupted: object = None  # a running iteration whose batches were planned anew
         self._finished: object = None  # one that came to its end
         self._past = False  # whether it stands for another one at a time of its run
 

@@ -66,9 +66,9 @@ class ResumableLoader(EpochLoader):
     training loop. So a single rank may look at a batch, and evaluate.
 
     With a batch sampler of headrace a run can change in its middle, and its steps can be asked for: `exclude`, `skip`,
-    `reshard`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. Changes hold from the position
-    of the loop on: what was read ahead is dropped, and a running loop goes on with the new batches. All ranks have to
-    make them at the same step; they compare their plans before the next batch.
+    `reshard`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. A change takes effect at the
+    loop's position: prefetched batches are dropped, and a running loop continues with the new ones. All ranks have to
+    make changes at the same step; they compare their plans before the next batch.
 
     The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 

@@ -221,7 +221,7 @@ class TrainerLoader:
             left += len(loader)
         return int(done + left)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002 -- a hook
         """Load the position of the checkpoint, if there is one."""
         if others.get("train_dataloader") is not self:
             raise ValueError(
@@ -267,7 +267,7 @@ class TrainerLoader:
             self._length = len(self._loader)
         self._begun = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
         """Store the position, and end the trainer's epoch with the loader's."""
         left = self._loader.remaining
         state.epoch = self._loader.epoch + max(0.0, 1 - left / self._length)  # the share of the data

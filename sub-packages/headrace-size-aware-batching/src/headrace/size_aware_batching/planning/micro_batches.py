@@ -473,7 +473,7 @@ class MicroBatches:
     def _nearest(self, sizes: Ints, works: Ints, givers: Ints, takers: Ints, half: Ints) -> Score:
         """Return the score of swaps by how far the work that they move is from ``half``."""
         size, work = sizes.T.astype(np.float32), works.T.astype(np.float32)
-        # A float32 has 24 bits: what is a little over is told apart exactly, afterwards.
+        # float32 is faster and only ranks the swaps; whether one fits is checked exactly afterwards.
         rooms = [(self.samples.budgets - self.load[batch]).T.astype(np.float32) for batch in (takers, givers)]
         halves, few = half.T.astype(np.float32), int(self.count.min()) < 3
 

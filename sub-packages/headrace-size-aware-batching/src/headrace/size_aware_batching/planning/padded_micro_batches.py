@@ -134,7 +134,7 @@ def even_rows(own_work: Ints, most: Ints, n_rows: int, n_ranks: int) -> Ints | N
     count times the largest sample's work is the least that such cuts can have, by dynamic programming.
     """
     length = len(own_work)
-    units = length // n_ranks  # the last of them takes what is left over, too
+    units = length // n_ranks  # the last unit also has the remainder
     if units < n_rows:
         return None
     begins = np.arange(units)

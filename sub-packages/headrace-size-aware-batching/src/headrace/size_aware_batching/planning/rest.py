@@ -31,11 +31,11 @@ class RestPlanner:
         """Yield the batches from a position of the epoch on."""
         yield from self.inner.batches(self.key, max(0, position - self.origin))
 
-    def count(self, epoch_key: int, position: int) -> int:  # noqa: ARG002
+    def count(self, epoch_key: int, position: int) -> int:  # noqa: ARG002  # it has its own key
         """Return the number of batches from a position on."""
         return self.inner.count(self.key, max(0, position - self.origin))
 
-    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:  # noqa: ARG002
+    def batch(self, epoch_key: int, number: int) -> NDArray[Any]:  # noqa: ARG002  # it has its own key
         """Return the samples of one batch of the rest."""
         return self.inner.batch(self.key, number)
 
@@ -53,7 +53,7 @@ def delivered(planner: Planner | RestPlanner, epoch_key: int, position: int) -> 
 
 
 def rest_of_order(planner: Planner | RestPlanner, epoch_key: int, position: int) -> SliceOrder:
-    """Return what a list over a user's order leaves: of the window that was begun what is left, then the order."""
+    """Return the samples of a user's order that are left: first those of the current window, then the next windows."""
     if isinstance(planner, RestPlanner):
         return rest_of_order(planner.inner, planner.key, position - planner.origin)
     order, begun = planner.order, np.zeros(0, np.int64)  # type: ignore[union-attr]  # an order has no strata
