@@ -13,11 +13,15 @@ pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "steps"
 LIMIT = 120  # seconds, far below gloo's own half hour
-# A rank that hangs prints where each of its threads is, and ends.
+# A rank that hangs prints where each of its threads is, and ends. One that is done leaves before the interpreter ends:
+# DistributedDataParallel keeps gloo's threads (torch 2.13), which race with that end and may abort.
 RUN = f"""
-import faulthandler, runpy, sys
+import faulthandler, os, runpy, sys
 faulthandler.dump_traceback_later({LIMIT}, exit=True)
-runpy.run_path(sys.argv.pop(1), run_name="__main__")
+try:
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+except SystemExit as end:
+    os._exit(end.code)
 """
 
 

@@ -49,3 +49,5 @@ original = task.Model.report
 task.Model.forward = counting
 task.Model.report = report
 runpy.run_path(str(script), run_name="__main__")
+sys.stdout.flush()
+os._exit(0)  # DistributedDataParallel keeps gloo's threads, which race with the end of the interpreter and may abort
