@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, bucketed_batching
 from headrace.size_aware_batching._validation import UNLIMITED
@@ -17,7 +18,7 @@ from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=50), st.integers(1, 400), st.integers(1, 8))
 def test_capacity_is_the_largest_count_that_fits(sizes: list[int], budget: int, multiple: int) -> None:
     array = np.array(sizes)

@@ -39,7 +39,7 @@ def lengths_over(sampler: DistributedSizeAwareBatchSampler, steps: int, parts: i
 
 
 @repeats
-@examples(100)
+@examples(50)
 @given(cases(), st.sampled_from(WAYS), st.integers(1, 200), st.sampled_from([1, 2, 5]), st.integers(0, 2))
 def test_each_sample_comes_once_and_no_batch_is_over_the_budget(
     case: Case, way: Any, curriculum: int, world: int, epoch: int
@@ -54,7 +54,7 @@ def test_each_sample_comes_once_and_no_batch_is_over_the_budget(
     assert all(cost_of(batch, case[0], way[1]) <= case[1] for batches in ranks for batch in batches)
 
 
-@examples(40)
+@examples(20)
 @given(cases(), st.sampled_from(MIXED), st.integers(1, 9), st.sampled_from([None, 7, 40]), st.integers(1, 99))
 def test_the_number_of_samples_and_the_window_are_limits_as_without_it(
     case: Case, strategy: str, max_items: int, window: int | None, curriculum: int
@@ -277,7 +277,7 @@ def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: 
 
 
 @repeats
-@examples(12)
+@examples(10)
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1), st.data())
 def test_with_tokens_per_step_it_resumes_at_any_batch_and_world_size(
     curriculum: int, world: int, other: int, epoch: int, data: st.DataObject
@@ -303,7 +303,7 @@ def test_with_tokens_per_step_it_resumes_at_any_batch_and_world_size(
     assert sorted(delivered + [i for one in rest for batch in one for i in batch]) == list(range(4000))
 
 
-@examples(60)
+@examples(30)
 @given(cases(), st.sampled_from(["sum", "padded"]), st.integers(1, 300), st.sampled_from([None, 1, 7, 40]))
 def test_the_batches_are_those_without_it_in_another_order(
     case: Case, cost: str, curriculum: int, window: int | None
@@ -317,7 +317,7 @@ def test_the_batches_are_those_without_it_in_another_order(
 
 
 @repeats
-@examples(40)
+@examples(20)
 @given(
     cases(),
     st.sampled_from(WAYS),

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning.distribution import shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.options import Options
@@ -12,7 +13,7 @@ from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.lists(st.floats(0, 1e9), max_size=300), st.integers(0, 500), st.sampled_from([1, 4, 64]))
 def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], before: int, group: int) -> None:
     costs = np.array(work)

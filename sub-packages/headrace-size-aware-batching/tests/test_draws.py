@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
@@ -53,7 +54,7 @@ def drawn(sampler: DistributedSizeAwareBatchSampler, stop: int | None = None) ->
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=25)
+@examples(12)
 @given(world=st.integers(1, 6), after=st.integers(1, 6), cut=st.integers(0, 20))
 def test_draws_are_the_same_at_any_world_size_and_after_a_resume(way: str, world: int, after: int, cut: int) -> None:
     whole = drawn(make(way, 1, 0))

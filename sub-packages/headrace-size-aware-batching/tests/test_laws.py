@@ -68,7 +68,7 @@ def cost_of(batch: list[int], sizes: Any, cost: str) -> int:
     return sum(chosen) if cost == "sum" else len(chosen) * max(chosen)
 
 
-@examples(100)
+@examples(50)
 @given(cases(), ways, windows, st.booleans(), st.integers(0, 3))
 def test_each_sample_once_and_within_the_budget(
     case: Case, way: Way, window: int | None, shuffle: bool, epoch: int
@@ -83,7 +83,7 @@ def test_each_sample_once_and_within_the_budget(
 
 
 @repeats
-@examples(60)
+@examples(30)
 @given(cases(), ways, windows, st.booleans(), st.integers(1, 16))
 def test_every_rank_has_as_many_steps_and_nothing_is_lost(
     case: Case, way: Way, window: int | None, shuffle: bool, world: int
@@ -98,7 +98,7 @@ def test_every_rank_has_as_many_steps_and_nothing_is_lost(
 
 
 @repeats
-@examples(60)
+@examples(30)
 @given(cases(), ways, windows, st.booleans(), st.integers(1, 16), st.integers(1, 16), st.data())
 def test_resuming_at_any_step_and_any_world_size_leaves_the_exact_remainder(
     case: Case, way: Way, window: int | None, shuffle: bool, world: int, other: int, data: st.DataObject
@@ -125,7 +125,7 @@ def test_resuming_at_any_step_and_any_world_size_leaves_the_exact_remainder(
 
 
 @repeats
-@examples(50)
+@examples(25)
 @given(cases(), ways, st.integers(1, 8), st.sampled_from(TAILS))
 def test_what_each_tail_does(case: Case, way: Way, world: int, tail: Tail) -> None:
     sampler = make(case, way)
@@ -154,7 +154,7 @@ def test_what_each_tail_does(case: Case, way: Way, world: int, tail: Tail) -> No
 
 
 @repeats
-@examples(50)
+@examples(25)
 @given(cases(), ways, st.integers(0, 2**64 - 1), st.integers(0, 5))
 def test_the_list_is_a_function_of_sizes_seed_and_epoch(case: Case, way: Way, seed: int, epoch: int) -> None:
     first, second = make(case, way, seed=seed), make(case, way, world=3, rank=1, seed=seed)
@@ -167,7 +167,7 @@ def test_the_list_is_a_function_of_sizes_seed_and_epoch(case: Case, way: Way, se
     assert [b.tolist() for b in first.plan(epoch)] == list(first)
 
 
-@examples(50)
+@examples(25)
 @given(cases(), ways, windows, st.data())
 def test_a_batch_by_its_number(case: Case, way: Way, window: int | None, data: st.DataObject) -> None:
     sampler = make(case, way, window=window)
@@ -179,7 +179,7 @@ def test_a_batch_by_its_number(case: Case, way: Way, window: int | None, data: s
         sampler.batch(len(plan))
 
 
-@examples(50)
+@examples(25)
 @given(cases(), ways, st.integers(1, 9), st.integers(1, 4))
 def test_most_items_and_multiples(case: Case, way: Way, most: int, multiple: int) -> None:
     strategy, _ = way
@@ -192,7 +192,7 @@ def test_most_items_and_multiples(case: Case, way: Way, most: int, multiple: int
     assert len(ends) <= 1
 
 
-@examples(50)
+@examples(25)
 @given(cases(), ways, st.sampled_from(["skip", "own_batch"]), st.integers(1, 3))
 def test_samples_that_are_too_large(case: Case, way: Way, oversize: Oversize, giants: int) -> None:
     sizes = np.concatenate([case[0], np.full(giants, case[1] + 1)])
@@ -214,7 +214,7 @@ def test_samples_that_are_too_large(case: Case, way: Way, oversize: Oversize, gi
             assert set(batch) & set(named)
 
 
-@examples(50)
+@examples(25)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90)), max_size=200),
     st.sampled_from(STRATEGIES),
@@ -229,7 +229,7 @@ def test_several_budgets_at_once(pairs: list[tuple[int, int]], strategy: Strateg
 
 @pytest.mark.slow
 @repeats
-@examples(50)
+@examples(25)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90), st.integers(0, 3)), min_size=1, max_size=300),
     st.sampled_from(STRATEGIES),
@@ -252,7 +252,7 @@ def test_several_budgets_resume_exactly(
     assert set(samples(uninterrupted)) == set(range(len(rows)))
 
 
-@examples(50)
+@examples(25)
 @given(st.lists(st.floats(0, 1, allow_subnormal=False), max_size=200), ways)
 def test_real_sizes_never_exceed_a_real_budget(sizes: list[float], way: Way) -> None:
     array = np.array(sizes)
@@ -263,7 +263,7 @@ def test_real_sizes_never_exceed_a_real_budget(sizes: list[float], way: Way) -> 
         assert cost <= 1.0 + 1e-12
 
 
-@examples(50)
+@examples(25)
 @given(ways, st.sampled_from(["int64", "uint64", "uint8", "int16", "float16", "float32", "float64"]), st.data())
 def test_any_kind_of_number(way: Way, kind: str, data: st.DataObject) -> None:
     sizes = np.array(data.draw(st.lists(st.integers(0, 200), max_size=60)), kind)
@@ -273,7 +273,7 @@ def test_any_kind_of_number(way: Way, kind: str, data: st.DataObject) -> None:
     assert all(cost_of(batch, sizes, way[1]) <= budget for batch in batches)
 
 
-@examples(50)
+@examples(25)
 @given(ways, st.integers(41, 61), st.lists(st.integers(0, 2**20), min_size=1, max_size=200), st.integers(1, 50))
 def test_numbers_whose_sums_leave_64_bits(way: Way, power: int, shares: list[int], times: int) -> None:
     budget = 2**power
@@ -283,7 +283,7 @@ def test_numbers_whose_sums_leave_64_bits(way: Way, power: int, shares: list[int
     assert all(cost_of(batch, sizes, way[1]) <= budget for batch in batches)
 
 
-@examples(50)
+@examples(25)
 @given(ways, st.lists(st.sampled_from([0.0, 5e-324, 1e-310, 1e-301, 3e-301]), min_size=1, max_size=100))
 def test_tiny_real_sizes(way: Way, sizes: list[float]) -> None:
     array = np.array(sizes)

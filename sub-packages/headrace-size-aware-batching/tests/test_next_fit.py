@@ -1,9 +1,9 @@
 """Batches of neighbours in a list."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies_of_sizes import Case, cases
+from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import PaddedCapacity
@@ -24,7 +24,7 @@ def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
     return [*cuts, len(sizes)] if sizes else cuts
 
 
-@settings(max_examples=300)
+@examples(150)
 @given(cases(), st.one_of(st.just(UNLIMITED), st.integers(1, 50)))
 def test_next_fit_is_the_greedy_loop(case: Case, most: int) -> None:
     sizes, budget = case
@@ -37,7 +37,7 @@ def test_next_fit_is_the_greedy_loop(case: Case, most: int) -> None:
     assert cut_descending(falling, limits).tolist() == greedy(falling.tolist(), budget, most, padded=False)
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(cases())
 def test_an_open_batch_is_left_for_the_next_piece(case: Case) -> None:
     sizes, budget = case

@@ -107,16 +107,19 @@ def samples_of(step: list[list[list[int]]]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:.* left out as larger than:UserWarning")
 @pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
+@pytest.mark.parametrize(
+    ("worlds", "epochs"), [((3, 8), (0, 2)), pytest.param((1, 2, 3, 8), (0, 1, 2), marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("case", CASES)
-def test_every_law_holds(case: str) -> None:
+def test_every_law_holds(case: str, worlds: tuple[int, ...], epochs: tuple[int, ...]) -> None:
     options, sampler = CASES[case], made(**CASES[case])
     tokens = (sampler.sizes if sampler.sizes.ndim == 1 else sampler.sizes[:, 0]).astype(float)
     tokens = np.minimum(tokens, options.get("max_length", np.inf))
-    for epoch in range(3):
+    for epoch in epochs:
         sampler.set_epoch(epoch)
         before = sum(sampler.num_optimizer_steps(earlier) for earlier in range(epoch))
         at_one_rank = [samples_of(step) for step in of_all_ranks(1, epoch, **options)]
-        for world in WORLDS:
+        for world in worlds:
             steps = of_all_ranks(world, epoch, **options)
             found = [samples_of(step) for step in steps]
             if case == "skipped":  # with 8 ranks the last step has too few of these large samples
@@ -142,19 +145,23 @@ def test_every_law_holds(case: str) -> None:
             assert sorted(flat(at_one_rank)) == expected  # each sample once
 
 
+@pytest.mark.parametrize("cuts", [2, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
-def test_it_resumes_everywhere(case: str) -> None:
-    check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=4)
+def test_it_resumes_everywhere(case: str, cuts: int) -> None:
+    check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=cuts)
 
 
 @pytest.mark.parametrize("case", ["default", "padded", "mixture", "two columns"])
 @pytest.mark.parametrize("rank", [0, "all"])
-def test_every_place_resumes_on_any_number_of_ranks_with_nothing_lost_or_repeated(case: str, rank: Any) -> None:
+@pytest.mark.parametrize("places", [5, pytest.param(10, marks=pytest.mark.nightly)])
+def test_every_place_resumes_on_any_number_of_ranks_with_nothing_lost_or_repeated(
+    case: str, rank: Any, places: int
+) -> None:
     options = CASES[case]
     whole = Counter(flat(made(**options)))
     ranks = [made("all", 3, **options)] if rank == "all" else [made(r, 3, **options) for r in range(3)]
     running, done = [iter(sampler) for sampler in ranks], Counter[int]()
-    for number in range(10):
+    for number in range(places):
         for other in ((1, 8), (2, 3))[number % 2]:
             rest = Counter[int]()
             for r in range(other):
@@ -214,7 +221,7 @@ def test_between_two_steps_the_rest_of_the_epoch_is_the_same_steps_on_other_rank
 
 @pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
 @given(case=cases(), share=st.floats(1.0, 9.0), padded=st.booleans(), drops=st.booleans(), seed=st.integers(0, 3))
-@examples(60)
+@examples(30)
 def test_the_laws_hold_for_any_sizes(case: Any, share: float, padded: bool, drops: bool, seed: int) -> None:
     sizes, budget = case
     assume(len(sizes) and sizes.max() > 0)
@@ -288,7 +295,7 @@ def test_the_ranks_have_like_work_where_the_budget_leaves_little_room() -> None:
     ranks=st.integers(1, 4),
     more=st.integers(0, 2),
 )
-@examples(200)
+@examples(100)
 def test_a_step_fits_into_the_micro_batches_that_it_was_promised_and_into_more(
     sizes: list[tuple[int, int]], columns: int, most: int | None, ranks: int, more: int
 ) -> None:

@@ -1,13 +1,14 @@
 """Orders of samples."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning.order import ShuffledOrder
 
 
-@settings(max_examples=50)
+@examples(25)
 @given(st.integers(1, 100_000), st.integers(0, 2**63), st.data())
 def test_a_shuffle_is_a_permutation_readable_anywhere(n_samples: int, key: int, data: st.DataObject) -> None:
     order = ShuffledOrder(n_samples)

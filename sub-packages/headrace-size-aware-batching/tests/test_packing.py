@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies_of_sizes import Case, cases
+from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching.planning.packing import lower_bound, pack
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(cases(), st.integers(1, 400), st.sampled_from([1, 4, 128]), st.integers(1, 3), st.integers(0, 9))
 def test_packing_fits_or_says_that_it_does_not(case: Case, n_batches: int, block: int, columns: int, key: int) -> None:
     sizes, budget = case

@@ -1,8 +1,9 @@
 """Keyed shuffles."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning.random import (
     LONGEST_ROW,
@@ -14,7 +15,7 @@ from headrace.size_aware_batching.planning.random import (
 )
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.integers(0, 2**11), st.integers(0, 2**63))
 def test_rows_are_shuffled_in_themselves(length: int, key: int) -> None:
     for row in shuffle_rows(fold_in(key, np.arange(3, dtype=np.uint64)), length):
@@ -30,7 +31,7 @@ def test_the_first_random_words_stay_what_they_are() -> None:
     assert hex(fold_in(7, 1)[0]) == "0x9cd42d1744f0e31e"
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.lists(st.integers(0, 5), max_size=300), st.integers(0, 2**63))
 def test_groups_are_shuffled_in_themselves(lengths: list[int], key: int) -> None:
     groups = np.repeat(np.arange(len(lengths)), lengths)
@@ -39,7 +40,7 @@ def test_groups_are_shuffled_in_themselves(lengths: list[int], key: int) -> None
     assert groups[shuffled].tolist() == groups.tolist()
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.integers(0, 5000), st.sampled_from([1, 2, 7, LONGEST_ROW, LONGEST_ROW + 1, 2**20]), st.integers(0, 2**63))
 def test_blocks_are_shuffled_in_themselves(count: int, block: int, key: int) -> None:
     shuffled = shuffle_blocks(key, count, block)

@@ -32,7 +32,7 @@ def shape_of(batch: list[int], sizes: Any, shapes: tuple[Shape, ...] | None) -> 
 
 
 @repeats
-@examples(80)
+@examples(40)
 @given(
     cases(),
     st.integers(1, 20),
@@ -75,7 +75,7 @@ def test_every_batch_has_one_of_the_shapes_none_over_the_budget_and_each_sample_
         assert len(batch) <= {length: count for count, length in shapes}[length]
 
 
-@examples(50)
+@examples(25)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=8, unique_by=lambda pair: pair[0]),
     st.integers(1, 9),

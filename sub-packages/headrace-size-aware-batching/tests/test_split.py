@@ -61,7 +61,7 @@ def lengths_of(batch: Sequence[Any], sizes: Any) -> list[int]:
     return [stop - start for _, start, stop in (span(key, sizes) for key in batch)]
 
 
-@examples(150)
+@examples(75)
 @given(
     st.lists(st.integers(0, 400), min_size=1, max_size=60),
     st.integers(1, 120),

@@ -210,7 +210,7 @@ def test_no_random_step_with_groups_or_long_samples_breaks_a_law(part: int, requ
     assert kept > count // 2
 
 
-@examples(150)
+@examples(75)
 @given(cases(), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["micro_batch", "step"]), st.booleans())
 def test_each_sample_once_and_within_the_budget(case: Case, ranks: int, multiple: int, meet: Any, padded: bool) -> None:
     sizes, budget = case
@@ -222,7 +222,7 @@ def test_each_sample_once_and_within_the_budget(case: Case, ranks: int, multiple
             assert plan.num_micro_batches >= fewest_possible(sizes, budget) / ranks
 
 
-@examples(100)
+@examples(50)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120))
 def test_the_lower_bound_is_that_of_martello_and_toth(sizes: list[int], budget: int) -> None:
     assert martello_toth(np.array(sizes), budget) >= fewest_possible(np.array(sizes), budget)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning import strata
 from headrace.size_aware_batching.planning.random import (
@@ -13,7 +14,7 @@ from headrace.size_aware_batching.planning.random import (
 from headrace.size_aware_batching.planning.strata import Strata
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.integers(1, 300), st.data())
 def test_strata_give_every_sample_to_one_window(n_samples: int, data: st.DataObject) -> None:
     strata = Strata(n_samples, data.draw(st.integers(1, n_samples)))
@@ -31,7 +32,7 @@ def test_strata_give_every_sample_to_one_window(n_samples: int, data: st.DataObj
     assert sorted(found) == list(range(n_samples))
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(st.lists(st.integers(0, 70_000), max_size=400), st.sampled_from([np.int16, np.int32, np.int64, np.float32]))
 def test_sorting_is_stable_and_falls(sizes: list[int], kind: type[np.generic]) -> None:
     array: NDArray[np.generic] = np.array([size % 30_000 if kind is np.int16 else size for size in sizes], kind)

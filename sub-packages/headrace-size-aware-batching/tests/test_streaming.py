@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_of_sizes import examples
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from headrace.size_aware_batching import BucketedBatching, PaddedCollate, bucketed_batching
@@ -69,7 +70,7 @@ def cost_of(cost: Any, sizes: list[float]) -> float:
     return len(sizes) * max(sizes) if cost == "padded" else float(cost(len(sizes), max(sizes)))
 
 
-@settings(max_examples=300)
+@examples(150)
 @given(sizes_lists, options)
 def test_each_sample_once_and_never_over_the_budget(sizes: list[float], kwargs: dict[str, Any]) -> None:
     budget = 1000 if kwargs["cost"] is quadratic else 33
@@ -167,7 +168,7 @@ def test_rare_sizes_do_not_wait_for_ever(shuffle: bool) -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-@settings(max_examples=20)
+@examples(10)
 def test_no_sample_of_an_even_stream_waits_long(seed: int) -> None:
     delivered, latest = 0, 0
     for batch in itertools.islice(bucketed_batching(endless(1, 50), size_of, 200, buffer_size=100, seed=seed), 500):
