@@ -7,6 +7,7 @@ import lightning
 import numpy as np
 import torch
 import torch.distributed as dist
+from fails_backward import fails_backward
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
@@ -15,21 +16,6 @@ from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
 LENGTHS = np.arange(1, 61) % 13 + 1
 FAILING_STEP = 2
-
-
-class FailsBackward(torch.autograd.Function):
-    """Runs out of memory in the backward pass."""
-
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-apply: Any = FailsBackward.apply
 
 
 class Failing(torch.optim.AdamW):
@@ -82,7 +68,7 @@ class Model(lightning.LightningModule):
         if (fails and self.phase == "forward") or (self.phase == "sample 7" and 7 in index):
             raise torch.OutOfMemoryError("CUDA out of memory")
         hidden = self.layers(x)
-        loss = (apply(hidden) if fails and self.phase == "backward" else hidden).square().mean()
+        loss = (fails_backward(hidden) if fails and self.phase == "backward" else hidden).square().mean()
         self.seen.update(loss.detach())
         self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
         return {"loss": loss, "samples": len(x)} if batch_idx % 2 else loss

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from fails_backward import fails_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching import (
@@ -17,21 +18,6 @@ from headrace.size_aware_batching import (
 )
 
 WIDTH, STEPS = 8, 3
-
-
-class FailsBackward(torch.autograd.Function):
-    """Runs out of memory in the backward pass."""
-
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-apply: Any = FailsBackward.apply
 
 
 class Training:
@@ -81,7 +67,7 @@ def guarded(rank: int, reduction: Any, phase: str, step: int, failing: bool) -> 
             if fails and phase == "forward":
                 raise torch.OutOfMemoryError("CUDA out of memory")
             hidden = training.model(part)
-            errors = (apply(hidden) if fails and phase == "backward" else hidden).square()
+            errors = (fails_backward(hidden) if fails and phase == "backward" else hidden).square()
             found: torch.Tensor = errors.mean() if reduction == "mean" else errors.sum()
             return found * 2 / 14 if reduction == "scaled" else found
 
