@@ -1,12 +1,15 @@
-"""Starts the ranks of `resume_worker.py` as processes, waits for them, and reads what they have trained on.
+"""Starts the ranks of `resume_worker.py`, or of a script, as processes, waits for them, and reads what they have done.
 
 The ranks are forked from a server that has imported torch and Lightning already, which saves seconds for each of them.
 """
 
+import faulthandler
 import json
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import resume_worker
+from in_process import Done
 from meeting import Meeting
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -23,6 +27,7 @@ SERVER.set_forkserver_preload(["resume_worker"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 Step = tuple[int, int, list[str]]  # epoch, step, keys
+LIMIT = 180  # seconds of a script, far below gloo's own half hour
 
 
 def apart(main: Callable[..., None], errors: Path, *arguments: Any) -> None:
@@ -67,6 +72,40 @@ def started(
     ]
     with processes(resume_worker.main, folder, [(resume_worker.Options(**words),) for words in each]) as ranks:
         yield ranks
+
+
+def as_script(path: str, words: Sequence[str], folder: str, environment: dict[str, str], out: str) -> None:
+    """Runs in the new process what ``python path words`` would run in the folder; stdout goes to a file."""
+    with open(out, "w") as file:
+        os.dup2(file.fileno(), 1)
+    # One that hangs prints where each of its threads is, and ends.
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    os.chdir(folder)
+    os.environ |= environment
+    sys.argv = [path, *words]
+    sys.path.insert(0, path if os.path.isdir(path) else os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_script(
+    path: Path, words: Sequence[str | Path], folder: Path, environments: Sequence[dict[str, str]] = ({},)
+) -> list[Done]:
+    """Runs a script in a folder, in one process for each of the environments, side by side."""
+    outs = [folder / f"{rank}.out" for rank in range(len(environments))]
+    common = (str(path), [str(word) for word in words], str(folder))
+    arguments = [(*common, environment, str(out)) for environment, out in zip(environments, outs, strict=True)]
+    with processes(as_script, folder, arguments) as ranks:
+        codes = [exit_code(process, LIMIT + 30) for process in ranks]
+    return [
+        Done(-1 if code is None else code, out.read_text(), errors_of(folder, rank))
+        for rank, (code, out) in enumerate(zip(codes, outs, strict=True))
+    ]
+
+
+def torchrun(world: int) -> tuple[Meeting, list[dict[str, str]]]:
+    """The environments that torchrun gives to the ranks; keep the meeting until they have ended."""
+    place = Meeting(world)
+    return place, [place.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
 def exit_code(process: BaseProcess, timeout: float = 200) -> int | None:

@@ -5,8 +5,6 @@ import importlib
 import pickle
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from in_process import Scripts
+from runs import run_script
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -143,10 +142,9 @@ def test_the_commands_as_users_give_them(tmp_path: Path) -> None:
     sequences = proteins([20 + 7 * (number % 60) for number in range(300)])
     source, target = tmp_path / "p.fasta", tmp_path / "p.lmdb"
     source.write_text(fasta(sequences))
-    for words in ([EXAMPLE / "convert.py", source, target], [EXAMPLE, target, *SPELLED]):
-        command = [sys.executable, "-W", "error", *map(str, words)]
-        done = subprocess.run(command, text=True, capture_output=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    for path, *words in ([EXAMPLE / "convert.py", source, target], [EXAMPLE, target, *SPELLED]):
+        (done,) = run_script(path, words, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")  # a warning too would be in stderr
     check_table(done.stdout, sequences)
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,9 @@ import lmdb
 import numpy as np
 import pytest
 import torch
+from in_process import Done
 from pages import DOCS, SCRIPTS, block, blocks, run
+from runs import run_script, torchrun
 
 from headrace.webdatamodule import IndexedShards, MapDataModule, write_shards
 from headrace.weighted_sampler.cli import main as mixtures
@@ -44,41 +46,61 @@ def test_the_script_trains_on_two_ranks(start: str, tmp_path: Path) -> None:
     samples = [(f"m{n:03d}", {"atoms.json": json.dumps([n % 90] * (1 + n % 60)).encode()}) for n in range(300)]
     write_shards(samples, tmp_path / "data" / "train", n_shards=3)
     write_shards(samples[:20], tmp_path / "data" / "val", n_shards=1)
-    words = [str(script(tmp_path)), "data", "2", "cpu"]
-    starters = {
-        "python": [sys.executable],
-        "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node=2"],
-    }
-    done = subprocess.run([*starters[start], *words], cwd=tmp_path, text=True, capture_output=True, check=False)
+    path, words = script(tmp_path), ["data", "2", "cpu"]
+    if start == "torchrun":
+        command = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node=2", str(path), *words]
+        done: Any = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    else:  # Lightning starts the other rank
+        (done,) = run_script(path, words, tmp_path)
     assert done.returncode == 0, done.stderr
     steps = dict(re.findall(r"steps (\d+) of rank (\d)", done.stdout)[::-1])
     assert len(re.findall(r"of rank [01]", done.stdout)) == 2
     assert len(steps) == 1, "both ranks make as many steps"
 
 
-@pytest.mark.parametrize("after", [2, pytest.param(1, marks=pytest.mark.nightly)])
-def test_the_plain_loop_on_two_ranks_is_killed_and_resumed(after: int, tmp_path: Path) -> None:
+def by_torchrun(path: Path, world: int, environment: dict[str, str]) -> list[Done]:
+    """Run a script on some ranks by the command; its launcher and each of the ranks import torch anew."""
+    done = subprocess.run(
+        [str(SCRIPTS / "torchrun"), "--standalone", f"--nproc-per-node={world}", path.name],
+        cwd=path.parent,
+        env=os.environ | environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return [Done(done.returncode, done.stdout, done.stderr)]
+
+
+def by_forks(path: Path, world: int, environment: dict[str, str]) -> list[Done]:
+    """Run a script on some ranks in the environment of torchrun, forked from a process that has imported torch."""
+    place, environments = torchrun(world)
+    done = run_script(path, [], path.parent, [own | environment for own in environments])
+    del place
+    return done
+
+
+@pytest.mark.parametrize(
+    ("start", "after"),
+    [
+        (by_forks, 2),
+        pytest.param(by_torchrun, 2, marks=pytest.mark.nightly),
+        pytest.param(by_torchrun, 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_plain_loop_on_two_ranks_is_killed_and_resumed(
+    start: Callable[[Path, int, dict[str, str]], list[Done]], after: int, tmp_path: Path
+) -> None:
     text = block("how-to/loops.md", "task") + block("how-to/loops.md", "plain_ddp")
     step = "optimizer.step()\n"
     assert text.count(step) == 1
     dying = 'os.environ.get("DIE_AT") == f"{epoch}.{loader.steps}" and os.kill(os.getpid(), 9)'
-    (tmp_path / "train.py").write_text(text.replace(step, f"optimizer.step(); {dying}\n") + LEAVE)
-
-    def start(world: int, die_at: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(SCRIPTS / "torchrun"), "--standalone", f"--nproc-per-node={world}", "train.py"],
-            cwd=tmp_path,
-            env={**os.environ, "DIE_AT": die_at, "OMP_NUM_THREADS": "1"},
-            text=True,
-            capture_output=True,
-            check=False,
-        )
-
-    assert start(2, "1.13").returncode
+    path = tmp_path / "train.py"
+    path.write_text(text.replace(step, f"optimizer.step(); {dying}\n") + LEAVE)
+    assert all(rank.returncode for rank in start(path, 2, {"DIE_AT": "1.13"}))
     saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
     assert set(saved["model"]["seen"].tolist()) == {1, 2}, "in the middle of the second epoch"
-    done = start(after, "")
-    assert done.returncode == 0, done.stderr
+    for rank in start(path, after, {"DIE_AT": ""}):
+        assert rank.returncode == 0, rank.stderr
 
 
 def test_the_commands_pack_an_lmdb_and_a_folder(tmp_path: Path) -> None:

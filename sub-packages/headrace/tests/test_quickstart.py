@@ -4,11 +4,11 @@ import importlib
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from in_process import Scripts
+from runs import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +48,7 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
         "--out",
         tmp_path / "out",
     ]
-    command = [sys.executable, str(EXAMPLE), *map(str, options)]
-    first = subprocess.run(command, text=True, capture_output=True, check=False)
+    (first,) = run_script(EXAMPLE, options, tmp_path)
     assert first.returncode == 0, first.stderr
     # What the data are, and what the names of the ways mean.
     assert first.stdout.startswith("Data: sequences of the FASTA files, a token a byte, cut at 128")

@@ -1,16 +1,12 @@
 """One rule of ranks in all packages: what was given, else the process group, else the environment, else one rank."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_script
 
 from headrace.size_aware_batching import BucketedBatching, DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
@@ -118,44 +114,29 @@ def test_a_stage_of_a_stream_shares_batches_only_when_it_is_asked_to(monkeypatch
     assert (alone, shared) == ([["to", "or"], ["stream", "brook"]], [["stream", "brook"]])
 
 
-# Both ranks are forked from one process, which imports for both.
-TORCHRUN = """
-import json, os, sys
+# A rank's script; the tests' folder is on the path of all processes.
+RANK = """
+import json, os
 from pathlib import Path
-sys.path[:0] = {path!r} + [{here!r}]
 import torch.distributed as dist
 import test_ranks
 
 def answer():
-    return {{name: [list(batch) for batch in make()] for name, make in test_ranks.MAKERS.items()}}
+    return {name: [list(batch) for batch in make()] for name, make in test_ranks.MAKERS.items()}
 
-def run(rank):
-    os.environ |= {{"RANK": str(rank), "WORLD_SIZE": "2"}}
-    before = answer()
-    dist.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=2)
-    after = answer()
-    dist.destroy_process_group()
-    Path({folder!r}, str(rank)).write_text(json.dumps([before, after]))
-    os._exit(0)  # gloo's threads race with the end of the interpreter, which may abort
-
-pids = []
-for rank in range(2):
-    pids.append(os.fork())
-    if pids[-1] == 0:
-        run(rank)
-sys.exit(any([os.waitpid(pid, 0)[1] for pid in pids]))
+before = answer()
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=int(os.environ["RANK"]), world_size=2)
+after = answer()
+dist.destroy_process_group()
+Path(os.environ["RANK"]).write_text(json.dumps([before, after]))
 """
 
 
 def test_ranks_are_the_same_before_and_in_the_process_group(tmp_path: Path) -> None:
-    code = TORCHRUN.format(path=sys.path, here=str(Path(__file__).parent), folder=str(tmp_path))
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env={"PATH": ""}, text=True, process_group=0) as both:
-        try:
-            assert both.wait() == 0
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(both.pid, signal.SIGKILL)
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    done = run_script(script, [], tmp_path, [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)])
+    assert [rank.returncode for rank in done] == [0, 0], "\n".join(rank.stderr for rank in done)
     answers = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for name in MAKERS:
         for when in range(2):
