@@ -88,9 +88,12 @@ def test_a_dataset_is_opened_late_and_pickled_without_its_file(
     assert text(copy[7]) == sequences[7][:50] == text(dataset[7])
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("start", "workers"),
+    [("fork", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.nightly)],  # each imports torch anew
+)
 def test_workers_read_batches_by_tokens(
-    stored: tuple[Path, list[str]], module: Callable[[str], Any], start: str
+    stored: tuple[Path, list[str]], module: Callable[[str], Any], start: str, workers: int
 ) -> None:
     path, sequences = stored
     example = module("dataset")
@@ -98,7 +101,7 @@ def test_workers_read_batches_by_tokens(
     assert text(dataset[0]) == sequences[0][:100]  # open here before the workers start
     batches = DistributedSizeAwareBatchSampler(dataset, 1000, strategy="bucketed", cost="padded", max_length=100)
     loader = DataLoader(
-        dataset, batch_sampler=batches, collate_fn=example.padded, num_workers=2, multiprocessing_context=start
+        dataset, batch_sampler=batches, collate_fn=example.padded, num_workers=workers, multiprocessing_context=start
     )
     seen: list[str] = []
     for batch in loader:

@@ -19,17 +19,18 @@ FIRST = {"web": 0, "books": 1000, "code": 2000}
 N, BATCH = 2048, 32  # shares are exact after each 1,024 samples of a reader
 
 
-@pytest.fixture(params=[True, False], ids=["indexed", "plain"])
-def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Path]:
+@pytest.fixture(scope="module", params=[True, False], ids=["indexed", "plain"])
+def places(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
     for name, n in SIZES.items():
         write_tars(
             [(f"s{i:04}", {"json": b"%d" % i}) for i in range(FIRST[name], FIRST[name] + n)],
-            tmp_path / name,
+            folder / name,
             n_shards=4,
         )
         if request.param:
-            index_shards(tmp_path / name)
-    return {name: tmp_path / name for name in SIZES}
+            index_shards(folder / name)
+    return {name: folder / name for name in SIZES}
 
 
 WORKERS = pytest.mark.parametrize(

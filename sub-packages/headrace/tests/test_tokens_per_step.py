@@ -1,5 +1,6 @@
 """Steps of so many tokens in a Lightning run with a data module: stopped, and resumed, on other ranks too."""
 
+import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -79,12 +80,25 @@ def fit(model: Model, ckpt: Path | None = None, workers: int = 0, callbacks: Any
     return model
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("save_at", [3, 20, 25, 27, 31])
+@pytest.fixture(scope="module")
+def whole() -> Model:
+    """Of a run that was not stopped."""
+    with warnings.catch_warnings(action="ignore"):
+        return fit(Model())
+
+
+NIGHTLY = [(save_at, 1) for save_at in (3, 20, 25, 31)]
+STOPS = [
+    pytest.param(save_at, workers, marks=pytest.mark.nightly if (save_at, workers) in NIGHTLY else ())
+    for save_at in (3, 20, 25, 27, 31)
+    for workers in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("save_at", "workers"), STOPS)
 def test_a_run_that_stops_inside_a_step_trains_that_step_again_as_a_whole(
-    tmp_path: Path, save_at: int, workers: int
+    tmp_path: Path, save_at: int, workers: int, whole: Model
 ) -> None:
-    whole = fit(Model())
     with pytest.raises(SystemExit):
         fit(Model(save_at, tmp_path / "last.ckpt", fails=True), workers=workers)
     resumed = fit(Model(), tmp_path / "last.ckpt", workers=workers)
@@ -94,8 +108,7 @@ def test_a_run_that_stops_inside_a_step_trains_that_step_again_as_a_whole(
 
 
 @pytest.mark.parametrize("save_at", [20, 27])
-def test_the_same_steps_go_on_on_other_ranks(tmp_path: Path, save_at: int) -> None:
-    whole = fit(Model())
+def test_the_same_steps_go_on_on_other_ranks(tmp_path: Path, save_at: int, whole: Model) -> None:
     with pytest.raises(SystemExit):
         fit(Model(save_at, tmp_path / "last.ckpt", fails=True))
     ranks = [fit(Model(), tmp_path / "last.ckpt", num_replicas=2, rank=rank).steps for rank in range(2)]
