@@ -6,9 +6,9 @@ from hypothesis import settings
 
 
 def examples(count: int) -> settings:
-    """Return settings for so many examples; the nightly run tries as many as of the other laws, if that is more."""
-    nightly = settings.default is settings.get_profile("nightly")
-    return settings(max_examples=max(count, 100) if nightly else count)
+    """Return settings for so many examples, or fewer with --fast; the nightly run tries as many as of other laws."""
+    nightly, usual = settings.default is settings.get_profile("nightly"), settings.default.max_examples
+    return settings(max_examples=max(count, usual) if nightly else min(count, usual))
 
 
 def in_steps(samples: Iterable[int], world: int) -> list[list[int]]:

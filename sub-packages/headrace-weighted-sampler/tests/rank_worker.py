@@ -1,8 +1,7 @@
-"""One rank of ``test_world.py``: rank and world size come from torch.distributed alone."""
+"""One rank of ``test_ranks.py``: rank and world size come from torch.distributed alone."""
 
 import json
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -35,7 +34,3 @@ def main(folder: Path, rank: int, world: int) -> None:
     (folder / f"{rank}.json").write_text(json.dumps({**runs, "world": [sampler.num_replicas, sampler.rank]}))
     dist.barrier()
     os._exit(0)  # gloo's threads race with the end of the interpreter, which may abort
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,8 +1,7 @@
-"""One rank of ``test_interleave_loaders.py``: which source comes when, in the process and in two workers."""
+"""One rank of ``test_interleaved_loaders.py``: which source comes when, in the process and in two workers."""
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
@@ -44,7 +43,3 @@ def main(folder: Path, rank: int, world: int, methods: list[str]) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(runs))
     dist.barrier()
     os._exit(0)  # gloo's threads race with the end of the interpreter, which may abort
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from laws import in_steps
+from laws import examples, in_steps
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -34,7 +34,7 @@ def order_of(sampler: WeightedDistributedSampler, epochs: int) -> Any:
     return np.concatenate(parts)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.sampled_from(["sample", "token"]), st.integers(1, 4), st.integers(1, 2), st.integers(0, 2**64 - 1))
 def test_a_capped_source_gives_every_sample_so_often_and_leaves(per: Per, books: int, code: int, seed: int) -> None:
     sampler = capped(per, {"books": books, "code": code}, seed=seed)

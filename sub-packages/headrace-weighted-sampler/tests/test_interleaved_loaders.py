@@ -3,8 +3,6 @@
 import gc
 import io
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -13,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stream_rank_worker
+from forked import run_ranks
 from sources_of_items import Again, Plain
 from torch.utils.data import DataLoader
 
@@ -59,23 +59,7 @@ def test_an_error_in_a_worker_says_where() -> None:
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_ranks_and_their_workers_have_exact_shares_and_orders_of_their_own(tmp_path: Path, method: str) -> None:
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    worker = str(Path(__file__).with_name("stream_rank_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(tmp_path), str(rank), "2", method],
-            env={**os.environ, **interface, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate()[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # does nothing to those that have ended
-    assert [process.returncode for process in processes] == [0, 0], errors
-
+    run_ranks(stream_rank_worker.main, tmp_path, interface, [(tmp_path, rank, 2, [method]) for rank in range(2)])
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [rank["stream"]["rank"] for rank in ranks] == [0, 1]
     assert [rank[method][0] for rank in ranks] == [rank["main"] for rank in ranks]

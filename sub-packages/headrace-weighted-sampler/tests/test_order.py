@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from laws import examples
 from numpy.typing import NDArray
 
 from headrace.weighted_sampler import WeightedDistributedSampler
@@ -86,7 +87,7 @@ def test_a_range_does_not_depend_on_the_others(weights: Weights, seed: int, epoc
         assert sorted(drawn[(drawn >= begin) & (drawn < end)]) == sorted(alone)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(SEEDS, st.integers(0, 2**40)), min_size=2, max_size=2, unique=True))
 def test_orders_of_different_seeds_and_epochs_agree_by_chance_only(pairs: list[tuple[int, int]]) -> None:
     agree_by_chance(*pairs)

@@ -1,13 +1,13 @@
 """Where rank and number of ranks come from, and which positions each rank takes."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_worker
+from forked import run_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import in_steps
@@ -126,23 +126,7 @@ def test_workers_of_a_mesh_know_their_rank(method: str) -> None:
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_processes_deliver_the_epoch_together(tmp_path: Path, world: int) -> None:
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    worker = str(Path(__file__).with_name("rank_worker.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(tmp_path), str(rank), str(world)],
-            env={**os.environ, **interface, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate()[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # does nothing to those that have ended
-    assert [process.returncode for process in processes] == [0] * world, errors
-
+    run_ranks(rank_worker.main, tmp_path, interface, [(tmp_path, rank, world) for rank in range(world)])
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
     assert [rank["world"] for rank in ranks] == [[world, rank] for rank in range(world)]
     alone = WeightedDistributedSampler(range(90), {(0, 60): 1, (60, 90): 0.5}, seed=5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import in_steps
+from laws import examples, in_steps
 
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -29,6 +29,7 @@ def by_tokens(**options: Any) -> WeightedDistributedSampler:
 
 
 @pytest.mark.parametrize("make", [mixture, by_tokens])
+@examples(40)
 @given(
     world=st.sampled_from([1, 2, 3, 7]),
     steps=st.lists(st.integers(0, 28), min_size=1, max_size=3),

@@ -11,6 +11,7 @@ import runpy
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,14 +77,16 @@ def started(
 
 def as_script(path: str, words: Sequence[str], folder: str, environment: dict[str, str], out: str) -> None:
     """Runs in the new process what ``python path words`` would run in the folder; stdout goes to a file."""
-    with open(out, "w") as file:
+    with Path(out).open("w") as file:
         os.dup2(file.fileno(), 1)
     # One that hangs prints where each of its threads is, and ends.
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     os.chdir(folder)
     os.environ |= environment
+    if "PYTHONWARNINGS" in environment:  # else read when the interpreter begins
+        warnings.simplefilter(environment["PYTHONWARNINGS"])  # type: ignore[arg-type]  # an action
     sys.argv = [path, *words]
-    sys.path.insert(0, path if os.path.isdir(path) else os.path.dirname(path))
+    sys.path.insert(0, path if Path(path).is_dir() else str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
 
 

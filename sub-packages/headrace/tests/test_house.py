@@ -71,24 +71,25 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     return run(str(command), "--no-cache", cwd=root, PYTHONPATH=path)
 
 
-@pytest.mark.parametrize(
-    ("where", "what"),
-    [
-        ("headrace-weighted-sampler/src/headrace/weighted_sampler", "import headrace.size_aware_batching"),
-        ("headrace-size-aware-batching/src/headrace/size_aware_batching", "from headrace import webdatamodule"),
-        ("headrace-webdatamodule/src/headrace/webdatamodule", "from headrace.weighted_sampler import report"),
-        ("headrace-webdatamodule/src/headrace/webdatamodule", "import headrace.runs.cli"),
-        ("headrace/src/headrace/runs", "import lightning"),
-        ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import lightning"),
-        ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import headrace.webdatamodule.loader"),
-        ("headrace-size-aware-batching/src/headrace/size_aware_batching", "import lightning.pytorch"),
-    ],
-)
-def test_a_planted_import_is_found(copy: Path, where: str, what: str) -> None:
-    (copy / "sub-packages" / where / "planted.py").write_text(what + "\n")
+PLANTED = [
+    ("headrace-weighted-sampler/src/headrace/weighted_sampler", "import headrace.size_aware_batching"),
+    ("headrace-size-aware-batching/src/headrace/size_aware_batching", "from headrace import webdatamodule"),
+    ("headrace-webdatamodule/src/headrace/webdatamodule", "from headrace.weighted_sampler import report"),
+    ("headrace-webdatamodule/src/headrace/webdatamodule", "import headrace.runs.cli"),
+    ("headrace/src/headrace/runs", "import lightning"),
+    ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import lightning"),
+    ("headrace-webdatamodule/src/headrace/webdatamodule/shards", "import headrace.webdatamodule.loader"),
+    ("headrace-size-aware-batching/src/headrace/size_aware_batching", "import lightning.pytorch"),
+]
+
+
+def test_every_planted_import_is_found(copy: Path) -> None:
+    for number, (where, what) in enumerate(PLANTED):
+        (copy / "sub-packages" / where / f"planted{number}.py").write_text(what + "\n")
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "planted" in result.stdout
+    for number, planted in enumerate(PLANTED):
+        assert f"planted{number} -> " in result.stdout, (planted, result.stdout)
 
 
 def test_an_import_cycle_is_found_and_the_tree_has_none(copy: Path) -> None:

@@ -146,8 +146,8 @@ def test_the_commands_as_users_give_them(tmp_path: Path) -> None:
     source, target = tmp_path / "p.fasta", tmp_path / "p.lmdb"
     source.write_text(fasta(sequences))
     for path, *words in ([EXAMPLE / "convert.py", source, target], [EXAMPLE, target, *SPELLED]):
-        (done,) = run_script(path, words, tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")  # a warning too would be in stderr
+        (done,) = run_script(path, words, tmp_path, [{"PYTHONWARNINGS": "error"}])
+        assert (done.returncode, done.stderr) == (0, "")
     check_table(done.stdout, sequences)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import run_script
 from runs_command import SIZES, Command, N, batches_by_size, delivered, equal_batches, shards
 from runs_command import command as command
 
@@ -392,6 +393,12 @@ def test_a_rank_that_was_not_there_is_refused(tmp_path: Path, command: Command) 
 
 WITHOUT = """
 import sys
+import headrace
+
+for name in list(sys.modules):  # torch may stay
+    if name == {0!r} or name.startswith({0!r} + "."):
+        del sys.modules[name]
+vars(headrace).pop({0!r}.rpartition(".")[2], None)
 
 class Missing:
     def find_spec(name, path=None, target=None):
@@ -410,21 +417,15 @@ def test_one_package_alone_is_enough_for_its_states(tmp_path: Path, lacks: str) 
         "webdatamodule": saved(tmp_path / "equal.pt", batches=equal_batches()),
         "size_aware_batching": saved(tmp_path / "sizes.pt", batches=batches_by_size()),
     }
-    code = WITHOUT.format(f"headrace.{lacks}")
+    script = tmp_path / "runs.py"
+    script.write_text(WITHOUT.format(f"headrace.{lacks}"))
     for package, path in states.items():
-        words = ["show", path, "--step", 2, "--num-replicas", 2]
+        words = ["show", path, "--step", "2", "--num-replicas", "2"]
         words += ["--sizes", sizes_file(tmp_path)] if package == "size_aware_batching" else []
-        ended = process("-c", code, *words)
+        (ended,) = run_script(script, words, tmp_path)
         assert ended.returncode == (2 if package == lacks else 0), ended.stderr
         if package == lacks:
             assert f"pip install headrace-{lacks.replace('_', '-')}" in ended.stderr
-
-
-def process(*words: object) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, text=True, capture_output=True, check=False
-    )
 
 
 def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
@@ -440,11 +441,13 @@ def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
         assert running.wait(60) == 0
 
 
-def test_the_command_runs_as_a_module(tmp_path: Path) -> None:
+def test_the_command_runs_as_a_module(tmp_path: Path, command: Command) -> None:
     batches = equal_batches(num_replicas=2, rank=0)
     path = saved(tmp_path / "x.pt", batches=batches)
-    ended = process("-m", "headrace.runs", "show", path, "--step", 1, "--num-replicas", 2)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "headrace.runs", "show", str(path), "--step", "1", "--num-replicas", "2"]
+    ended = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = [f"rank {rank}: {' '.join(map(str, samples))}" for rank, samples in enumerate(batches.step(1))]
     assert ended.stdout.splitlines() == ["step 1, coming: epoch 0, 2 ranks, 8 samples", *lines]
-    assert json.loads(process("-m", "headrace.runs", "show", path, "--json").stdout)["n"] == N
+    assert command.document(path)["n"] == N
