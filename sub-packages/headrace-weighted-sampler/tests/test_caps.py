@@ -130,6 +130,7 @@ def test_caps_that_cannot_be_are_refused(max_passes: Any, options: Any, error: A
         capped("sample", max_passes, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["sample", "token"])
 def test_the_shares_of_the_whole_run_can_be_plotted(per: Per, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

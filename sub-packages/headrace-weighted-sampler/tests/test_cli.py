@@ -305,6 +305,7 @@ def test_a_mixture_of_counts_has_no_tokens(folder: Path, capsys: pytest.CaptureF
         assert "needs sizes of all sources, and of 'books' there is only a count" in refused(capsys, *words, *more)
 
 
+@pytest.mark.slow
 def test_the_plot_covers_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     words = ["web=web.npy", "books=books.npy", "--weights", "web=3", "books=1", "--samples", 5000]

@@ -41,6 +41,7 @@ def turns(dataset: InterleavedDataset[Any], stages: Sequence[Stage], seed: int, 
         position += 1
 
 
+@pytest.mark.slow
 @examples(40)
 @given(weight_lists(), SEEDS, EPOCHS)
 def test_an_endless_stream_keeps_its_shares_at_every_window_end(weights: list[Fraction], seed: int, epoch: int) -> None:
@@ -54,6 +55,7 @@ def test_an_endless_stream_keeps_its_shares_at_every_window_end(weights: list[Fr
             assert abs(counts[place] - window * 1024 * weight / total) <= Fraction(3, 2)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(weight_lists(), SEEDS)
 def test_the_order_in_which_a_mapping_is_written_does_not_matter(weights: list[Fraction], seed: int) -> None:

@@ -112,6 +112,7 @@ def test_every_prefix_and_every_stretch_has_its_shares(vectors: int) -> None:
             assert np.abs(off[1000:] - off[:-1000]).max() <= 3
 
 
+@pytest.mark.slow
 def test_a_source_is_off_by_no_more_than_one_and_a_half_draws() -> None:
     generator = np.random.default_rng(3)
     for weights in [*HARD, *(random_weights(generator) for _ in range(300))]:

@@ -192,6 +192,7 @@ def spread(shuffle: Shuffle, size: int, keys: int) -> NDArray[np.float64]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "keys"), [(100_000, 20), pytest.param(1_000_000, 20, marks=pytest.mark.nightly), (65_537, 20)]
 )

@@ -13,6 +13,7 @@ from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSam
 PICTURED = NamedConcatDataset({"large": range(1000), "small": range(50), "off": range(3)})
 
 
+@pytest.mark.slow
 def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sampler = WeightedDistributedSampler(PICTURED, {"large": 0.25, "small": 2, "off": 0}, semantics="ratio")
@@ -95,6 +96,7 @@ def test_the_picture_of_a_run_names_the_source_that_leaves() -> None:
     assert above[1] > above[0] + 50, above
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_run_has_room_for_the_names_of_many_sources(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     weights = {(place, place + 1): 1 + place for place in range(100)}

@@ -139,6 +139,7 @@ def test_one_rank_is_not_called_ranks() -> None:
     assert str(samplers(1, False)[0].report()).startswith("epoch 0: 46 samples over 1 rank, 0 padded")
 
 
+@pytest.mark.slow
 def test_a_long_table_is_cut_and_says_so() -> None:
     report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 for place in range(100)}).report()
     assert "and 60 more sources" in str(report)
@@ -170,6 +171,7 @@ def report_many(count: int) -> None:
     InterleavedDataset({str(place): [place] for place in range(count)}, weights).state_dict()
 
 
+@pytest.mark.slow
 def test_four_times_as_many_sources_take_four_times_the_work() -> None:
     report_many(8)  # what is imported at the first use does not count
     few = calls_of(lambda: report_many(2**8))

@@ -29,7 +29,7 @@ def by_tokens(**options: Any) -> WeightedDistributedSampler:
 
 
 @pytest.mark.parametrize("make", [mixture, by_tokens])
-@examples(40)
+@examples(20)
 @given(
     world=st.sampled_from([1, 2, 3, 7]),
     steps=st.lists(st.integers(0, 28), min_size=1, max_size=3),

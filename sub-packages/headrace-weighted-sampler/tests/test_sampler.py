@@ -263,6 +263,7 @@ def test_a_sampler_survives_pickling_with_its_position() -> None:
     assert list(copy) == list(sampler)
 
 
+@pytest.mark.slow
 def test_a_million_draws_are_iterated_in_small_pieces() -> None:
     sampler = WeightedDistributedSampler(range(10**6), {(0, 10**6): 1}, num_replicas=2, rank=0)
     sampler.take(0, 0)  # makes the order: its array is the epoch's memory

@@ -102,6 +102,7 @@ def test_prefixes_are_within_one_longest_sample_where_sizes_vary(sources: int) -
         assert np.abs(mix.deviations(mix.take())).max() <= mix.longest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["constant", "equal", "heavy", "zeros", pytest.param("one", marks=pytest.mark.nightly)]
 )
@@ -237,6 +238,7 @@ def test_nested_weights_and_temperatures_are_shares_of_the_tokens() -> None:
     assert [line.token_share for line in warm.sources] == pytest.approx(list(roots / roots.sum()), abs=0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sources"), [("equal", 8), ("equal", 2), ("heavy", 8), ("heavy", 3)])
 def test_every_rank_sees_all_sources_evenly(kind: Kind, sources: int) -> None:
     generator = np.random.default_rng(2)

@@ -143,6 +143,7 @@ def test_one_weight_per_sample() -> None:
     assert sorted(np.bincount(np.array(list(balanced)) < 7).tolist()) == [203, 204]
 
 
+@pytest.mark.slow
 def test_as_many_different_weights_as_samples() -> None:
     weights = np.random.default_rng(1).uniform(0.1, 10, 20_000)
     sampler = WeightedDistributedSampler(range(20_000), weights, semantics="proportion", epoch_length=400_000)
@@ -241,6 +242,7 @@ def test_a_temperature_without_weights_needs_a_concatenation() -> None:
         WeightedDistributedSampler(range(9), semantics="temperature", temperature=2)
 
 
+@pytest.mark.slow
 def test_too_many_draws_and_too_many_sources_are_refused() -> None:
     with pytest.raises(ValueError, match=r"weights asks for more than 2\*\*62 draws"):
         WeightedDistributedSampler(range(9), {(0, 9): 10**5000})
