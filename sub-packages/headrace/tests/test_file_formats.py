@@ -29,6 +29,7 @@ def constants() -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_version_is_listed_and_nothing_else() -> None:
     assert set(listed()) == constants()
 

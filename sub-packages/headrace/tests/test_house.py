@@ -11,9 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted(ROOT.glob("sub-packages/headrace*/src"))
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "scripts" / "check_layout.py").exists(), reason="runs inside a clone of the repository only"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (ROOT / "scripts" / "check_layout.py").exists(), reason="runs inside a clone of the repository only"
+    ),
+]
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def sizes_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("save_at", [0, 3, 5, 8, 9, 12, 30, 55])
-@pytest.mark.parametrize("make", [equal_batches, batches_by_size])
+@pytest.mark.parametrize("make", [equal_batches, pytest.param(batches_by_size, marks=pytest.mark.slow)])
 def test_every_step_is_the_one_that_was_delivered_before_or_will_be(
     tmp_path: Path, command: Command, make: Any, save_at: int
 ) -> None:
@@ -157,6 +157,7 @@ def test_sizes_come_from_a_file_a_column_or_a_member(tmp_path: Path, command: Co
         assert command.step(path, number, *words[how]) == batches.step(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -347,6 +348,7 @@ def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
         assert what in command.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [equal_batches, batches_by_size])
 def test_a_state_that_was_changed_is_an_error_of_one_line(tmp_path: Path, command: Command, make: Any) -> None:
     batches = make(num_replicas=2, rank=0)

@@ -151,6 +151,7 @@ def module(data: Any, **options: Any) -> MapDataModule:
     return MapDataModule(data, batch_sampler=by_size, collate_fn=collate, **options)
 
 
+@pytest.mark.slow
 def test_a_trainer_resumes_inside_a_document(tmp_path: Path) -> None:
     first, second = Model(), Model()
     stopped = trainer(tmp_path, max_steps=30, enable_checkpointing=False)
