@@ -7,7 +7,8 @@ from hypothesis import settings
 
 def examples(count: int) -> settings:
     """Return settings for so many examples, or fewer with --fast; the nightly run tries as many as of other laws."""
-    nightly, usual = settings.default is settings.get_profile("nightly"), settings.default.max_examples
+    usual = settings().max_examples
+    nightly = settings.default is settings.get_profile("nightly")
     return settings(max_examples=max(count, usual) if nightly else min(count, usual))
 
 

@@ -34,6 +34,7 @@ def test_the_picture_shows_what_the_report_says(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_sources_are_cut_and_the_title_says_so() -> None:
     pytest.importorskip("matplotlib")
     report = WeightedDistributedSampler(range(100), {(place, place + 1): 1 + place for place in range(100)}).report()
@@ -77,6 +78,7 @@ except ImportError as error:
     assert "pip install 'headrace-weighted-sampler[plot]'" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_run_names_the_source_that_leaves() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

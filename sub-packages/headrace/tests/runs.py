@@ -91,7 +91,7 @@ def as_script(path: str, words: Sequence[str], folder: str, environment: dict[st
 
 
 def run_script(
-    path: Path, words: Sequence[str | Path], folder: Path, environments: Sequence[dict[str, str]] = ({},)
+    path: Path, words: Sequence[object], folder: Path, environments: Sequence[dict[str, str]] = ({},)
 ) -> list[Done]:
     """Runs a script in a folder, in one process for each of the environments, side by side."""
     outs = [folder / f"{rank}.out" for rank in range(len(environments))]

@@ -145,7 +145,11 @@ def test_the_commands_as_users_give_them(tmp_path: Path) -> None:
     sequences = proteins([20 + 7 * (number % 60) for number in range(300)])
     source, target = tmp_path / "p.fasta", tmp_path / "p.lmdb"
     source.write_text(fasta(sequences))
-    for path, *words in ([EXAMPLE / "convert.py", source, target], [EXAMPLE, target, *SPELLED]):
+    commands: list[tuple[Path, list[object]]] = [
+        (EXAMPLE / "convert.py", [source, target]),
+        (EXAMPLE, [target, *SPELLED]),
+    ]
+    for path, words in commands:
         (done,) = run_script(path, words, tmp_path, [{"PYTHONWARNINGS": "error"}])
         assert (done.returncode, done.stderr) == (0, "")
     check_table(done.stdout, sequences)
