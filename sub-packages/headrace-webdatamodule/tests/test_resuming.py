@@ -1,6 +1,7 @@
 """Resuming from every place, and what happens when an argument changed."""
 
 import inspect
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -44,10 +45,10 @@ class Repeated:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return 20
+        return 10
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter([[number, number // 2 + self.epoch, 7] for number in range(20)])
+        return iter([[number, number // 2 + self.epoch, 7] for number in range(10)])
 
 
 class Random:
@@ -92,8 +93,19 @@ def test_it_resumes_everywhere(case: str) -> None:
     check_resumes(CASES[case])
 
 
+@pytest.mark.slow
 def test_it_resumes_with_workers() -> None:
-    check_resumes(lambda: loader(num_workers=1), most_cuts=1)
+    made: deque[ResumableLoader] = deque()
+
+    def closing() -> ResumableLoader:
+        while len(made) > 4:  # older ones are done; left to the garbage collection, some take 5 seconds
+            made.popleft().close()
+        made.append(loader(num_workers=1))
+        return made[-1]
+
+    check_resumes(closing, most_cuts=1)
+    for one in made:
+        one.close()
 
 
 @pytest.fixture(scope="module")
