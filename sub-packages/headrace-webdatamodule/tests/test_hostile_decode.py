@@ -160,5 +160,9 @@ def test_a_worker_tells_kind_and_place(tmp_path: Path, fault: str) -> None:
     loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=[[3, 1000]], num_workers=1, collate_fn=as_it_is)
     kind = errors.DamagedShardError if fault == "damage" else DecodeError
     place = r"\(shard '.*\.tar', sample 's1000', member 's1000\.txt', offset 1024000\)"
-    with pytest.raises(kind, match=place):
-        list(loader)
+    running: Any = iter(loader)
+    try:
+        with pytest.raises(kind, match=place):
+            list(running)
+    finally:
+        running._shutdown_workers()  # left to the garbage collection, it takes 5 seconds

@@ -5,7 +5,7 @@ import inspect
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -160,11 +160,12 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 AT_FIRST = ("str", "deepcopy", "every attribute")
+IN_WORKERS = (loader, stream_loader, indexed_module, stream_module)  # the others have their workers from these
 LOOKED = [
     pytest.param(
         *(make, workers, look),
         id=f"{name}-{look}",
-        marks=() if not workers or look == AT_FIRST[place % 3] else pytest.mark.nightly,
+        marks=() if not workers or (make in IN_WORKERS and look == AT_FIRST[place % 3]) else pytest.mark.nightly,
     )
     for place, ((make, workers), name) in enumerate(zip(MAKERS, NAMES, strict=True))
     for look in LOOKS
@@ -212,7 +213,7 @@ COPIED = [
     pytest.param(
         *(make, workers, how),
         id=f"{name}-{how}",
-        marks=() if not workers or how == list(COPIES)[place % 3] else pytest.mark.nightly,
+        marks=() if not workers or (make in IN_WORKERS and how == list(COPIES)[place % 3]) else pytest.mark.nightly,
     )
     for place, ((make, workers), name) in enumerate(zip(MAKERS, NAMES, strict=True))
     for how in COPIES
@@ -277,24 +278,49 @@ class Seeing(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+MODULES: list[Make] = [map_module, indexed_module, stream_module]
+LOOKED_IN_A_FIT = [
+    pytest.param(
+        *(make, look),
+        id=f"{make.__name__}-{look}",
+        marks=() if look in AT_FIRST or number % 3 == place else pytest.mark.nightly,
+    )
+    for number, look in enumerate(LOOKS)
+    for place, make in enumerate(MODULES)
+]
+
+
+@pytest.fixture(scope="module")
+def whole_of(folder: Path) -> Callable[[Make], list[Any]]:
+    """What a fit over a data module sees that nobody looks at."""
+
+    @cache
+    def seen(make: Make) -> list[Any]:
+        model = Seeing()
+        trainer(max_epochs=2).fit(model, datamodule=make(folder, 0))
+        return model.seen
+
+    return seen
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no")
-@pytest.mark.parametrize("make", [map_module, indexed_module, stream_module])
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_look_in_a_fit_moves_nothing(folder: Path, tmp_path: Path, make: Make, look: str) -> None:
-    plain, stopped, model = Seeing(), Seeing(), Seeing()
-    trainer(max_epochs=2).fit(plain, datamodule=make(folder, 0))
+@pytest.mark.parametrize(("make", "look"), LOOKED_IN_A_FIT)
+def test_a_look_in_a_fit_moves_nothing(
+    folder: Path, tmp_path: Path, whole_of: Callable[[Make], list[Any]], make: Make, look: str
+) -> None:
+    whole, stopped, model = whole_of(make), Seeing(), Seeing()
     running, path = trainer(Looking(LOOKS[look]), max_epochs=2, max_steps=3), tmp_path / "stopped.ckpt"
     running.fit(stopped, datamodule=make(folder, 0))
     running.save_checkpoint(path)
     module = make(folder, 0)
     LOOKS[look](module)
     trainer(Looking(LOOKS[look]), max_epochs=2).fit(model, datamodule=module, ckpt_path=path, **RESTORE)
-    assert stopped.seen + model.seen == plain.seen
+    assert stopped.seen + model.seen == whole
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no")
-@pytest.mark.parametrize("make", [map_module, indexed_module, stream_module])
+@pytest.mark.parametrize("make", MODULES)
 @pytest.mark.parametrize("how", COPIES)
 def test_a_fit_with_a_copy_is_that_with_the_original(folder: Path, make: Make, how: str) -> None:
     """Which begins anew, unless a state was loaded: what was iterated by hand before counts for nothing."""

@@ -149,13 +149,20 @@ def test_a_shard_error_of_a_transform_gets_its_place(folder: Path) -> None:
         IndexedShards(folder, transform=transform)[7]
 
 
+def read_in_a_worker(dataset: Any) -> list[Any]:
+    running: Any = iter(DataLoader(dataset, batch_size=5, num_workers=1))
+    try:
+        return list(running)
+    finally:
+        running._shutdown_workers()  # left to the garbage collection, it takes 5 seconds
+
+
 def test_a_worker_tells_where_it_was(tmp_path: Path) -> None:
     dataset: Any = IndexedShards(make(tmp_path, b"{"), ["json"])
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, num_workers=1)
     with pytest.raises(
         DecodeError, match=r"no json.*wdshards-000001\.tar', sample 's7', member 's7\.json', offset 8192"
     ):
-        list(loader)
+        read_in_a_worker(dataset)
 
 
 def fail(sample: Any) -> Any:
@@ -165,7 +172,7 @@ def fail(sample: Any) -> Any:
 def test_a_worker_tells_where_a_transform_was(folder: Path) -> None:
     dataset: Any = IndexedShards(folder, transform=fail)
     with pytest.raises(WrongError, match="in transform, with sample 's0' of shard"):
-        list(DataLoader(dataset, batch_size=5, num_workers=1))
+        read_in_a_worker(dataset)
 
 
 def test_arrays_are_decoded_in_workers(tmp_path: Path) -> None:

@@ -152,15 +152,12 @@ def test_opening_does_not_read_what_only_checksums_tell() -> None:
         index.check_self()
 
 
-@pytest.mark.parametrize(("count", "mapped"), [(10, False), (12_000, True)])
-def test_small_indexes_are_read_and_large_ones_mapped(tmp_path: Path, count: int, mapped: bool) -> None:
-    index_path(tmp_path / "a.tar").write_bytes(
-        build_index(tar({f"s{n:06d}": {"txt": b"", "json": b""} for n in range(count)}))
-    )
-    for allowed in (True, False):
-        index = ShardIndex.open(tmp_path / "a.tar", mapped=allowed)
-        assert (len(index), isinstance(index.data.obj, mmap.mmap)) == (count, mapped and allowed)
-        index.check_size()
+def test_small_indexes_are_read_and_large_ones_mapped(large: Path, tmp_path: Path) -> None:
+    for path, count, mapped in ((made(tmp_path, ALIKE), len(ALIKE), False), (large, 12_000, True)):
+        for allowed in (True, False):
+            index = ShardIndex.open(path, mapped=allowed)
+            assert (len(index), isinstance(index.data.obj, mmap.mmap)) == (count, mapped and allowed)
+            index.check_size()
 
 
 def test_an_index_travels_to_other_processes(tmp_path: Path) -> None:

@@ -409,10 +409,18 @@ def test_a_module_within_another_one_leaves_the_trainer_alone(shards: Path, whol
 
 
 @pytest.mark.parametrize(
-    "options", [{"save_on_train_epoch_end": True}, {"every_n_train_steps": 5}, {"every_n_train_steps": 7}]
+    ("options", "validate", "extra"),
+    [
+        pytest.param(
+            options, validate, extra, marks=pytest.mark.nightly if (place + bool(validate) + bool(extra)) % 2 else ()
+        )
+        for place, options in enumerate(
+            [{"save_on_train_epoch_end": True}, {"every_n_train_steps": 5}, {"every_n_train_steps": 7}]
+        )
+        for validate in ({}, {"limit_val_batches": 2, "val_check_interval": 2})
+        for extra in ({}, {"reload_dataloaders_every_n_epochs": 1})
+    ],
 )
-@pytest.mark.parametrize("validate", [{}, {"limit_val_batches": 2, "val_check_interval": 2}])
-@pytest.mark.parametrize("extra", [{}, {"reload_dataloaders_every_n_epochs": 1}])
 def test_checkpoints_of_lightning(
     shards: Path, tmp_path: Path, options: dict[str, Any], validate: dict[str, Any], extra: dict[str, Any]
 ) -> None:

@@ -106,8 +106,17 @@ def test_shards_that_go_away_between_laps_are_an_error(tmp_path: Path) -> None:
         list(made)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True)])
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "persistent", "indexed"),
+    [
+        (0, False, False),
+        (0, False, True),
+        (1, False, True),
+        (2, True, False),
+        pytest.param(1, False, False, marks=pytest.mark.nightly),
+        pytest.param(2, True, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_epochs_differ_and_repeat_themselves(tmp_path: Path, workers: int, persistent: bool, indexed: bool) -> None:
     write(tmp_path, [4] * 10)
     if indexed:
@@ -310,7 +319,7 @@ def test_a_second_iterator_beside_persistent_workers(tmp_path: Path) -> None:
     assert list(made) == whole[1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_look_while_a_loop_is_under_way_counts_for_nothing(tmp_path: Path, workers: int) -> None:
     write(tmp_path, [5, 5, 5, 5])
     made = stream(tmp_path, "shuffled", 20, workers=workers)

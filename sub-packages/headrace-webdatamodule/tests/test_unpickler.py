@@ -473,7 +473,10 @@ ATTACKS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+# Of the attacks, those that overflow a stack are long.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "deep" in name else ()) for name in ATTACKS]
+)
 def test_attacks_raise_our_error(name: str) -> None:
     with pytest.raises(DecodeError):
         restricted_loads(ATTACKS[name])
@@ -633,9 +636,19 @@ LARGE: list[Any] = [
 ]
 
 
+LARGE_PICKLED = [
+    pytest.param(
+        *(value, protocol),
+        id=f"{type(value).__name__}-{protocol}",
+        marks=() if protocol == (0, 5)[number % 2] else pytest.mark.nightly,
+    )
+    for number, value in enumerate(LARGE)
+    for protocol in (0, 5)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [0, 5])
-@pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("value", "protocol"), LARGE_PICKLED)
 def test_large_honest_data_loads(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     assert same(restricted_loads(data), pickle.loads(data))
