@@ -308,6 +308,7 @@ def tar(names: list[str]) -> bytes:
     [[f"one.{n:x}" for n in range(10_000)], [f"{n:05d}.{n % 2000:x}" for n in range(4_000)]],
     ids=["members", "layouts"],
 )
+@pytest.mark.slow
 def test_many_members_or_layouts_take_no_time(tmp_path: Path, names: list[str]) -> None:
     (tmp_path / "a.tar").write_bytes(tar(names))
     manifest = index_shards(tmp_path)

@@ -327,6 +327,7 @@ def test_an_index_that_does_not_fit_is_told(folder: Path) -> None:
     assert "missing" in error_of("ls", folder, "--json", code=1)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     write_tars(corpus(9000), tmp_path, n_shards=1)
     index_shards(tmp_path)
@@ -364,6 +365,7 @@ def test_a_write_that_is_cut_is_told(tmp_path: Path, unbuffered: str) -> None:
     assert done.stderr == b"headrace-shards: error: standard output cannot be written: File too large\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_quiet_and_code_130(tmp_path: Path) -> None:
     write_tars(corpus(9000), tmp_path, n_shards=1)
     index_shards(tmp_path)

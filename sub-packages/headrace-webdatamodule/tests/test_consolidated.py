@@ -65,6 +65,7 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir()) if sys.platform == "linux" else 0
 
 
+@pytest.mark.slow
 def test_a_large_one_is_one_map(tmp_path: Path) -> None:
     write_tars([(f"{n * n}", {"txt": b""}) for n in range(16_000)], tmp_path, n_shards=4)
     manifest = index_shards(tmp_path)

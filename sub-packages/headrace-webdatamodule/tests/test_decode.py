@@ -484,6 +484,7 @@ def bzip_bomb(name: str, content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("key", "name", "content"), [("pt", "a/data.pkl", b"\x80\x02K\x01."), ("npz", "a.npy", b"\x93NUMPY\x01\x00")]
 )
+@pytest.mark.slow
 def test_a_zip_bomb_of_bzip2_is_not_unpacked(key: str, name: str, content: bytes) -> None:
     bomb = bzip_bomb(name, content)
     tracemalloc.start()

@@ -134,6 +134,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 900_000)), max_size=30))
+@pytest.mark.slow
 def test_an_open_file_gives_the_bytes_of_any_place(large: Path, spans: list[tuple[int, int]]) -> None:
     data, whole = open_shard_bytes(large), large.read_bytes()
     for begin, size in spans:

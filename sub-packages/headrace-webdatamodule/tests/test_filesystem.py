@@ -191,6 +191,7 @@ def each(lies: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("lie", each([*LIES, "hang", "drip"]))
+@pytest.mark.slow
 def test_lies_about_a_shard(site: Site, cache: Path | None, lie: str) -> None:
     near = list(IndexedShards(site.folder))
     dataset = site.dataset(cache, timeout=0.5 if lie in ("hang", "drip", "endless") else 5.0)
@@ -211,6 +212,7 @@ def test_lies_about_a_shard(site: Site, cache: Path | None, lie: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["manifest.json", ".hri"])
 @pytest.mark.parametrize("lie", each([lie for lie in LIES if lie not in ("whole file", "to here")]))
+@pytest.mark.slow
 def test_lies_about_small_files(site: Site, cache: Path | None, suffix: str, lie: str) -> None:
     site.lie, site.suffix = lie, suffix
     if suffix == "manifest.json" and lie in ("other bytes", "shorter"):  # the last line break is not missed

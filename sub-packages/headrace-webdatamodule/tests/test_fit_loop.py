@@ -17,7 +17,10 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import MapDataModule
 
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+]
 SAMPLES = [{"__key__": f"t{i:02d}", "txt": "x" * (1 + i * 7 % 10)} for i in range(TRAIN)]
 SIZES = [len(sample["txt"]) for sample in SAMPLES]
 
@@ -98,7 +101,6 @@ def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], S
     return seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "stop", "hook", "epoch", "by", "asks"), RESUMED)
 def test_a_callback_raises_the_number_of_epochs_of_a_resumed_fit(
     tmp_path: Path,
@@ -153,7 +155,6 @@ ENDED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "kind", "asks"), ENDED)
 def test_a_checkpoint_of_any_hook_of_a_fit_that_max_steps_ended_goes_on(
     tmp_path: Path, whole_of: Callable[[str, int], Seen], epochs: int, kind: str, asks: bool

@@ -95,6 +95,7 @@ class Odd:
         ("plain", {"sampler": partial(Odd, by=1)}, {"sampler": partial(Odd, by=2)}, r"checkpoint has sampler=.*by=1"),
     ],
 )
+@pytest.mark.slow
 def test_options_without_a_fingerprint_are_compared_as_they_read(
     folders: tuple[Path, Path], tmp_path: Path, kind: str, before: Any, now: Any, told: str
 ) -> None:

@@ -427,6 +427,7 @@ def test_a_worker_does_not_read_the_manifest_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["read", "open", "none"])
+@pytest.mark.slow
 def test_a_flipped_byte_of_an_index_is_found_however_little_is_compared(tmp_path: Path, check: Verify) -> None:
     samples = [(f"s{i * i}", {"txt": b"x" * (i % 7), "json": b"%d" % i}) for i in range(30)]
     write_tars([*samples, ("last", {"cls": b"1"})], tmp_path, n_shards=1)

@@ -31,6 +31,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from headrace.webdatamodule import IndexedWebDataModule
 
+pytestmark = pytest.mark.slow
 # Lightning 2.5 has no such option.
 AT_AN_ERROR = "save_on_exception" in signature(ModelCheckpoint).parameters
 
@@ -81,7 +82,6 @@ def counted(model: Model, done: int, options: dict[str, Any]) -> int:
 HOOKS = {"start", "epoch start", "batch start", "batch end", "val batch end", "val end", "epoch end", "end"}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize(("kind", "name"), MATRIX)
 def test_a_checkpoint_of_any_moment_goes_on_exactly(
@@ -184,7 +184,6 @@ def test_overfitting_that_max_steps_stopped_goes_on(folders: tuple[Path, Path], 
     assert seen == whole
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 @pytest.mark.filterwarnings("ignore:.*ckpt_path=.*is set, but there is no last checkpoint")
 @pytest.mark.filterwarnings("ignore:.*was called without a model")

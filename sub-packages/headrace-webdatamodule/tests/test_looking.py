@@ -322,6 +322,7 @@ def test_a_look_in_a_fit_moves_nothing(
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no")
 @pytest.mark.parametrize("make", MODULES)
 @pytest.mark.parametrize("how", COPIES)
+@pytest.mark.slow
 def test_a_fit_with_a_copy_is_that_with_the_original(folder: Path, make: Make, how: str) -> None:
     """Which begins anew, unless a state was loaded: what was iterated by hand before counts for nothing."""
     seen, module = [], make(folder, 0)

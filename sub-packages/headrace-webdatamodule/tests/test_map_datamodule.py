@@ -66,6 +66,7 @@ def data(kind: str = "list", **options: Any) -> MapDataModule:
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("list", 0), ("by size", 2), ("function", 0)])
+@pytest.mark.slow
 def test_a_checkpoint_of_any_moment_resumes_exactly(tmp_path: Path, kind: str, workers: int) -> None:
     saving = Save(tmp_path)
     model = fit(data(kind, num_workers=workers), saving)
@@ -76,6 +77,7 @@ def test_a_checkpoint_of_any_moment_resumes_exactly(tmp_path: Path, kind: str, w
         assert fit(data(kind), path=path).seen == model.seen[done:], hook
 
 
+@pytest.mark.slow
 def test_sizes_may_be_given_or_the_datasets_own() -> None:
     expected = fit(data("by size"), max_epochs=2).seen
     for kind in ("own sizes", "own tokens", "function"):

@@ -262,6 +262,7 @@ def test_s3_reads_what_is_read_from_the_disk(
     assert far.column("tokens").tolist() == [3 * i for i in range(COUNT)]
 
 
+@pytest.mark.slow
 def test_s3_lacks_a_bucket_or_a_shard(s3: dict[str, Any], bucket: str) -> None:
     with pytest.raises(ManifestError, match="no manifest"):
         IndexedShards(Remote("s3://nothing/here", s3, retry=QUICK))
@@ -274,6 +275,7 @@ def test_s3_lacks_a_bucket_or_a_shard(s3: dict[str, Any], bucket: str) -> None:
     assert caught.value.shard == f"s3://{shard}"
 
 
+@pytest.mark.slow
 def test_places(site: Site) -> None:
     near = IndexedShards(site.folder)
     tars = [f"{site.url}/{path.name}" for path in sorted(site.folder.glob("*.tar"))]
@@ -336,6 +338,7 @@ def test_the_manifest_and_the_index_come_first(site: Site) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_what_goes_wrong_for_a_while_does_no_harm(site: Site, cache: Path | None, fault: str) -> None:
     near = list(IndexedShards(site.folder))
     dataset = site.dataset(cache)
@@ -365,6 +368,7 @@ def read_small_file(site: Site, cache: Path | None, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.hrs", "000000.tar.hri", ".npy"])
 @pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.slow
 def test_one_wrong_answer_for_a_small_file_does_no_harm(
     own_site: Site, cache: Path | None, name: str, fault: str
 ) -> None:
@@ -380,6 +384,7 @@ def test_one_wrong_answer_for_a_small_file_does_no_harm(
 
 @pytest.mark.parametrize("check", ["read", "none"])
 @pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.slow
 def test_one_wrong_answer_for_the_index_of_a_listed_shard_does_no_harm(
     site: Site, cache: Path | None, fault: str, check: Any
 ) -> None:
@@ -395,6 +400,7 @@ def test_one_wrong_answer_for_the_index_of_a_listed_shard_does_no_harm(
     [("manifest.json", ManifestError), ("000000.tar.hri", DamagedIndexError), (".npy", ManifestError)],
 )
 @pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.slow
 def test_a_small_file_that_stays_wrong_is_said_to_come_from_the_server(
     own_site: Site, cache: Path | None, name: str, kind: type[ShardError], fault: str
 ) -> None:
@@ -420,6 +426,7 @@ def test_a_small_file_that_stays_wrong_is_said_to_come_from_the_server(
     assert len(message) < 1000
 
 
+@pytest.mark.slow
 def test_an_index_of_a_set_that_stays_wrong_is_done_without(site: Site, cache: Path | None) -> None:
     site.faults.kind, site.faults.times, site.faults.name = "web page", 10**6, "manifest.hrs"
     assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
@@ -472,6 +479,7 @@ def test_bytes_of_another_range_are_not_taken(site: Site) -> None:
     assert caught.value.offset is not None
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_given_up(site: Site) -> None:
     dataset = site.dataset(timeout=0.3)
     dataset[0]
@@ -639,6 +647,7 @@ def test_a_cache_smaller_than_the_shards_turns_over(site: Site, tmp_path: Path) 
         site.dataset(tmp_path / "small", cache_bytes=9000)[0]
 
 
+@pytest.mark.slow
 def test_what_is_damaged_in_the_cache_is_fetched_again(site: Site, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     list(site.dataset(cache))
@@ -719,6 +728,7 @@ def test_indexes_are_kept_beyond_the_shards_that_are_open(tmp_path: Path, of_set
         assert len(site.faults.asked) == 8
 
 
+@pytest.mark.slow
 def test_a_file_that_rots_in_the_cache_is_fetched_once_more(own_site: Site, tmp_path: Path) -> None:
     near, cache = list(IndexedShards(own_site.folder)), tmp_path / "cache"
     list(own_site.dataset(cache))

@@ -115,6 +115,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_loader_of_shards_resumes_everywhere(shards: Path) -> None:
     check_resumes(lambda: loader(dataset=IndexedShards(shards)), most_cuts=8)
 

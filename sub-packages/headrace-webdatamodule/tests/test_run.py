@@ -241,6 +241,7 @@ def events(most_ranks: int) -> st.SearchStrategy[list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize("examples", [60, pytest.param(1500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
+@pytest.mark.slow
 def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(ORDERS, st.integers(1, 5), events(5))
@@ -259,6 +260,7 @@ def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples:
         pytest.param(2, 60, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],
 )
+@pytest.mark.slow
 def test_a_loop_loses_and_repeats_nothing_whatever_happens(workers: int, examples: int) -> None:
     most_ranks = 2 if workers else 4
 

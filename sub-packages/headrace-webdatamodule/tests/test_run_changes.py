@@ -414,6 +414,7 @@ def test_a_fit_resumes_with_what_it_accepts(folders: tuple[Path, Path], tmp_path
             assert sorted(keys) == [f"t{number:02d}" for number in range(20)], (hook, epoch)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_resumed_at_any_hook_knows_its_steps(folders: tuple[Path, Path], tmp_path: Path) -> None:
     saving = Save(tmp_path)
     whole = fit(data(folders), saving)

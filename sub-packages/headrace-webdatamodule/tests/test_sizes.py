@@ -334,6 +334,7 @@ def test_names_are_parts_of_a_file_name(folder: Path, function: Any) -> None:
     assert column_name(function) in IndexedShards(folder).columns
 
 
+@pytest.mark.slow
 def test_names_are_the_same_in_every_process() -> None:
     script = """
 from functools import partial
@@ -398,6 +399,7 @@ print(json.dumps([sizes.tolist(), [[type(one.message).__name__, str(one.message)
 """
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_read_only_warns(open_folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", READ_ONLY, str(open_folder)], capture_output=True, text=True, check=False

@@ -23,6 +23,7 @@ from headrace.webdatamodule import Split, WebDataModule, index_shards, write_tar
 N, STEPS, EPOCHS = 20, 5, 3
 WHOLE = STEPS * EPOCHS
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*fit.ckpt_path="),  # of OnExceptionCheckpoint, which has no last one
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),

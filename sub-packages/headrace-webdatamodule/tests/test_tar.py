@@ -300,6 +300,7 @@ def test_extended_headers_made_to_hurt_are_refused(before: bytes, match: str) ->
     assert caught.value.offset is not None
 
 
+@pytest.mark.slow
 def test_a_million_members_take_no_memory_each() -> None:
     block = one_header()[:512]
     data = memoryview(block * 5_000 + bytes(1024))

@@ -522,6 +522,7 @@ def test_a_real_cuda_tensor_comes_to_the_cpu() -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_deep_containers_load_and_are_freed(step: bytes) -> None:
     assert restricted_loads(proto4(b"N", nest(step, 100_000))) is not None
 
