@@ -296,6 +296,7 @@ def test_places(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b#1.tar", "50%?x=1.tar", "\u00e9\u5024.tar"])
+@pytest.mark.slow
 def test_odd_names(tmp_path: Path, s3: dict[str, Any], name: str) -> None:
     write_tars([("one", {"txt": b"1"})], tmp_path, n_shards=1)[0].rename(tmp_path / name)
     index_shards(tmp_path)

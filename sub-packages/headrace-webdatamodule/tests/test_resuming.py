@@ -88,7 +88,9 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case.startswith("loader ") else ()) for case in CASES]
+)
 def test_it_resumes_everywhere(case: str) -> None:
     check_resumes(CASES[case])
 

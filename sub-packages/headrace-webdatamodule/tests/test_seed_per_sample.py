@@ -182,6 +182,7 @@ def test_a_resumed_run_sees_the_same_crops(cut: int, workers: tuple[int, int]) -
     st.integers(0, 30),
     st.integers(0, 2**64 - 1),
 )
+@pytest.mark.slow
 def test_for_any_ranks_batches_and_cut_the_law_holds(
     world: int, after: int, size: int, batch: int, cut: int, seed: int
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_same_shard_has_the_same_index(samples: Given) -> None:
     assert build_index(tar(samples)) == build_index(memoryview(tar(samples)))
 
 
+@pytest.mark.slow
 def test_two_members_take_less_than_28_bytes_a_sample() -> None:
     index = build_index(tar(numbered(5000)))
     assert len(index) / 5000 < 24.5
@@ -152,6 +153,7 @@ def test_opening_does_not_read_what_only_checksums_tell() -> None:
         index.check_self()
 
 
+@pytest.mark.slow
 def test_small_indexes_are_read_and_large_ones_mapped(large: Path, tmp_path: Path) -> None:
     for path, count, mapped in ((made(tmp_path, ALIKE), len(ALIKE), False), (large, 12_000, True)):
         for allowed in (True, False):

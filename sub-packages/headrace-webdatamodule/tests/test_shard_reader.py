@@ -298,6 +298,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("max_open", "mode", "code"), [(0, "", 3), (500, "", 3), (8, "", 3), (0, "full", 4)])
+@pytest.mark.slow
 def test_many_shards_fit_into_few_file_descriptors(many: Path, max_open: int, mode: str, code: int) -> None:
     command = [sys.executable, "-c", LIMITED, str(many), str(max_open), mode]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

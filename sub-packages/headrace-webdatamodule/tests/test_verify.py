@@ -102,10 +102,12 @@ def check_cuts(folder: Path, count: int, seed: int) -> None:
     assert verify_shards(folder) == []
 
 
+@pytest.mark.slow
 def test_100_flipped_bits_are_found(folder: Path) -> None:
     check_flips(folder, 100, seed=0)
 
 
+@pytest.mark.slow
 def test_100_cuts_are_found(folder: Path) -> None:
     check_cuts(folder, 100, seed=1)
 
@@ -121,6 +123,7 @@ def test_1000_cuts_are_found(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ustar", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gnu", "pax"))])
+@pytest.mark.slow
 def test_each_byte_of_some_samples_is_watched_over(folder: Path, name: str, pytestconfig: pytest.Config) -> None:
     path = folder / f"{name}.tar"
     members = list(walk(path.read_bytes()))[10:13]
@@ -315,6 +318,7 @@ def test_a_column_of_another_form_than_the_manifest_says_is_a_fault(tmp_path: Pa
     assert "not <f4" in fault.message
 
 
+@pytest.mark.slow
 def test_many_faults_take_no_time(tmp_path: Path) -> None:
     path = made(tmp_path, [(f"{n:05d}", {"txt": b"1"}) for n in range(5_000)])
     data = bytearray(path.read_bytes())
