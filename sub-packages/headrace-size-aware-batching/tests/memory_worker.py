@@ -1,12 +1,15 @@
 """One of two ranks that run out of memory."""
 
 import gc
+import os
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from fails_backward import fails_backward
+from lightning.fabric import Fabric
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching import (
@@ -83,6 +86,95 @@ def guarded(rank: int, reduction: Any, phase: str, step: int, failing: bool) -> 
     }
 
 
+def wrapped(rank: int, wrap: str) -> dict[str, Any]:
+    """Train what holds a DistributedDataParallel, while the second rank runs out of memory in its second step."""
+    training = Training(rank)
+    model: Any = training.model
+    if wrap == "compiled":
+        model = torch.compile(training.model, backend="eager")
+    elif wrap == "inside":
+        model = torch.nn.Sequential(torch.nn.Identity(), training.model)
+    elif wrap == "fabric":
+        os.environ |= {"NODE_RANK": str(rank), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        fabric = Fabric(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp")
+        fabric.launch()
+        model = fabric.setup_module(training.model.module)
+        training.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    with OOMGuard(model, training.optimizer) as guard:
+
+        def loss_of(part: torch.Tensor) -> torch.Tensor:
+            if rank == 1 and guard.steps == 1 and len(part) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            found: torch.Tensor = model(part).square().mean()
+            return found
+
+        for batch in training.batches:
+            guard.step(batch, loss_of)
+    found = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    wanted = unsplit(rank, "mean")
+    error = float(((found - wanted).abs() / wanted.abs().max()).max())
+    return {"bits": found.tolist(), "error": error, "events": len(guard.events)}
+
+
+def run_worst() -> str:
+    """Run the worst batches of a model that holds a DistributedDataParallel; one rank does not call its step."""
+    training = Training(0)
+    model = torch.nn.Sequential(training.model)
+    sampler = DistributedSizeAwareBatchSampler(range(1, 9), 20)
+
+    def step(batch: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        torch.autograd.backward(model(batch).square().mean())
+        training.optimizer.step()
+
+    try:
+        run_worst_batches(
+            sampler,
+            lambda indices: torch.ones(len(indices), WIDTH, dtype=torch.float64),
+            step,
+            model=model,
+            optimizer=training.optimizer,
+        )
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    return "nothing"
+
+
+def refused() -> dict[str, str]:
+    """What the guard says about models whose ranks it could not keep equal."""
+
+    def layer() -> torch.nn.Module:
+        return torch.nn.Linear(2, 2)
+
+    hooked = DistributedDataParallel(layer())
+    hooked.register_comm_hook(None, allreduce_hook)
+    models = {
+        "several": torch.nn.Sequential(DistributedDataParallel(layer()), DistributedDataParallel(layer())),
+        "none": layer(),
+        "outside": torch.nn.Sequential(layer(), DistributedDataParallel(layer())),
+        "static": DistributedDataParallel(layer(), static_graph=True),
+        "hook": hooked,
+    }
+    found = {}
+    for name, model in models.items():
+        try:
+            OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        except (TypeError, ValueError) as error:
+            found[name] = str(error)
+    try:
+        run_worst_batches(
+            DistributedSizeAwareBatchSampler(range(1, 9), 20),
+            list,
+            lambda _: None,
+            model=models["static"],
+            optimizer=torch.optim.SGD(models["static"].parameters(), lr=0.1),
+        )
+    except ValueError as error:
+        found["static, measured"] = str(error)
+    return found
+
+
 def lost(rank: int) -> str:
     """Give the second rank a sample that never fits; return what this rank is told."""
     training = Training(rank)
@@ -140,4 +232,6 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         for who in ("one", "both")
         if reduction == "mean" or phase != "optimizer"
     }
-    return {"guard": outcomes, "lost": lost(rank), **budgets(rank)}
+    held = {wrap: wrapped(rank, wrap) for wrap in ("compiled", "inside", "fabric")}
+    told = {"lost": lost(rank), "refused": refused(), "worst of what holds one": run_worst()}
+    return {"guard": outcomes, "wrapped": held, **told, **budgets(rank)}

@@ -488,6 +488,18 @@ def test_lists_and_numbers_in_a_batch() -> None:
             split_batch(wrong)
 
 
+STATIC = "DistributedDataParallel must not have static_graph=True, because it needs the same calls in every step"
+REFUSED = {
+    "several": "model must hold one DistributedDataParallel, got 2: wrap all that is trained together in one",
+    "none": "model must hold a DistributedDataParallel on 2 ranks, got Linear: pass the wrapped model",
+    "outside": "every trained parameter must be in the model's DistributedDataParallel, got 0.weight outside it",
+    "static": STATIC,
+    "static, measured": STATIC,
+    "hook": "model's DistributedDataParallel must have no communication hook, because the guard reduces the gradients "
+    "itself, got allreduce_hook",
+}
+
+
 def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> None:
     first, second = run_ranks(memory_worker.main, 2, tmp_path)
     assert len(first["guard"]) == 20
@@ -496,7 +508,15 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert found["error"] < 1e-12, name
         events = found["events"], second["guard"][name]["events"]
         assert [bool(each) for each in events] == ([True, True] if name.endswith("both") else [False, True]), name
+    assert list(first["wrapped"]) == ["compiled", "inside", "fabric"]
+    for name, found in first["wrapped"].items():
+        other = second["wrapped"][name]
+        assert found["bits"] == other["bits"], name
+        assert found["error"] < 1e-12, name
+        assert (found["events"], other["events"]) == (0, 1), name
     for found in (first, second):
+        assert found["refused"] == REFUSED
+        assert "does not fit on rank 0" in found["worst of what holds one"]
         assert "rank 1: sample 3 of the batch does not fit into memory by itself" in found["lost"]
         assert "does not fit on rank 1" in found["worst"]
     assert first["cost"] == second["cost"]

@@ -9,9 +9,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
-from headrace.size_aware_batching.memory.snapshot import unchanged, unsynchronized
+from headrace.size_aware_batching.memory.snapshot import unchanged
 from headrace.size_aware_batching.memory.worst_batches import raise_if_out_of_memory, with_optimizer_state
 from headrace.size_aware_batching.planning.pieces import as_indices
 

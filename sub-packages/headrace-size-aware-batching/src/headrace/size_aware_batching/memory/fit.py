@@ -10,16 +10,12 @@ from tqdm import tqdm
 
 from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
 from headrace.size_aware_batching.memory.model import BatchMemoryModel
 from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
-from headrace.size_aware_batching.memory.snapshot import (
-    Optimizers,
-    TrainingState,
-    unchanged,
-    unsynchronized,
-)
+from headrace.size_aware_batching.memory.snapshot import Optimizers, TrainingState, unchanged
 from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.parallel import DistributedDataParallel
 
 from headrace.size_aware_batching._validation import one_of, real_number
+from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.peaks import describe
-from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies, unsynchronized
+from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
@@ -67,7 +67,8 @@ class OOMGuard:
     ``"16-mixed"``.
 
     Args:
-        model: The model; pass a ``DistributedDataParallel`` wrapped.
+        model: The model. On several ranks it is a ``DistributedDataParallel``, or holds one: compiled, in Fabric's
+            wrapper, or in a module of your own.
         optimizer: The optimizer of the model.
         reduction: The meaning of ``loss_of(part)``: ``"mean"``, the mean over ``count(part)``, which under
             ``DistributedDataParallel`` is averaged over the ranks as usual; ``"sum"``, which is divided by the
@@ -89,7 +90,9 @@ class OOMGuard:
     Raises:
         TypeError: If the model's parameters (FSDP, DeepSpeed) or the optimizer's state (``ZeroRedundancyOptimizer``)
             are sharded, because their ranks work in lockstep.
-        ValueError: If an argument has a value that is not allowed, or BatchNorm is in training mode.
+        ValueError: If an argument has a value that is not allowed, BatchNorm is in training mode, or the ranks of a
+            process group could not be kept equal: no ``DistributedDataParallel`` or several, one with
+            ``static_graph=True`` or a communication hook, or trained parameters outside it.
 
     Example:
         >>> model = torch.nn.Linear(4, 1)
@@ -136,7 +139,8 @@ class OOMGuard:
         self.phase = "forward"
         self._updated = False
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-        self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
+        parallel = the_data_parallel(model)
+        self._group = None if parallel is None else parallel.process_group
         self._entered: ExitStack | None = None
         self.refuse_batch_norm()
         if self._group is not None:  # allocated now, because there may be no memory later

@@ -1,4 +1,4 @@
-"""Trial steps without side effects: copies of weights, optimizer and random state to restore, and no collectives."""
+"""Trial steps without side effects: copies of weights, optimizer and random state to restore."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.parallel import DistributedDataParallel
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -133,20 +132,6 @@ def unchanged(model: torch.nn.Module | None, optimizer: Optimizers = None) -> It
         yield state
     finally:
         state.restore()
-
-
-@contextmanager
-def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
-    """Keep a DistributedDataParallel from any collective; does nothing with another model."""
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
-    forward_sync, model.require_forward_param_sync = model.require_forward_param_sync, False
-    try:
-        with model.no_sync():
-            yield
-    finally:
-        model.require_forward_param_sync = forward_sync
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

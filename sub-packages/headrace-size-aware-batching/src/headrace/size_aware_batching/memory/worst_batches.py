@@ -7,14 +7,10 @@ from typing import Any
 import torch
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.peaks import describe
-from headrace.size_aware_batching.memory.snapshot import (
-    Optimizers,
-    as_optimizers,
-    unchanged,
-    unsynchronized,
-)
+from headrace.size_aware_batching.memory.snapshot import Optimizers, as_optimizers, unchanged
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.pieces import as_indices, sizes_of
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
