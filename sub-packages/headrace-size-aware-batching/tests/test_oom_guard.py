@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,74 @@ def test_collated_batches_are_cut_at_their_samples(collate: Any, structure: Any)
     singles = [part for half in (first, second) for part in split_batch(half)]
     assert [batch_length(one) for one in singles] == [1, 1, 1, 2]
     assert split_batch(singles[0]) == [singles[0]]
+
+
+PACKED = [
+    {"input_ids": torch.arange(n), "labels": torch.arange(n), "reward": torch.tensor(float(n))} for n in (3, 1, 4, 2, 5)
+]
+
+
+@pytest.mark.parametrize("known_by", ["cu_seq_lens_q", "position_ids"])
+@pytest.mark.parametrize("start", [0, 2])  # RoBERTa and its like count positions from 2
+def test_packed_batches_of_transformers_are_cut_at_their_samples(known_by: str, start: int) -> None:
+    def collated(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+        batch: dict[str, Any] = PackedCollate(layout="huggingface")(samples)
+        batch["position_ids"] = batch["position_ids"] + start
+        batch["seq_idx"] = torch.repeat_interleave(torch.arange(len(samples)), batch["cu_seq_lens_q"].diff())[None]
+        if known_by == "position_ids":
+            batch = {key: value for key, value in batch.items() if not key.startswith(("cu_", "max_"))}
+        return batch
+
+    def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+        assert list(one) == list(other)
+        for key, value in one.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+    whole = collated(PACKED)
+    assert batch_length(whole) == 5
+    first, second = split_batch(whole)
+    same(first, collated(PACKED[:2]))
+    same(second, collated(PACKED[2:]))
+    assert [batch_length(half) for half in split_batch(second)] == [1, 2]
+    single = collated(PACKED[:1])
+    assert split_batch(single) == [single]
+
+
+def test_a_padded_row_with_positions_is_one_sample() -> None:
+    left = {
+        "input_ids": torch.tensor([[0, 0, 5, 6]]),
+        "position_ids": torch.tensor([[1, 1, 0, 1]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1]]),
+    }
+    assert batch_length(left) == 1
+    assert batch_length({key: torch.cat([value, value]) for key, value in left.items()}) == 2
+
+
+def test_a_step_over_a_packed_batch_of_transformers_is_rescued() -> None:
+    torch.manual_seed(0)
+    whole = torch.nn.Embedding(8, 3, dtype=torch.float64), torch.nn.Embedding(8, 3, dtype=torch.float64)
+    start = [{name: value.clone() for name, value in layer.state_dict().items()} for layer in whole]
+    batch = PackedCollate(layout="huggingface")(PACKED)
+
+    def trained(limit: int) -> list[torch.Tensor]:
+        for layer, state in zip(whole, start, strict=True):
+            layer.load_state_dict(state)
+        model = torch.nn.ModuleList(whole)
+        with OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), reduction="mean") as guard:
+
+            def loss_of(part: dict[str, torch.Tensor]) -> torch.Tensor:
+                if part["input_ids"].numel() > limit:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                values = (whole[0](part["input_ids"]) * whole[1](part["position_ids"])).sum(-1)[0]
+                ends = part["cu_seq_lens_q"].long()
+                return torch.stack([values[i:j].mean() for i, j in pairwise(ends)]).mean()
+
+            guard.step(batch, loss_of)
+            assert bool(guard.events) == (limit < 15)
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    for rescued, plain in zip(trained(6), trained(15), strict=True):
+        torch.testing.assert_close(rescued, plain, rtol=0, atol=1e-12)
 
 
 def test_a_packed_batch_with_fields_of_other_lengths_is_refused() -> None:

@@ -1,13 +1,26 @@
 """Splitting batches of tensors in two along their samples."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+_OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
+_LONGEST = ("max_seqlen", "max_length_q", "max_length_k")
+
+
+class _Packed(NamedTuple):
+    """Where the samples of a packed batch begin and, last, where the last one ends; the dimension of its tokens."""
+
+    offsets: list[int]
+    dim: int
+
 
 def split_batch(batch: Any) -> list[Any]:
-    """Cut a batch of tensors into two halves along dimension 0; a batch of `PackedCollate` at its ``cu_seqlens``.
+    """Cut a batch of tensors into two halves along dimension 0; packed batches at the ends of their samples.
+
+    Packed batches are those of `PackedCollate`, with ``cu_seqlens``, and those of transformers: one row of tokens with
+    ``cu_seq_lens_q``, or with ``position_ids`` that begin anew at each sample and no padding.
 
     Dicts, tuples, named tuples and lists are cut field by field; numbers and 0-d tensors go to both halves. For a batch
     of one sample it returns only that batch.
@@ -19,7 +32,7 @@ def split_batch(batch: Any) -> list[Any]:
     if samples < 2:
         return [batch]
     middle = samples // 2
-    return [_cut(batch, samples, start, stop, _offsets(batch)) for start, stop in ((0, middle), (middle, samples))]
+    return [_cut(batch, samples, start, stop, _packed(batch)) for start, stop in ((0, middle), (middle, samples))]
 
 
 def batch_length(batch: Any) -> int:
@@ -28,9 +41,9 @@ def batch_length(batch: Any) -> int:
     >>> batch_length((torch.zeros(3, 5), torch.zeros(3)))
     3
     """
-    offsets = _offsets(batch)
-    if offsets is not None:
-        return len(offsets) - 1
+    packed = _packed(batch)
+    if packed is not None:
+        return len(packed.offsets) - 1
     lengths = {name: len(leaf) for name, leaf in _leaves(batch)}
     if not lengths or len(set(lengths.values())) > 1:
         raise ValueError(
@@ -70,33 +83,54 @@ def _leaves(batch: Any, name: str = "") -> list[tuple[str, Any]]:
     return []
 
 
-def _offsets(batch: Any) -> list[int] | None:
-    """Return where the samples of a packed batch begin and, last, where the last one ends; None for others."""
-    found = batch.get("cu_seqlens") if isinstance(batch, Mapping) else getattr(batch, "cu_seqlens", None)
-    return None if found is None else found.tolist()
+def _packed(batch: Any) -> _Packed | None:
+    """Return how a batch is packed; None for others."""
+    fields = batch if isinstance(batch, Mapping) else {"cu_seqlens": getattr(batch, "cu_seqlens", None)}
+    if (offsets := fields.get("cu_seqlens")) is not None:
+        return _Packed(offsets.tolist(), 0)
+    if (offsets := fields.get("cu_seq_lens_q")) is not None:
+        return _Packed(offsets.tolist(), 1)
+    positions, mask = fields.get("position_ids"), fields.get("attention_mask")
+    if not isinstance(positions, torch.Tensor) or positions.ndim != 2 or len(positions) != 1:
+        return None
+    if mask is not None and not bool(mask.all()):  # a padded row
+        return None
+    row = positions[0]
+    begins = (row[1:] != row[:-1] + 1).nonzero()[:, 0] + 1
+    return _Packed([0, *begins.tolist(), len(row)], 1)
 
 
-def _cut(batch: Any, samples: int, start: int, stop: int, offsets: list[int] | None, name: str = "") -> Any:
+def _cut(batch: Any, samples: int, start: int, stop: int, packed: _Packed | None, name: str = "") -> Any:
     """Return the samples from ``start`` to ``stop`` of a batch, or of one of its fields."""
-    if offsets is not None and name == "max_seqlen":
-        return max(offsets[at + 1] - offsets[at] for at in range(start, stop))
+    if packed is not None and name in _LONGEST:
+        return max(packed.offsets[at + 1] - packed.offsets[at] for at in range(start, stop))
     if isinstance(batch, torch.Tensor):
-        if name == "cu_seqlens":
-            return batch[start : stop + 1] - batch[start]
-        if offsets is not None and batch.ndim and len(batch) == offsets[-1]:
-            return batch[offsets[start] : offsets[stop]]
-        if offsets is not None and batch.ndim and len(batch) != samples:
-            raise ValueError(
-                f"{name or 'a field'} must have {offsets[-1]} tokens or {samples} samples in dimension 0, got shape "
-                f"{list(batch.shape)}: pass split= and length= to OOMGuard for batches of this kind"
-            )
-        return batch[start:stop] if batch.ndim else batch
+        return _cut_tensor(batch, samples, start, stop, packed, name)
     if isinstance(batch, Mapping):
-        return {key: _cut(value, samples, start, stop, offsets, str(key)) for key, value in batch.items()}
+        return {key: _cut(value, samples, start, stop, packed, str(key)) for key, value in batch.items()}
     if isinstance(batch, list) and not any(isinstance(value, torch.Tensor | Mapping | list | tuple) for value in batch):
         return batch[start:stop]
     if isinstance(batch, tuple | list):
         names = getattr(batch, "_fields", map(str, range(len(batch))))
-        fields = [_cut(v, samples, start, stop, offsets, key) for key, v in zip(names, batch, strict=True)]
+        fields = [_cut(v, samples, start, stop, packed, key) for key, v in zip(names, batch, strict=True)]
         return type(batch)(*fields) if hasattr(batch, "_fields") else type(batch)(fields)
     return batch
+
+
+def _cut_tensor(
+    tensor: torch.Tensor, samples: int, start: int, stop: int, packed: _Packed | None, name: str
+) -> torch.Tensor:
+    if packed is None or not tensor.ndim:
+        return tensor[start:stop] if tensor.ndim else tensor
+    offsets, dim = packed
+    if name in _OFFSETS:
+        return tensor[start : stop + 1] - tensor[start]
+    if tensor.ndim > dim and tensor.shape[dim] == offsets[-1] and (dim == 0 or len(tensor) == 1):
+        piece = tensor.narrow(dim, offsets[start], offsets[stop] - offsets[start])
+        return piece - piece[:, :1] if name == "seq_idx" else piece
+    if len(tensor) == samples:
+        return tensor[start:stop]
+    raise ValueError(
+        f"{name or 'a field'} must have {offsets[-1]} tokens or {samples} samples in dimension {dim}, got shape "
+        f"{list(tensor.shape)}: pass split= and length= to OOMGuard for batches of this kind"
+    )
