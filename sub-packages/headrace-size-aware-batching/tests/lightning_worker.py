@@ -87,6 +87,11 @@ class Model(lightning.LightningModule):
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def configure_gradient_clipping(self, optimizer: Any, *clip: Any, **options: Any) -> None:
+        if self.failing and self.phase == "clipping" and self.trainer.global_step == FAILING_STEP:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().configure_gradient_clipping(optimizer, *clip, **options)
+
     def train_dataloader(self) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(1)
         data = TensorDataset(torch.randn(60, 5, dtype=torch.float64, generator=generator), torch.arange(60))
@@ -134,6 +139,10 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         result[phase] = fit([rescue], phase, failing=rank == 1).weights()
         if bool(rescue.events) != (rank == 1):
             raise ValueError(f"rank {rank} has the events {rescue.events}")
+    try:
+        fit([OOMRescue()], "clipping", failing=rank == 1, clip=0.1)
+    except RuntimeError as error:
+        result["clipping"] = str(error)
     try:
         fit([WorstBatchesFirst()], "large", failing=rank == 1)
     except torch.OutOfMemoryError as error:

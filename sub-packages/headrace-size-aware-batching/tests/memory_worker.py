@@ -11,6 +11,7 @@ from fails_backward import fails_backward
 from lightning.fabric import Fabric
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from headrace.size_aware_batching import (
     DistributedSizeAwareBatchSampler,
@@ -114,6 +115,49 @@ def wrapped(rank: int, wrap: str) -> dict[str, Any]:
     wanted = unsplit(rank, "mean")
     error = float(((found - wanted).abs() / wanted.abs().max()).max())
     return {"bits": found.tolist(), "error": error, "events": len(guard.events)}
+
+
+def alone(rank: int, place: str) -> list[str]:
+    """Let the second rank fail in a place where the first one does not; return what this rank is told, and its loss."""
+    training, told = Training(rank), []
+    faults = {"clip once": 1, "clip": 9}
+
+    def failing(where: str) -> None:
+        if rank == 1 and place == where:
+            raise ValueError(f"the {where} is wrong")
+
+    def clip(*arguments: Any, **options: Any) -> Any:
+        if rank == 1 and faults.get(place, 0) > 0:
+            faults[place] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return clip_grad_norm_(*arguments, **options)
+
+    def split(part: torch.Tensor) -> list[torch.Tensor]:
+        failing("split")
+        return list(part.split(2)) if len(part) > 2 else [part]
+
+    def cost(_: Any) -> float:
+        failing("cost")
+        return 1.0
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        failing("loss")
+        if rank == 1 and place == "split" and len(part) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found: torch.Tensor = training.model(part).square().mean()
+        return found
+
+    torch.nn.utils.clip_grad_norm_ = clip
+    options: dict[str, Any] = {"split": split, "length": len, "cost": cost, "clip_norm": 0.1}
+    try:
+        with OOMGuard(training.model, training.optimizer, **options) as guard:
+            for batch in training.batches:
+                guard.step(batch, loss_of)
+    except (RuntimeError, ValueError) as error:
+        told.append(f"{type(error).__name__}: {error}")
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    return [*told, str(training.parameters().tolist())]
 
 
 def run_worst() -> str:
@@ -233,5 +277,6 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         if reduction == "mean" or phase != "optimizer"
     }
     held = {wrap: wrapped(rank, wrap) for wrap in ("compiled", "inside", "fabric")}
-    told = {"lost": lost(rank), "refused": refused(), "worst of what holds one": run_worst()}
+    failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
+    told = {"alone": failed, "lost": lost(rank), "refused": refused(), "worst of what holds one": run_worst()}
     return {"guard": outcomes, "wrapped": held, **told, **budgets(rank)}

@@ -113,5 +113,9 @@ def test_two_ranks_under_ddp(tmp_path: Path) -> None:
     for name in ("forward", "backward", "optimizer"):
         assert first[name] == second[name]
         assert_equal(first[name], first["unbroken"])
+    assert (first["clipping"], second["clipping"]) == (
+        "rank 1: OutOfMemoryError: CUDA out of memory",
+        "CUDA out of memory",
+    )
     assert "does not fit on rank 1" in first["large"]
     assert first["large"] == second["large"]

@@ -583,7 +583,14 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert found["bits"] == other["bits"], name
         assert found["error"] < 1e-12, name
         assert (found["events"], other["events"]) == (0, 1), name
+    for place in ("loss", "cost", "split"):
+        assert second["alone"][place][0] == f"ValueError: the {place} is wrong"
+        assert first["alone"][place][0] == f"RuntimeError: rank 1: ValueError: the {place} is wrong"
     for found in (first, second):
+        told = "OutOfMemoryError: rank 1: the norm of the gradients does not fit: CUDA out of memory"
+        assert found["alone"]["clip"][0] == told
+        assert len(found["alone"]["nowhere"]) == 1
+        assert found["alone"]["clip once"] == found["alone"]["nowhere"]
         assert found["refused"] == REFUSED
         assert "does not fit on rank 0" in found["worst of what holds one"]
         assert "rank 1: sample 3 of the batch does not fit into memory by itself" in found["lost"]

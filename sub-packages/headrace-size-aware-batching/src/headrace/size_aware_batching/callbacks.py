@@ -148,7 +148,7 @@ class OOMRescue(Callback):
         def step(_: Any, closure: Callable[[], Any] | None = None, *arguments: Any, **options: Any) -> Any:
             loss = None
             if closure is not None:
-                with torch.enable_grad():
+                with torch.enable_grad(), guard.on_all_ranks():  # Lightning clips in the closure
                     loss = closure()
             guard.update(lambda: update(*arguments, **options))
             return loss

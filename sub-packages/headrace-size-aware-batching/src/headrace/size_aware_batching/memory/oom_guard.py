@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +19,8 @@ from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, Training
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
+
+_LOST, _BROKEN = 1, 2  # what has failed on a rank: its memory, or its code
 
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 
@@ -142,6 +144,7 @@ class OOMGuard:
         parallel = the_data_parallel(model)
         self._group = None if parallel is None else parallel.process_group
         self._entered: ExitStack | None = None
+        self._told: Exception | None = None  # an error that is raised on all ranks
         self.refuse_batch_norm()
         if self._group is not None:  # allocated now, because there may be no memory later
             device = next(model.parameters()).device
@@ -184,12 +187,28 @@ class OOMGuard:
 
         self.model.zero_grad(set_to_none=True)
         loss = self.accumulate(batch, run)
-        if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        with self.on_all_ranks():
+            if self.clip_norm is not None:
+                self._clip(self.clip_norm)
         self.update(self.optimizer.step)
         if loss is None:
             raise ValueError("loss_of must return a tensor, got None")
         return loss / (self.count(batch) or 1) if self.reduction == "sum" else loss
+
+    @contextmanager
+    def on_all_ranks(self) -> Iterator[None]:
+        """Let an error of this rank be raised on the others too, which wait for it in their next check.
+
+        There must be no collective in the block, but for those that the guard checks its ranks with.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._group is not None and error is not self._told:
+                with suppress(RuntimeError):
+                    self._agree(f"{type(error).__name__}: {error}", 0.0, room=True, failed=_BROKEN)
+                self._told = error
+            raise
 
     def accumulate(self, batch: Any, run: Run, whole: Callable[[], Any] | None = None) -> torch.Tensor | None:
         """Compute the gradients of a batch, in parts if necessary, and reduce them over the ranks.
@@ -206,6 +225,17 @@ class OOMGuard:
             torch.OutOfMemoryError: If a single sample does not fit, on all ranks.
             ValueError: If BatchNorm is in training mode.
         """
+        with self.on_all_ranks():
+            loss, lost = self._gradients(batch, run, whole)
+            count = float(self.count(batch))
+        self._reduce(count, lost)
+        self.steps += 1
+        return loss
+
+    def _gradients(
+        self, batch: Any, run: Run, whole: Callable[[], Any] | None
+    ) -> tuple[torch.Tensor | None, str | None]:
+        """Return the loss of a batch, and the error of a sample that does not fit."""
         self.refuse_batch_norm()
         before = TrainingState(None)
         parts, lost = self._within_budget(batch), None
@@ -228,9 +258,20 @@ class OOMGuard:
             parts = [
                 half for part in parts for half in (self.split(part) if self.cost(part) >= limit else [part]) or [part]
             ]
-        self._reduce(batch, lost)
-        self.steps += 1
-        return loss
+        return loss, lost
+
+    def _clip(self, clip_norm: float) -> None:
+        """Clip the gradients; once more with the memory of what is not used."""
+
+        def clip() -> None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+
+        failed = out_of_memory(clip)
+        if failed is not None:
+            free_memory()
+            failed = out_of_memory(clip)
+        if failed is not None:
+            self._agree(f"the norm of the gradients does not fit: {failed}", 0.0, room=True)
 
     def update(self, step: Callable[[], object]) -> None:
         """Run the update of the optimizer; once more after it ran out of memory.
@@ -310,9 +351,8 @@ class OOMGuard:
             total = found[0] if total is None or found[0] is None else total + found[0]
         return total, None, -1
 
-    def _reduce(self, batch: Any, lost: str | None) -> None:
+    def _reduce(self, count: float, lost: str | None) -> None:
         """Check that all ranks have their gradients, and reduce them."""
-        count = float(self.count(batch))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self._group is None:
             self._agree(lost, count, room=True)
@@ -326,19 +366,35 @@ class OOMGuard:
                 _reduce_flat(flat, parameters, self._group)
             else:
                 flat.clear()
-                _reduce_each(parameters, self._group)
+                self._reduce_each(parameters)
         if total not in (0.0, 1.0):  # without a target there is no gradient
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)
 
-    def _agree(self, lost: str | None, count: float, room: bool) -> tuple[float, bool]:
+    def _reduce_each(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Sum gradients over the ranks one by one, if there is no memory for all of them in one tensor."""
+        group = self._group
+        marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+        dist.all_reduce(marks, group=group)
+        used = [parameter for parameter, mark in zip(parameters, marks.tolist(), strict=True) if mark]
+
+        def fill() -> None:
+            for parameter in used:  # one that no rank has stays None
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+        failed = out_of_memory(fill)
+        self._agree(failed and f"a gradient that another rank has does not fit: {failed}", 0.0, room=True)
+        for parameter in used:
+            dist.all_reduce(parameter.grad, group=group)
+
+    def _agree(self, lost: str | None, count: float, room: bool, failed: int = _LOST) -> tuple[float, bool]:
         """Return the count over all ranks and whether all have room; raise on all ranks if one has failed."""
         if self._group is None:
             if lost is not None:
                 raise torch.OutOfMemoryError(lost)
             return count, room
-        message = [float(lost is not None), count, self.budget, float(room)]
+        message = [float(lost is not None and failed), count, self.budget, float(room)]
         self._answers.zero_()
         self._answers[dist.get_rank(self._group)].copy_(torch.tensor(message, dtype=torch.float64))
         dist.all_reduce(self._answers, group=self._group)  # in place: an all_gather allocates
@@ -348,7 +404,9 @@ class OOMGuard:
             texts: list[str | None] = [None] * len(answers)
             dist.all_gather_object(texts, lost, group=self._group)
             rank = int(answers[:, 0].nonzero()[0])
-            raise torch.OutOfMemoryError(f"rank {rank}: {texts[rank]}")
+            kind = torch.OutOfMemoryError if answers[rank, 0] == _LOST else RuntimeError
+            self._told = kind(f"rank {rank}: {texts[rank]}")
+            raise self._told
         return float(answers[:, 1].sum()), bool(answers[:, 3].all())
 
     def _record(self, part: Any, phase: str, failed: str) -> None:
@@ -393,17 +451,7 @@ def _reduce_flat(flat: list[torch.Tensor], parameters: Sequence[torch.nn.Paramet
         if parameter.grad is not None:
             parameter.grad.copy_(found)
         elif mark:
-            parameter.grad = found.clone()
-
-
-def _reduce_each(parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
-    """Sum gradients over the ranks one by one, if there is no memory for all of them in one tensor."""
-    marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-    dist.all_reduce(marks, group=group)
-    for parameter, mark in zip(parameters, marks.tolist(), strict=True):
-        if mark:  # one that no rank has stays None
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad = found  # a copy may not fit, and the other ranks would wait for this one
 
 
 def _names(thing: object) -> set[str]:
