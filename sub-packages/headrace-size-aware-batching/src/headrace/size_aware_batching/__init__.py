@@ -1,5 +1,7 @@
 """Batches that fill a memory or token budget and never exceed it."""
 
+from importlib.metadata import version
+
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate.loss import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.collate.packed import PackedBatch, PackedCollate
@@ -59,3 +61,5 @@ __all__ = [
     "size_aware_batching",
     "token_weighted_loss",
 ]
+
+__version__ = version("headrace-size-aware-batching")

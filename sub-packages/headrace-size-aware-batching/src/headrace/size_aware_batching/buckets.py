@@ -1,5 +1,7 @@
 """Buckets of sizes, and batches that each come from one bucket."""
 
+from __future__ import annotations
+
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate
@@ -10,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, shortlist, shown, warn
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
@@ -121,6 +124,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     ([[0, 1], [2], [3, 4, 5], [6]], 4, [[0, 1, 2], [3, 4, 5, 6]])
     """
 
+    @explains_keywords
     def __init__(
         self,
         sizes: torch.Tensor | NDArray[Any] | Sequence[float],

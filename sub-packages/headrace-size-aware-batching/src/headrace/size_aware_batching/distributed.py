@@ -1,5 +1,7 @@
 """Planned batches: full, random, the same number on every rank, resumable at any position."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -12,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import (
     checked_epoch,
     checked_int,
@@ -172,6 +175,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         [[Piece(index=0, start=0, stop=5, size=7)], [Piece(index=0, start=5, stop=7, size=7), 1]]
     """
 
+    @explains_keywords
     def __init__(
         self,
         sizes: Any,
@@ -258,12 +262,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self.draws: list[int] | None = None
 
     @property
-    def sampler(self) -> "EpochSetter":
+    def sampler(self) -> EpochSetter:
         """Sets the epoch, not the ``sampler`` that was given: Lightning calls ``batch_sampler.sampler.set_epoch``."""
         return EpochSetter(self)
 
     @property
-    def batch_sampler(self) -> "EpochSetter":
+    def batch_sampler(self) -> EpochSetter:
         """Sets the epoch: Hugging Face's ``Trainer`` calls ``loader.batch_sampler.batch_sampler.set_epoch``."""
         return EpochSetter(self)
 
@@ -522,7 +526,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             return self._planned(epoch, self._plan_epoch(epoch), self.shapes)
 
     def _planned(
-        self, epoch: int, planner: "Planner | RestPlanner", shapes: tuple[tuple[int, int], ...] | None
+        self, epoch: int, planner: Planner | RestPlanner, shapes: tuple[tuple[int, int], ...] | None
     ) -> BatchPlan:
         indices, offsets = _joined(planner, self._key(epoch), len(self._prepared.sizes))
         budget, pieces = self.max_total_size, self._pieces
@@ -545,14 +549,14 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             curriculum=self._curriculum_of(epoch, planner, len(offsets) - 1),
         )
 
-    def _steps_of(self, epoch: int, planner: "Planner | RestPlanner") -> OptimizerSteps | None:
+    def _steps_of(self, epoch: int, planner: Planner | RestPlanner) -> OptimizerSteps | None:
         if not isinstance(planner, StepPlanner):
             return None
         first = self._first_step(epoch)
         asked = [float(planner.steps.schedule.at(first + step)) for step in range(planner.n_steps)]
         return OptimizerSteps(planner.starts, asked)
 
-    def _curriculum_of(self, epoch: int, planner: "Planner | RestPlanner", n_batches: int) -> CurriculumReport | None:
+    def _curriculum_of(self, epoch: int, planner: Planner | RestPlanner, n_batches: int) -> CurriculumReport | None:
         steps = self.options.curriculum
         if steps is None:
             return None
@@ -709,13 +713,13 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         return keys
 
     @staticmethod
-    def _make(sizes: NDArray[Any], max_total_size: Any, **arguments: Any) -> "DistributedSizeAwareBatchSampler":
+    def _make(sizes: NDArray[Any], max_total_size: Any, **arguments: Any) -> DistributedSizeAwareBatchSampler:
         return DistributedSizeAwareBatchSampler(sizes, max_total_size, **arguments)
 
     def _key(self, epoch: int) -> int:
         return int(fold_in(self.seed, epoch if self.options.shuffle else 0)[0])
 
-    def _plan_epoch(self, epoch: int | None = None, at: int | None = None) -> "Planner | RestPlanner":
+    def _plan_epoch(self, epoch: int | None = None, at: int | None = None) -> Planner | RestPlanner:
         """Return the planner of an epoch, by default the current one; it reads the order where a sampler gives it.
 
         Where the epoch has changed, that of the rest at a position: the current one, or 0 in another epoch.

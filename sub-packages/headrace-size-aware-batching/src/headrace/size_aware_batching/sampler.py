@@ -1,5 +1,7 @@
 """Batches within a size budget, in the order of the elements: the generator and the sampler that PyTorch sees."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from operator import itemgetter
@@ -8,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
 from headrace.size_aware_batching.planning.limits import checked_budget
@@ -33,6 +36,7 @@ class MapStyle(Protocol[DataOut]):
     def __len__(self) -> int: ...
 
 
+@explains_keywords
 def size_aware_batching(
     dataset: Iterable[Data] | MapStyle[Data],
     sizeof: SizeOf,
@@ -121,6 +125,7 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
     [[Piece(index=0, start=0, stop=4, size=6)], [Piece(index=0, start=4, stop=6, size=6), 1]]
     """
 
+    @explains_keywords
     def __init__(
         self,
         sampler: Sampler[Any] | Iterable[int],
@@ -185,7 +190,7 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
 
 
 def _batches(
-    keyed: Iterable[tuple[object, Data]], size: Callable[[Any], Any], tally: "Tally", info: Logger
+    keyed: Iterable[tuple[object, Data]], size: Callable[[Any], Any], tally: Tally, info: Logger
 ) -> Iterator[list[Data]]:
     """Group elements in their order so that the sizes of each group sum to at most the budget.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
@@ -217,6 +218,7 @@ def imbalance(work: NDArray[np.float64], meet: Meet) -> float:
     return value / mean if mean else 1.0
 
 
+@explains_keywords
 def plan_step(
     sizes: Any,
     max_total_size: float | Sequence[float],

@@ -1,5 +1,7 @@
 """Batches of similar sizes from a stream, through a shuffle buffer of bounded length."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -10,6 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
@@ -172,6 +175,9 @@ class BucketedBatching:
         while buffer.length:
             yield buffer.next_batch(ended=True)
         tally.finish(self._info)
+
+
+BucketedBatching.__init__ = explains_keywords(BucketedBatching.__init__)  # type: ignore[method-assign]
 
 
 def _takes_options_of(

@@ -89,6 +89,7 @@ __all__ = [
     "write_tars",
 ]
 
+__version__: str  # of the distribution, which is looked up when it is asked for
 _HOME = "headrace.webdatamodule"
 # Who only reads or writes shards waits for neither torch nor lightning: these are imported when they are asked for.
 _LATER = {
@@ -115,6 +116,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("headrace-webdatamodule")
     if name in _LATER:
         return getattr(import_module(f"{_HOME}.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.utilities import CombinedLoader
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
@@ -113,6 +114,7 @@ class WebDataModule(BaseDataModule):
     (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
     """
 
+    @explains_keywords
     def __init__(
         self,
         n_samples: BySplit[int],

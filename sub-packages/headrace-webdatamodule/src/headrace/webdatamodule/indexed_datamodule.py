@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
-from headrace.webdatamodule.loading.options import OnError, SeedPer
+from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
 from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
-from headrace.webdatamodule.split_names import NESTED, BySplit, PerSplit, Split, named_sources
+from headrace.webdatamodule.split_names import NESTED, ForSplits, PerSplit, Split, named_sources
 
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
 
@@ -101,26 +102,27 @@ class IndexedWebDataModule(MapDataModule):
 
     _sizes_are = "the name of a column, the key of a member, whose bytes count, or a function of the sample"
 
+    @explains_keywords
     def __init__(
         self,
         shards: Any,
         *,
-        batch_size: int | BySplit[int] | None = None,
-        batch_sampler: BatchSamplerFactory | BySplit[BatchSamplerFactory] | None = None,
-        sizes: SizeOf | BySplit[SizeOf] | None = None,
-        sampler: SamplerFactory | BySplit[SamplerFactory] | None = None,
+        batch_size: ForSplits[int] | None = None,
+        batch_sampler: ForSplits[BatchSamplerFactory] | None = None,
+        sizes: ForSplits[SizeOf] | None = None,
+        sampler: ForSplits[SamplerFactory] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         decode: Any = decode_member,
-        transform: Callable[[Any], Any] | BySplit[Callable[[Any], Any]] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | BySplit[Callable[[list[Any]], Any]] | None = None,
-        num_workers: int | BySplit[int] = 0,
+        transform: ForSplits[Callable[[Any], Any]] | None = None,
+        collate_fn: ForSplits[Collate] | None = None,
+        num_workers: ForSplits[int] = 0,
         seed: int = 0,
         allowed_classes: Collection[Any] = (),
-        keys: Sequence[str] | BySplit[Sequence[str]] | None = None,
+        keys: ForSplits[Sequence[str]] | None = None,
         verify: Any = "read",
         max_bytes: int | None = None,
-        on_error: OnError | BySplit[OnError] = "raise",
+        on_error: ForSplits[OnError] = "raise",
         seed_per: SeedPer = "step",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
@@ -130,6 +131,7 @@ class ResumableLoader(EpochLoader):
     (3, 2, [['c', 'd'], ['e', 'f']])
     """
 
+    @explains_keywords
     def __init__(
         self,
         dataset: Any,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
@@ -32,13 +33,21 @@ from headrace.webdatamodule.loading.factories import (
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
 from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets
-from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, describe_option, differences, seed_int
+from headrace.webdatamodule.loading.options import (
+    Collate,
+    Loading,
+    OnError,
+    SeedPer,
+    describe_option,
+    differences,
+    seed_int,
+)
 from headrace.webdatamodule.loading.predictions import in_order
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
 from headrace.webdatamodule.loading.stage_report import Reports
 from headrace.webdatamodule.loading.state_dict import check_module_state
-from headrace.webdatamodule.split_names import BySplit, PerSplit, Split
+from headrace.webdatamodule.split_names import BySplit, ForSplits, PerSplit, Split
 
 
 class MapDataModule(BaseDataModule):
@@ -111,20 +120,21 @@ class MapDataModule(BaseDataModule):
 
     _sizes_are = "an array of one size for each sample, a column of a Hugging Face dataset, or a function of the sample"
 
+    @explains_keywords
     def __init__(
         self,
         datasets: BySplit[Any],
         *,
-        batch_size: int | BySplit[int] | None = None,
-        batch_sampler: BatchSamplerFactory | BySplit[BatchSamplerFactory] | None = None,
+        batch_size: ForSplits[int] | None = None,
+        batch_sampler: ForSplits[BatchSamplerFactory] | None = None,
         sizes: Any = None,
-        sampler: SamplerFactory | BySplit[SamplerFactory] | None = None,
+        sampler: ForSplits[SamplerFactory] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | BySplit[Callable[[list[Any]], Any]] | None = None,
-        num_workers: int | BySplit[int] = 0,
+        collate_fn: ForSplits[Collate] | None = None,
+        num_workers: ForSplits[int] = 0,
         seed: int = 0,
-        on_error: OnError | BySplit[OnError] = "raise",
+        on_error: ForSplits[OnError] = "raise",
         seed_per: SeedPer = "step",
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,

@@ -20,6 +20,7 @@ class Split(Enum):
 
 
 BySplit: TypeAlias = Mapping[Split, T] | Mapping[str, T] | Mapping[Split | str, T]
+ForSplits: TypeAlias = T | BySplit[T]  # one value for all splits, or one for each
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.predict}
 # Other words for each split.
 _WORDS = {

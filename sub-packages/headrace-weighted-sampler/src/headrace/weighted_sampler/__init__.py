@@ -1,5 +1,7 @@
 """Several datasets mixed by weight across ranks, exactly and reproducibly."""
 
+from importlib.metadata import version
+
 from headrace.weighted_sampler._stopping import Stopping
 from headrace.weighted_sampler.interleaved import InterleavedDataset
 from headrace.weighted_sampler.plotting import plot_mixture
@@ -19,3 +21,5 @@ __all__ = [
     "cosine_schedule",
     "plot_mixture",
 ]
+
+__version__ = version("headrace-weighted-sampler")

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed, shown
+from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
@@ -157,6 +158,7 @@ class InterleavedDataset(IterableDataset[T]):
     (1000, 249)
     """
 
+    @explains_keywords
     def __init__(
         self,
         sources: Sources[T],

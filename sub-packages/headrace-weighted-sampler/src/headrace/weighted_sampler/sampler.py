@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._caps import cap_passes
 from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below, derive
@@ -152,6 +153,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     (110, 55)
     """
 
+    @explains_keywords
     def __init__(
         self,
         dataset: Sized,

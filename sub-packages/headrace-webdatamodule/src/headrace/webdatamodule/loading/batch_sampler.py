@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import seed_int
@@ -68,6 +69,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     [[0, 1], [2, 3]]
     """
 
+    @explains_keywords
     def __init__(
         self,
         n_samples: int,

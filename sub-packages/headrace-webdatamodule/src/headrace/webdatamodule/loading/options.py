@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -16,6 +16,7 @@ from headrace.webdatamodule.loading.worker import WorkerTimeout
 
 OnError: TypeAlias = Literal["raise", "skip"]
 SeedPer: TypeAlias = Literal["sample", "step"]
+Collate: TypeAlias = Callable[[list[Any]], Any]
 _LONGEST = 120
 
 

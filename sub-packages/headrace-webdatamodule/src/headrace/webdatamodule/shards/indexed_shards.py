@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
@@ -72,6 +73,7 @@ class IndexedShards:
     (5, {'__key__': 's4', 'json': [4]})
     """
 
+    @explains_keywords
     def __init__(
         self,
         source: ShardPlaces,
