@@ -12,6 +12,7 @@ TOP = {
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
 # Files that packages share, since they do not import one another: the first one of each row is copied to the others.
 COPIES = (
+    ("size_aware_batching/_display.py", "weighted_sampler/_display.py", "webdatamodule/_display.py"),
     ("size_aware_batching/_keywords.py", "weighted_sampler/_keywords.py", "webdatamodule/_keywords.py"),
     ("size_aware_batching/sizes/columns.py", "webdatamodule/loading/columns.py"),
     ("size_aware_batching/planning/cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, shortlist, shown, warn
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
@@ -31,6 +32,11 @@ class Buckets(NamedTuple):
 
     bucket_boundaries: torch.Tensor
     bucket_sizes: torch.Tensor
+
+    @never_raises
+    def __repr__(self) -> str:
+        low, high, samples = self.bucket_boundaries[0], self.bucket_boundaries[-1], int(self.bucket_sizes.sum())
+        return f"{type(self).__name__}({len(self.bucket_sizes):,} from {low:,} to {high - 1:,}, {samples:,} samples)"
 
 
 def create_buckets(
@@ -162,6 +168,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         """The indices of the samples in each bucket, ascending; an empty list for an empty bucket."""
         return [indices.tolist() for indices in self._members]
 
+    @never_raises
     def __repr__(self) -> str:
         figures = [f"{counted(self.num_samples, 'sample')} in {counted(self.num_buckets, 'bucket')}"]
         if len(self.outside):

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from headrace.size_aware_batching._display import described, never_raises
 from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
@@ -51,6 +52,11 @@ class WorstBatchesFirst(Callback):
 
     def __init__(self, k: int = 4, *, sampler: Any = None, batches_of: Callable[[Any], Any] | None = None) -> None:
         self.k, self.sampler, self.batches_of = k, sampler, batches_of
+
+    @never_raises
+    def __repr__(self) -> str:
+        named = f", sampler={described(self.sampler)}" if self.sampler is not None else ""
+        return f"{type(self).__name__}(k={self.k}{named})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Run the batches, and restore the state."""
@@ -119,6 +125,12 @@ class OOMRescue(Callback):
         self._budget: float | None = None
         self._batch: tuple[Any, int] = None, 0
         self._stack = ExitStack()
+
+    @never_raises
+    def __repr__(self) -> str:
+        options = [f"{name}={described(value)}" for name, value in self.options.items()]
+        state = "not training" if self.guard is None else f"{len(self.events)} events"
+        return f"{type(self).__name__}({', '.join([*options, state])})"
 
     @property
     def events(self) -> list[OOMEvent]:
@@ -240,6 +252,11 @@ class TokensPerStep(Callback):
     def __init__(self, sampler: Any = None) -> None:
         self.sampler = sampler
         self._begun: tuple[int, Any, Any] | None = None  # number of the first batch, micro-batches, where steps end
+
+    @never_raises
+    def __repr__(self) -> str:
+        of = "the loader's sampler" if self.sampler is None else repr(self.sampler)
+        return f"{type(self).__name__}({of})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check what trains."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import (
     checked_epoch,
@@ -421,11 +422,16 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self._refuse_empty(n_batches, self.num_replicas)
         return self._n_batches(n_batches)
 
+    @never_raises
     def __repr__(self) -> str:
         ranks = "ranks unknown"
         with suppress(ValueError):  # of an environment that contradicts what was given
             ranks = counted(self.num_replicas, "rank")
-        budget = self.max_total_size
+        budget, (_, needed, planner) = self.max_total_size, self._planner or (None, (), None)
+        if isinstance(planner, StrataPlanner):  # which knows without planning
+            with suppress(ValueError):
+                steps = n_steps(planner.count(0, 0), self.num_replicas, self.tail)
+                ranks += f" x {counted(steps, 'step')}"
         figures = [
             counted(self._prepared.n_samples, "sample"),
             *([] if self._order is None else [f"ordered by {type(self._order.sampler).__name__}"]),
@@ -438,11 +444,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if self._steps is not None:
             stages = " then ".join(f"{tokens:,}" for _, tokens in self._steps.schedule.stages)
             figures.append(f"{stages} tokens an optimizer step")
-        _, needed, planner = self._planner or (None, (), None)
         if isinstance(planner, StepPlanner) and needed[0] == self.epoch:
             figures.append(counted(planner.n_steps, "optimizer step"))
-        if isinstance(planner, StrataPlanner):  # which knows without planning
-            figures.append(counted(n_steps(planner.count(0, 0), self.num_replicas, self.tail), "step"))
         return f"{type(self).__name__}({', '.join(figures)})"
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -946,6 +949,10 @@ class EpochSetter:
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self._owner!r}"
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next."""

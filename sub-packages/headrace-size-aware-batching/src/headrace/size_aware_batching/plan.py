@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching._display import bars, described, html, never_raises
+from headrace.size_aware_batching._validation import counted, whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of
-from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport
+from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport, batch_costs
 
 __all__ = ["BatchPlan", "CurriculumReport", "OptimizerSteps", "OptimizerStepsReport", "PlanReport"]
 
@@ -24,7 +25,7 @@ class OptimizerSteps(NamedTuple):
     asked: list[float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BatchPlan:
     """All batches of an epoch.
 
@@ -71,6 +72,29 @@ class BatchPlan:
     lengths: NDArray[Any] | None = None
     steps: OptimizerSteps | None = None
     curriculum: CurriculumReport | None = None
+
+    @never_raises
+    def __repr__(self) -> str:
+        budget = " and ".join(f"{one:,.10g}" for one in self.budget)
+        cost = self.cost if isinstance(self.cost, str) else described(self.cost)
+        figures = [
+            f"{counted(len(self), 'batch')} of {counted(len(self.indices), 'sample')}",
+            f"budget {budget}",
+            f"cost {cost}",
+            counted(self.num_replicas, "rank"),
+        ]
+        if self.steps is not None:
+            figures.append(counted(len(self.steps.asked), "optimizer step"))
+        if self.oversize is not None and len(self.oversize):
+            figures.append(f"{len(self.oversize):,} oversize")
+        return f"{type(self).__name__}({', '.join(figures)})"
+
+    def _repr_html_(self) -> str:
+        shares = (batch_costs(self) / np.array(self.budget)).max(axis=1, initial=0)
+        counts, edges = np.histogram(np.minimum(shares, 1.0), bins=10, range=(0, 1))
+        filled = {f"{low:.0%} to {low + 0.1:.0%}": [float(n)] for n, low in zip(counts, edges[:-1], strict=True)}
+        picture = bars("batches by the share of the budget that they fill", filled)
+        return html(repr(self), [*self.report().cells().items()], picture=picture)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

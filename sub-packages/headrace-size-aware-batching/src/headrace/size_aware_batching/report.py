@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
@@ -102,7 +103,7 @@ class CurriculumReport:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanReport:
     """Figures about the batches of an epoch.
 
@@ -218,6 +219,19 @@ class PlanReport:
 
     def __str__(self) -> str:
         return table({"": self})
+
+    @never_raises
+    def __repr__(self) -> str:
+        padding = "" if self.cost == SumCost.name else f", padding {self.padding:.2%}"
+        skipped = f", {self.skipped:,} skipped" if self.skipped else ""
+        return (
+            f"{type(self).__name__}({self.batches:,} batches of {self.samples:,} samples, fill {self.fill:.2%} of "
+            f"{self.budget:,.10g}{padding}, {self.num_replicas:,} ranks x {self.steps:,} steps, imbalance "
+            f"{self.imbalance:.4f}{skipped})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html("Batches of an epoch", [(name.replace("_", " "), text) for name, text in self.cells().items()])
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""

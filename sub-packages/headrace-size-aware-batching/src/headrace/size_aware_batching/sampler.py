@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
@@ -150,6 +151,7 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
         self._warn = logger_or(warn, warn_logger, "warn_logger")
         self._used_up = False
 
+    @never_raises
     def __repr__(self) -> str:
         inner = type(self.sampler).__name__
         return f"{type(self).__name__}({inner}, budget {self.max_total_size:,}, oversize {self.oversize})"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from headrace.size_aware_batching._display import described, kind_of, never_raises
 from headrace.size_aware_batching._validation import shortlist, shown
 from headrace.size_aware_batching.collate.fields import Name, Path, checked_names, like, place
 from headrace.size_aware_batching.planning.pieces import PIECE_START, Piece
@@ -72,6 +73,11 @@ class SplitDataset(Dataset[Any]):
         self.dataset = dataset
         self.fields = None if fields is None else checked_names(fields, "fields")
         self.start, self.cut = start, cut
+
+    @never_raises
+    def __repr__(self) -> str:
+        options = [f"{name}={described(value)}" for name in ("fields", "cut") if (value := getattr(self, name))]
+        return f"{type(self).__name__}({', '.join([kind_of(self.dataset), *options])})"
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._display import bars, html, never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
@@ -49,7 +50,7 @@ Oversize = Literal["raise", "own_batch", "split"]
 OVERSIZE: tuple[Oversize, ...] = ("raise", "own_batch", "split")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepReport:
     """Figures about the plan of one optimizer step; printed, a line each.
 
@@ -84,7 +85,21 @@ class StepReport:
     oversize: int
 
     def __str__(self) -> str:
-        rows = {
+        return "\n".join(f"{name:22}{text}" for name, text in self._cells().items())
+
+    @never_raises
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.samples:,} samples: {self.num_replicas:,} ranks x "
+            f"{self.num_micro_batches:,} micro-batches, fill {self.fill:.2%} of {self.budget:,.10g}, lockstep "
+            f"{self._shown(self.lockstep, False)}, totals {self._shown(self.totals, False)})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html("An optimizer step", [*self._cells().items()])
+
+    def _cells(self) -> dict[str, str]:
+        return {
             "samples": f"{self.samples:,}",
             "ranks": f"{self.num_replicas:,}",
             "micro-batches a rank": f"{self.num_micro_batches:,}  (at least {self.fewest:,})",
@@ -96,7 +111,6 @@ class StepReport:
             "repeated": f"{self.repeated:,}",
             "oversize": f"{self.oversize:,}",
         }
-        return "\n".join(f"{name:22}{text}" for name, text in rows.items())
 
     def _shown(self, values: dict[str, float], bounded: bool) -> str:
         several = len(values) > 1
@@ -198,6 +212,7 @@ class StepPlan:
             oversize=len(self.oversize),
         )
 
+    @never_raises
     def __repr__(self) -> str:
         more = {"repeated": self.repeated, "oversize": self.oversize}
         counts = [f"{len(found)} {name}" for name, found in more.items() if len(found)]
@@ -209,6 +224,11 @@ class StepPlan:
         samples = ", ".join([f"{len(self.restore)} samples", *counts])
         shape = f"{self.num_replicas} ranks x {self.num_micro_batches} micro-batches"
         return f"StepPlan({samples}: {shape}, imbalance {values})"
+
+    def _repr_html_(self) -> str:
+        work = {f"rank {rank}": row.tolist() for rank, row in enumerate(self.work)}
+        picture = bars("work of each rank, by micro-batch", work)
+        return html(repr(self), [*self.report()._cells().items()], picture=picture)
 
 
 def imbalance(work: NDArray[np.float64], meet: Meet) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._display import never_raises, options_of
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
@@ -46,7 +47,7 @@ Batches: TypeAlias = Generator[Any, None, None]
 Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
 
 
-@dataclass
+@dataclass(repr=False)
 class BucketedBatching:
     """`bucketed_batching` as a pipeline stage: constructed with the options, called with the stream.
 
@@ -101,6 +102,10 @@ class BucketedBatching:
         self._ranks = Ranks(self.num_replicas, self.rank, self.mesh)
         if self.rank is not None and self.num_replicas is None:
             raise ValueError(f"num_replicas must be given with rank={self.rank}, got None: give both")
+
+    @never_raises
+    def __repr__(self) -> str:
+        return options_of(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the random order of all later streams."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning
 
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.loading.state_dict import module_state
@@ -50,13 +51,11 @@ class BaseDataModule(lightning.LightningDataModule):
     def _options_in_words(self) -> str:
         raise NotImplementedError
 
+    @never_raises
     def __repr__(self) -> str:
         """What it is, and where training is; opens nothing."""
-        try:
-            data = ", ".join(f"{split.name} {self._data_in_words(split)}" for split in Split if self._has(split))
-            parts = [data, self._options_in_words()]
-        except AttributeError:  # of one that was refused
-            return object.__repr__(self)
+        data = ", ".join(f"{split.name} {self._data_in_words(split)}" for split in Split if self._has(split))
+        parts = [data, self._options_in_words()]
         if (loader := self._loaders.get(Split.train)) is not None:
             parts.append(f"train loader at epoch {loader.epoch}, step {loader.steps}")
         return f"<{type(self).__name__}: {'; '.join(parts)}>"

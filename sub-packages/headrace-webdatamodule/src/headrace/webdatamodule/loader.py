@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._display import described, kind_of, never_raises
 from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
 from headrace.webdatamodule.loading.batch_reading import (
@@ -204,6 +205,21 @@ class ResumableLoader(EpochLoader):
             kept["_batch_sampler"] = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
         other.__setstate__(kept)
         return other
+
+    @never_raises
+    def __repr__(self) -> str:
+        batches = self._batch_sampler if self._factory is None else self._factory
+        shown = (
+            described(batches)
+            if self._factory
+            else kind_of(batches)
+            if isinstance(batches, list | tuple)
+            else repr(batches)
+        )
+        return (
+            f"{type(self).__name__}({self._name}: {kind_of(self.dataset)}, epoch {self.epoch}, "
+            f"{self.steps:,} batches delivered, num_workers={self.num_workers}, seed {self._seed},\n  {shown})"
+        )
 
     def __len__(self) -> int:
         """Batches of the whole epoch on this rank, those before a resumed position included."""

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed, shown
+from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
@@ -183,6 +184,7 @@ class InterleavedDataset(IterableDataset[T]):
         self._resume: _Resume | None = None
         self._latest: InterleavedIterator[T] | None = None
 
+    @never_raises
     def __repr__(self) -> str:
         mixture = self._mixture
         try:
@@ -195,7 +197,7 @@ class InterleavedDataset(IterableDataset[T]):
             position = self._latest.position
         return (
             f"{type(self).__name__}({len(mixture.names)} source{'s' * (len(mixture.names) != 1)}, "
-            f"{mixture.stopping!r}, {ranks}, epoch {self.epoch} at {position}, seed {mixture.seed})"
+            f"{mixture.stopping!r}, {ranks}, epoch {self.epoch} at {position:,}, seed {mixture.seed})"
         )
 
     @property
@@ -318,6 +320,14 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._failed: Exception | None = None
         self._started = self._over = False
         self._go_to(cursor.epoch, 0)
+
+    @never_raises
+    def __repr__(self) -> str:
+        sources = len(self._sources)
+        return (
+            f"{type(self).__name__}({sources} source{'s' * (sources != 1)}, {self._reader}, epoch {self._epoch} at "
+            f"{self.position:,})"
+        )
 
     def __next__(self) -> T:
         """Draw from the source of the next position.

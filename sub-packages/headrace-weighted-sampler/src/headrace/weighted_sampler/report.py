@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from headrace.weighted_sampler._arguments import MAX_POSITION
+from headrace.weighted_sampler._display import bars, html, never_raises
 from headrace.weighted_sampler._mixture import SampleOrder, source_epochs
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
@@ -100,6 +101,7 @@ class MixtureReport:
         """The sources, and the sum of each group of nested weights before its members."""
         return tuple(_tree(self.sources))
 
+    @never_raises
     def __repr__(self) -> str:
         total, sources = sum(line.delivered for line in self.sources), len(self.sources)
         return (
@@ -108,28 +110,40 @@ class MixtureReport:
         )
 
     def __str__(self) -> str:
+        head, *rows = self._table()
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (head, *rows))
+        return "\n".join([self._title(), *lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        shares = bars("share of the samples", {line.name: [line.share] for line in self.sources})
+        return html(self._title(), rows, head=head, notes=self._notes(), picture=shares)
+
+    def _title(self) -> str:
         total = sum(line.delivered for line in self.sources)
-        by_tokens = any(line.token_share is not None for line in self.sources)
-        lines = self.tree
-        rows = [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, lines[:MAX_SHOWN])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        hidden = len(lines) - MAX_SHOWN
-        return "\n".join(
-            [
-                f"epoch {self.epoch}: {total} samples over {ranks_text(self.num_replicas)}, "
-                f"{len(self.padded)} padded, {len(self.dropped)} dropped",
-                *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
-                *([f"and {hidden} more sources"] if hidden > 0 else []),
-                f"never drawn: {self.not_drawn} samples in no source or of weight 0",
-                *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
-                *(
-                    f"{name} leaves after its last pass, at position {position} of the run"
-                    for name, position in self.leaving
-                ),
-                *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
-                *([] if self.deviation is None else [self._deviation_text()]),
-            ]
+        return (
+            f"epoch {self.epoch}: {total} samples over {ranks_text(self.num_replicas)}, "
+            f"{len(self.padded)} padded, {len(self.dropped)} dropped"
         )
+
+    def _table(self) -> list[tuple[str, ...]]:
+        by_tokens = any(line.token_share is not None for line in self.sources)
+        return [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, self.tree[:MAX_SHOWN])]
+
+    def _notes(self) -> list[str]:
+        hidden = len(self.tree) - MAX_SHOWN
+        return [
+            *([f"and {hidden} more sources"] if hidden > 0 else []),
+            f"never drawn: {self.not_drawn} samples in no source or of weight 0",
+            *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
+            *(
+                f"{name} leaves after its last pass, at position {position} of the run"
+                for name, position in self.leaving
+            ),
+            *([f"weights rounded by at most {self.rounding:.2%}"] if self.rounding else []),
+            *([] if self.deviation is None else [self._deviation_text()]),
+        ]
 
     def _deviation_text(self) -> str:
         return (

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._caps import cap_passes
 from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
@@ -208,16 +209,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
 
+    @never_raises
     def __repr__(self) -> str:
         sources = len(self._spec.sources.parts)
         try:
             num_replicas, rank = self._ranks.current()
-            place = f"rank {rank} of {num_replicas}, epoch {self.epoch} at {self.position}"
+            place = f"rank {rank} of {num_replicas}, epoch {self.epoch} at {self.position:,}"
         except ValueError:
             place = f"ranks not known yet, epoch {self.epoch}"
         return (
-            f"{type(self).__name__}({self._spec.length} samples of {sources} source{'s' * (sources != 1)}, "
-            f"{self.epoch_length} an epoch, {place}, seed {self.seed})"
+            f"{type(self).__name__}({self._spec.length:,} samples of {sources} source{'s' * (sources != 1)}, "
+            f"{self.epoch_length:,} an epoch, {place}, seed {self.seed})"
         )
 
     @property

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from headrace.weighted_sampler._arguments import as_int, listed, shown
+from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._permutation import Indices
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,6 +34,7 @@ Weights: TypeAlias = (
 )
 StreamWeights: TypeAlias = NamedWeights | Sequence[Weight] | NDArray[Any] | torch.Tensor
 
+_SHOWN = 8  # datasets that a repr names
 MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more distinct weights than that are rounded
 
 
@@ -65,6 +67,13 @@ class NamedConcatDataset(ConcatDataset[T_co]):
                 raise TypeError(f"datasets[{name!r}] must have a length, got {type(dataset).__name__}")
         super().__init__(datasets.values())  # type: ignore[arg-type]  # a sequence is a dataset
         self.names = tuple(datasets)
+
+    @never_raises
+    def __repr__(self) -> str:
+        ends = [0, *self.cumulative_sizes]
+        parts = [f"{name} {end - begin:,}" for name, begin, end in zip(self.names, ends, ends[1:], strict=False)]
+        shown = ", ".join([*parts[:_SHOWN], *([f"{len(parts) - _SHOWN} more"] if len(parts) > _SHOWN else [])])
+        return f"{type(self).__name__}({ends[-1]:,} samples: {shown})"
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Return the samples of a batch, with one call per dataset that has ``__getitems__``.

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from headrace.size_aware_batching._display import never_raises, options_of, shape_of
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys
@@ -37,8 +38,16 @@ class PackedBatch(NamedTuple):
     max_seqlen: int
     position_ids: torch.Tensor
 
+    @never_raises
+    def __repr__(self) -> str:
+        sequences, total = len(self.cu_seqlens) - 1, int(self.cu_seqlens[-1])
+        return (
+            f"{type(self).__name__}({sequences:,} sequences of {total:,} in all, the longest {self.max_seqlen:,}, "
+            f"values={shape_of(self.values)})"
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PackedCollate:
     """Concatenate samples without padding, for variable-length attention; for ``collate_fn``.
 
@@ -132,6 +141,10 @@ class PackedCollate:
     max_total_size: int | None = None
     oversize: Literal["truncate", "split"] = "truncate"
     positions: Literal["sample", "sequence"] | None = None
+
+    @never_raises
+    def __repr__(self) -> str:
+        return options_of(self)
 
     def __post_init__(self) -> None:
         one_of("layout", self.layout, _LAYOUTS)

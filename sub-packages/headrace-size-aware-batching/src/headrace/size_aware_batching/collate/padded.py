@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headrace.size_aware_batching._display import never_raises, options_of, shape_of
 from headrace.size_aware_batching._validation import checked_flag, shown
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers, checked_shapes
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, like, not_empty, with_keys
@@ -27,8 +28,13 @@ class PaddedBatch(NamedTuple):
     lengths: torch.Tensor | None
     attention_mask: torch.Tensor | None
 
+    @never_raises
+    def __repr__(self) -> str:
+        fields = {"values": self.values, "lengths": self.lengths, "attention_mask": self.attention_mask}
+        return f"{type(self).__name__}({', '.join(f'{name}={shape_of(value)}' for name, value in fields.items())})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PaddedCollate:
     """Stack samples of different lengths, each padded at its end to the longest; for ``collate_fn``.
 
@@ -80,6 +86,10 @@ class PaddedCollate:
     max_length: int | None = None
     max_total_size: int | None = None
     shapes: Sequence[tuple[int, int]] | None = None
+
+    @never_raises
+    def __repr__(self) -> str:
+        return options_of(self)
 
     def __post_init__(self) -> None:
         check_numbers("pad_value", self.pad_value)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching.distributed import EpochSetter
 
 Batch = TypeVar("Batch")
@@ -45,6 +46,10 @@ class PreparedBatchSampler(Sampler[list[Any]]):
         self._read: deque[int] = deque()  # positions behind the batches that were read ahead
         self._delivered: int | None = None  # position of the loop; None where it is that of the sampler
         self._is_counted = self._counts_next = False  # whether the latest iteration goes through `delivered`
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sampler!r})"
 
     @property
     def sampler(self) -> EpochSetter:

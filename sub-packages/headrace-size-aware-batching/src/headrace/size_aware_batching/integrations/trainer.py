@@ -7,6 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._validation import checked_int, warn
 
 _KEY = "headrace"  # in a trainer's state
@@ -51,6 +52,10 @@ class TrainerGuard:
         self._sampler = sampler
         self._length = self._accumulated = 0
         self._saved: Mapping[str, Any] | None = None  # the sampler's state in the checkpoint, until it is loaded
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sampler!r})"
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
         """Compare what is about to be trained on with the checkpoint, if there is one."""
@@ -188,6 +193,10 @@ class TrainerLoader:
         self._loader, self._accept = loader, accept
         self._length = 0  # of the whole epoch on the present processes
         self._begun = self._done = False
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._loader!r})"
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import one_of, real_number, whole_number
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
@@ -54,16 +55,20 @@ class MemoryReport:
     headroom: float
 
     def __str__(self) -> str:
+        return "\n".join(f"{name:14}{text}" for name, text in self._cells().items())
+
+    def _repr_html_(self) -> str:
+        return html("Memory of a batch", [*self._cells().items()])
+
+    def _cells(self) -> dict[str, str]:
         slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
-        return "\n".join(
-            [
-                f"bytes         max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
-                f"points        {self.points} fitted, {self.calibration} for calibration, {self.bounds} out of memory",
-                f"median error  {self.median_error:.2%}",
-                f"margin        {self.margin:.2%}, covers {self.coverage:.0%} of new batches",
-                f"headroom      {self.headroom:.2%} in the median",
-            ]
-        )
+        return {
+            "bytes": f"max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
+            "points": f"{self.points} fitted, {self.calibration} for calibration, {self.bounds} out of memory",
+            "median error": f"{self.median_error:.2%}",
+            "margin": f"{self.margin:.2%}, covers {self.coverage:.0%} of new batches",
+            "headroom": f"{self.headroom:.2%} in the median",
+        }
 
 
 class BatchMemoryModel:
@@ -160,6 +165,25 @@ class BatchMemoryModel:
         margin = max([margin, *self._errors(bare, bounds).tolist()])
         self.points, self.calibration = points + bounds, tested
         self._cost = MemoryCost(terms, bare.slopes, intercept, floor, 1 + margin, most)
+
+    @never_raises
+    def __repr__(self) -> str:
+        figures = [f"{self.memory} bytes", f"coverage {self.coverage:.0%}"]
+        if (cost := self._cost) is None:
+            figures += [*([] if self.features is None else [" + ".join(self.features)]), "not fitted yet"]
+        else:
+            slopes = [f"{slope:.6g} {term.name}" for term, slope in zip(cost.terms, cost.slopes, strict=True)]
+            figures += [
+                f"max({cost.floor:,.0f}, {' + '.join([f'{cost.intercept:,.0f}', *slopes])})",
+                f"margin {cost.factor - 1:.2%}",
+            ]
+        if self.capacity is not None:
+            figures.append(f"measured on {self.capacity:,} bytes")
+        return f"{type(self).__name__}({', '.join(figures)})"
+
+    def _repr_html_(self) -> str | None:
+        fitted = self._cost is not None and self.points is not None and self.calibration is not None
+        return self.report()._repr_html_() if fitted else None
 
     @property
     def margin(self) -> float:

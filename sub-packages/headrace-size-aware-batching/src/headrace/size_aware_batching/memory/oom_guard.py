@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from headrace.size_aware_batching._validation import one_of, real_number
+from headrace.size_aware_batching._display import never_raises
+from headrace.size_aware_batching._validation import counted, one_of, real_number
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.peaks import describe
@@ -149,6 +150,14 @@ class OOMGuard:
         if self._group is not None:  # allocated now, because there may be no memory later
             device = next(model.parameters()).device
             self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
+
+    @never_raises
+    def __repr__(self) -> str:
+        budget = "no budget yet" if math.isinf(self.budget) else f"budget {self.budget:,.10g}"
+        return (
+            f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}, {self.reduction}, "
+            f"{budget}, {counted(self.steps, 'step')}, {counted(len(self.events), 'event')})"
+        )
 
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._validation import checked_int, log_info, shortlist, warn
 from headrace.size_aware_batching.memory.device import (
     CudaMeter,
@@ -104,7 +105,7 @@ def collect_peaks(
     return features, peaks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Peaks:
     """Measured peaks of batches; each array has one row for each of m batches.
 
@@ -131,6 +132,13 @@ class Peaks:
         if len(lengths := {getattr(self, field.name).shape[:1] for field in fields(self)}) > 1:
             found = ", ".join(str(*length) for length in sorted(lengths))
             raise ValueError(f"peaks must have as many rows in every field, got {found}")
+
+    @never_raises
+    def __repr__(self) -> str:
+        fit = int(self.fits.sum())
+        most = f", up to {self.allocated[self.fits].max():,} bytes allocated" if fit else ""
+        failed = f", {len(self.fits) - fit:,} out of memory" if fit < len(self.fits) else ""
+        return f"{type(self).__name__}({len(self.fits):,} batches{most}{failed})"
 
     @classmethod
     def of(

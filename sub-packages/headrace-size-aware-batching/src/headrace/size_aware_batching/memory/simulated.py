@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._validation import whole_number
 from headrace.size_aware_batching.memory.peaks import Peaks, SizesOf, measure_peaks
 
@@ -51,6 +52,11 @@ class SimulatedMemory(TorchDispatchMode):
         self._peak = 0
         self._alive: set[int] = set()
         self._lock = threading.RLock()  # a storage may die in any thread
+
+    @never_raises
+    def __repr__(self) -> str:
+        limit = "no limit" if self.limit is None else f"limit {self.limit:,} bytes"
+        return f"{type(self).__name__}({limit}, {self._used:,} in use, peak {self._peak:,})"
 
     @property
     def used(self) -> int:

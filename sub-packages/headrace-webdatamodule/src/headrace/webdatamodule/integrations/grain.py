@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.loader import ResumableLoader
 
 try:
@@ -87,6 +88,7 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
                 raise
         raise StopIteration
 
+    @never_raises
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: epoch {self.loader.epoch}, {self.loader.steps} batches delivered>"
 
@@ -143,6 +145,11 @@ class GrainDataset(IterDataset):  # type: ignore[misc]  # no types where grain i
         super().__init__()
         self._num_epochs = _checked(loader, num_epochs)
         self._loader = loader
+
+    @never_raises
+    def __repr__(self) -> str:
+        epochs = "endless" if self._num_epochs is None else f"{self._num_epochs} epochs"
+        return f"<{type(self).__name__}: {epochs} of {self._loader!r}>"
 
     def __iter__(self) -> GrainIterator:
         return GrainIterator(copy.copy(self._loader), self._num_epochs)

@@ -6,6 +6,7 @@ import hashlib
 import operator
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy, deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
@@ -99,6 +101,23 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._stretches: tuple[int, list[_Stretch]] | None = None  # of an epoch
         self._interrupted: object = None  # an iteration that goes on with other batches
         self._finished: object = None  # one that came to its end
+
+    @never_raises
+    def __repr__(self) -> str:
+        ranks = "ranks not known yet"
+        with suppress(ValueError):  # of an environment that contradicts what was given
+            ranks = "rank {1} of {0}".format(*self._ranks.current())
+        order = "shuffled" if self.shuffle else "in order"
+        figures = [
+            f"{self.n_samples:,} samples",
+            f"batch_size {self.batch_size:,}",
+            order if self.sampler is None else f"ordered by {type(self.sampler).__name__}",
+            *(["drop_last"] if self.drop_last else []),
+            ranks,
+            f"epoch {self.epoch} at {self._cursor.position:,}",
+            f"seed {self.seed}",
+        ]
+        return f"{type(self).__name__}({', '.join(figures)})"
 
     @property
     def epoch(self) -> int:

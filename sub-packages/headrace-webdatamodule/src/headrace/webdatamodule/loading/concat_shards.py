@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset
 
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.shards import IndexedShards
 from headrace.webdatamodule.shards.indexed_shards import Begin
 
@@ -28,6 +29,7 @@ class ConcatShards(ConcatDataset[Any]):
         super().__init__(list(sources.values()))  # type: ignore[arg-type]  # datasets without torch
         self.names = tuple(sources)
 
+    @never_raises
     def __repr__(self) -> str:
         counts = f"{len(self):,} samples of {', '.join(self.names)}"
         return f"<{type(self).__name__}: {counts}, fingerprint {self.fingerprint}>"

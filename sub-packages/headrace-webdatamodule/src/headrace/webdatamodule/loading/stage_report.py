@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._display import bars, html, never_raises
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
 from headrace.webdatamodule.loading.foreign_batch_sampler import samples_of
@@ -19,7 +20,7 @@ _TOGETHER = 512  # batches that are counted together, which costs less than one 
 _SHOWN = 10  # skipped samples that a report names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderReport:
     """The batches that one rank's loader has delivered since its construction.
 
@@ -47,21 +48,33 @@ class LoaderReport:
     over_budget: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
+        title, sources, notes = self._parts()
+        lines = [f"  {name}: {count} ({share})" for name, count, share in sources]
+        return "\n".join([title, *lines, *(f"  {note}" for note in notes)])
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._parts()[0]}, {len(self.skipped):,} skipped as damaged)"
+
+    def _repr_html_(self) -> str:
+        title, sources, notes = self._parts()
+        shares = bars("samples by source", {name: [count] for name, count in self.samples.items()})
+        return html(title, sources, notes=notes, picture=shares if len(self.samples) > 1 else "")
+
+    def _parts(self) -> tuple[str, list[tuple[str, str, str]], list[str]]:
+        """The first line, the sources, and the lines below."""
         total = sum(self.samples.values())
         where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
         batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
-        lines = [f"{self.name}{where}: {_samples(total)} in {batches}"]
-        for name, count in self.samples.items():
-            lines.append(f"  {name}: {_samples(count)} ({count / max(total, 1):.1%})")
-        if self.fill is not None:
-            lines.append(f"  padding: {1 - self.fill:.1%} of what padded batches hold")
+        sources = [(name, _samples(count), f"{count / max(total, 1):.1%}") for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
-        lines.append(f"  skipped as damaged: {_samples(len(self.skipped))}{times}")
-        lines += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
+        notes = [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
+        notes.append(f"skipped as damaged: {_samples(len(self.skipped))}{times}")
+        notes += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
         if self.n_over_budget:
-            lines.append(f"  left out as over the budget: {_samples(self.n_over_budget)}")
-            lines += _listed(self.over_budget, self.n_over_budget)
-        return "\n".join(lines)
+            notes.append(f"left out as over the budget: {_samples(self.n_over_budget)}")
+            notes += _listed(self.over_budget, self.n_over_budget)
+        return f"{self.name}{where}: {_samples(total)} in {batches}", sources, notes
 
 
 def _samples(count: int) -> str:
@@ -69,8 +82,8 @@ def _samples(count: int) -> str:
 
 
 def _listed(items: Sequence[str], count: int) -> list[str]:
-    more = [f"    and {count - len(items):,} more"] if count > len(items) else []
-    return [*(f"    {item}" for item in items), *more]
+    more = [f"  and {count - len(items):,} more"] if count > len(items) else []
+    return [*(f"  {item}" for item in items), *more]
 
 
 class Reports(dict[Any, LoaderReport]):
@@ -78,6 +91,9 @@ class Reports(dict[Any, LoaderReport]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.values()))
+
+    def _repr_html_(self) -> str:
+        return "\n".join(report._repr_html_() for report in self.values())
 
     def log(self, info: Callable[[str], None]) -> None:
         """Log them one by one, as at the end of a stage."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
@@ -115,6 +116,7 @@ class IndexedShards:
         vars(self).update(state)
         self._begin()
 
+    @never_raises
     def __repr__(self) -> str:
         counts = f"{len(self):,} samples in {len(self._shards.names):,} shards"
         members = ", ".join(self.member_keys) or "none"

@@ -16,6 +16,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.ranks import Mesh
@@ -124,6 +125,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self.__dict__.update(others)
         self._begin(stages)
         self.__dict__.update(others, _runs=set())  # which the user's methods may have set
+
+    @never_raises
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._name}: {self.options.n_samples:,} samples, {self.n_batches:,} batches an "
+            f"epoch, epoch {self.epoch}, {self.steps:,} batches delivered)"
+        )
 
     def _choose_epoch(self, epoch: int) -> None:
         self._progress.choose(epoch)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import (
@@ -95,7 +96,7 @@ class ColumnEntry:
         _require(is_plain_name(self.file), f"the file {self.file!r} of a column leads elsewhere, or is no file name")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """What a directory of shards holds.
 
@@ -112,6 +113,14 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     members: tuple[str, ...]
     columns: tuple[ColumnEntry, ...] = ()
+
+    @never_raises
+    def __repr__(self) -> str:
+        columns = f"; columns {', '.join(column.name for column in self.columns)}" if self.columns else ""
+        return (
+            f"{type(self).__name__}({self.n_samples:,} samples in {len(self.shards):,} shards, members "
+            f"{', '.join(self.members)}{columns})"
+        )
 
     @property
     def n_samples(self) -> int:

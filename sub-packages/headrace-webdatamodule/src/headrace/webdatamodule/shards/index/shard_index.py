@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.shards.errors import Damage, DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, compression, padded
@@ -119,6 +120,14 @@ class ShardIndex:
         self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
         self._width = 0 if self._starts is not None else len(self.layouts[0]) if self.layouts else 0
         self.keys: Keys = read_keys(self.n_samples, description["keys"], arrays)
+
+    @never_raises
+    def __repr__(self) -> str:
+        layout = ", ".join(self.layouts[0]) + (f" and {len(self.layouts) - 1} more layouts" * (len(self.layouts) > 1))
+        return (
+            f"{type(self).__name__}({self.shard or 'no path'}: {self.n_samples:,} samples, {self.n_members:,} members "
+            f"({layout}), {self.shard_bytes:,} bytes)"
+        )
 
     def __len__(self) -> int:
         return self.n_samples
