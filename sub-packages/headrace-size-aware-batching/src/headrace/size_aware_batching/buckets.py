@@ -1,7 +1,5 @@
 """Buckets of sizes, and batches that each come from one bucket."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate
@@ -40,7 +38,7 @@ class Buckets(NamedTuple):
 
 
 def create_buckets(
-    sizes: torch.Tensor | NDArray[np.integer] | list[int], max_width: int, min_bucket_count: int
+    sizes: "torch.Tensor | NDArray[np.integer] | list[int]", max_width: int, min_bucket_count: int
 ) -> Buckets:
     """Cut the range of ``sizes`` greedily, from the smallest size up.
 
@@ -133,8 +131,8 @@ class BucketBatchSampler(Sampler[list[int]]):
     @explains_keywords
     def __init__(
         self,
-        sizes: torch.Tensor | NDArray[Any] | Sequence[float],
-        bucket_boundaries: torch.Tensor | NDArray[Any] | Sequence[float],
+        sizes: "torch.Tensor | NDArray[Any] | Sequence[float]",  # quoted for the signature that help() shows
+        bucket_boundaries: "torch.Tensor | NDArray[Any] | Sequence[float]",
         base_batch_sampler_class: Callable[..., Sampler[list[int]]],
         base_batch_sampler_shared_kwargs: Mapping[str, Any] | None = None,
         base_batch_sampler_individual_kwargs: Mapping[str, Sequence[Any]] | None = None,

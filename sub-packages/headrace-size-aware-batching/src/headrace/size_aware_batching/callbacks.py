@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from headrace.size_aware_batching._display import described, never_raises
+from headrace.size_aware_batching._display import described, inner, never_raises
 from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
@@ -55,7 +55,7 @@ class WorstBatchesFirst(Callback):
 
     @never_raises
     def __repr__(self) -> str:
-        named = f", sampler={described(self.sampler)}" if self.sampler is not None else ""
+        named = f", sampler={inner(self.sampler)}" if self.sampler is not None else ""
         return f"{type(self).__name__}(k={self.k}{named})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -255,7 +255,7 @@ class TokensPerStep(Callback):
 
     @never_raises
     def __repr__(self) -> str:
-        of = "the loader's sampler" if self.sampler is None else repr(self.sampler)
+        of = "the loader's sampler" if self.sampler is None else inner(self.sampler)
         return f"{type(self).__name__}({of})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import never_raises
+from headrace.size_aware_batching._display import inner, never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import (
     checked_epoch,
@@ -952,7 +952,7 @@ class EpochSetter:
 
     @never_raises
     def __repr__(self) -> str:
-        return f"{type(self).__name__} of {self._owner!r}"
+        return f"{type(self).__name__} of {inner(self._owner)}"
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._display import described, kind_of, never_raises
+from headrace.webdatamodule._display import described, inner, kind_of, never_raises
 from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
 from headrace.webdatamodule.loading.batch_reading import (
@@ -209,13 +209,7 @@ class ResumableLoader(EpochLoader):
     @never_raises
     def __repr__(self) -> str:
         batches = self._batch_sampler if self._factory is None else self._factory
-        shown = (
-            described(batches)
-            if self._factory
-            else kind_of(batches)
-            if isinstance(batches, list | tuple)
-            else repr(batches)
-        )
+        shown = inner(batches) if self._factory is None else described(batches)
         return (
             f"{type(self).__name__}({self._name}: {kind_of(self.dataset)}, epoch {self.epoch}, "
             f"{self.steps:,} batches delivered, num_workers={self.num_workers}, seed {self._seed},\n  {shown})"

@@ -68,6 +68,12 @@ def kind_of(value: object) -> str:
         return type(value).__name__
 
 
+def inner(value: object) -> str:
+    """Name an object inside another one: by its ``repr`` where that is ours, else by its class; its length may cost."""
+    own = (getattr(type(value).__repr__, "__module__", None) or "").startswith("headrace.")
+    return repr(value) if own else kind_of(value) if isinstance(value, list | tuple) else type(value).__name__
+
+
 def shape_of(value: Any) -> str:
     """Name the shape of an array or tensor, or of those in a tuple, list or dict.
 

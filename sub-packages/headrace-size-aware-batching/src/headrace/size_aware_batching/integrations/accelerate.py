@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._display import never_raises
+from headrace.size_aware_batching._display import inner, never_raises
 from headrace.size_aware_batching.distributed import EpochSetter
 
 Batch = TypeVar("Batch")
@@ -49,7 +49,7 @@ class PreparedBatchSampler(Sampler[list[Any]]):
 
     @never_raises
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._sampler!r})"
+        return f"{type(self).__name__}({inner(self._sampler)})"
 
     @property
     def sampler(self) -> EpochSetter:

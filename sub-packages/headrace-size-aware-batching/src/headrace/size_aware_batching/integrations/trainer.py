@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from headrace.size_aware_batching._display import never_raises
+from headrace.size_aware_batching._display import inner, never_raises
 from headrace.size_aware_batching._validation import checked_int, warn
 
 _KEY = "headrace"  # in a trainer's state
@@ -55,7 +55,7 @@ class TrainerGuard:
 
     @never_raises
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._sampler!r})"
+        return f"{type(self).__name__}({inner(self._sampler)})"
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
         """Compare what is about to be trained on with the checkpoint, if there is one."""
@@ -196,7 +196,7 @@ class TrainerLoader:
 
     @never_raises
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._loader!r})"
+        return f"{type(self).__name__}({inner(self._loader)})"
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""

@@ -1,5 +1,7 @@
 """The budget of a batch by measurement: the design of batches, and the search for the budget."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

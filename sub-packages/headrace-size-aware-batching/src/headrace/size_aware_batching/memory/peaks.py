@@ -1,5 +1,7 @@
 """Peak memory of steps on a device, measured batch by batch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, TypeVar
@@ -143,7 +145,7 @@ class Peaks:
     @classmethod
     def of(
         cls, batches: Iterable[Any], allocated: Sequence[int], reserved: Sequence[int] | None = None, fits: Any = None
-    ) -> "Peaks":
+    ) -> Peaks:
         """Return the peaks of batches that are given by their samples' sizes, each of shape ``[n]`` or ``[n, k]``.
 
         >>> Peaks.of([[3, 5], [4]], [100, 70]).sums.tolist()
@@ -162,7 +164,7 @@ class Peaks:
         )
 
     @classmethod
-    def of_lists(cls, found: dict[str, Any], columns: int) -> "Peaks":
+    def of_lists(cls, found: dict[str, Any], columns: int) -> Peaks:
         """Return the peaks whose fields were turned into lists, for sizes of so many columns."""
         kinds: dict[str, Any] = {"largest": np.float64, "sums": np.float64, "fits": np.bool_}
         arrays = {field.name: np.array(found[field.name], kinds.get(field.name, np.int64)) for field in fields(cls)}
@@ -172,14 +174,14 @@ class Peaks:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def __getitem__(self, rows: Any) -> "Peaks":
+    def __getitem__(self, rows: Any) -> Peaks:
         return Peaks(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def __add__(self, other: "Peaks") -> "Peaks":
+    def __add__(self, other: Peaks) -> Peaks:
         names = [field.name for field in fields(self)]
         return Peaks(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
 
-    def scaled_to(self, measured: "Peaks") -> "Peaks":
+    def scaled_to(self, measured: Peaks) -> Peaks:
         """Return estimated peaks, scaled to the level of a few measured peaks.
 
         Args:

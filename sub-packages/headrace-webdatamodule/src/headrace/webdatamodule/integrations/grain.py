@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._display import never_raises
+from headrace.webdatamodule._display import inner, never_raises
 from headrace.webdatamodule.loader import ResumableLoader
 
 try:
@@ -149,7 +149,7 @@ class GrainDataset(IterDataset):  # type: ignore[misc]  # no types where grain i
     @never_raises
     def __repr__(self) -> str:
         epochs = "endless" if self._num_epochs is None else f"{self._num_epochs} epochs"
-        return f"<{type(self).__name__}: {epochs} of {self._loader!r}>"
+        return f"<{type(self).__name__}: {epochs} of {inner(self._loader)}>"
 
     def __iter__(self) -> GrainIterator:
         return GrainIterator(copy.copy(self._loader), self._num_epochs)
