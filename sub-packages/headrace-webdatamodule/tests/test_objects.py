@@ -259,7 +259,8 @@ def test_a_wrong_keyword_is_told_the_right_one(call: Callable[..., Any], wrong: 
 
 
 def test_a_wrong_keyword_of_a_factory_is_told_the_right_one() -> None:
-    wrong: Any = partial(DistributedBatchSampler, btch_size=3)
+    options: dict[str, Any] = {"btch_size": 3}
+    wrong: Any = partial(DistributedBatchSampler, **options)
     module = MapDataModule({"train": list(range(9))}, batch_sampler=wrong, sizes={"train": [1] * 9})
     module.setup("fit")
     with pytest.raises(TypeError, match=r"keyword argument 'btch_size': did you mean 'batch_size'\?"):

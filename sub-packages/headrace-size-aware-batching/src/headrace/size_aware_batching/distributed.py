@@ -473,6 +473,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             self._refuse_empty(planner.count(self._key(epoch), 0), replicas)
         self._ranks_of_run = self._curriculum_ranks(epoch)
         this, position = self._cursor.begin(), self._cursor.position
+        begun = position
         if self._record.begin(epoch, position, self._settings(replicas)):
             self._plans = None
         step, given = self._record.step, 0
@@ -500,9 +501,16 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             position += int(offsets[repeated_from])
         if self._cursor.move(this, planner.n_samples):
             self._finished = this
+            if self._epochs_differ:
+                self._cursor.finish(this, begun, self)
             if self._order is not None:
                 self._order.finished()
         return False
+
+    @property
+    def _epochs_differ(self) -> bool:
+        """Whether another epoch would have other batches, and none comes unasked for."""
+        return self.options.shuffle and (self._order is None or self._order.epochs_differ)
 
     def batch(self, number: int) -> list[Any]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.

@@ -305,6 +305,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             iteration.block, iteration.block_end = iter(iteration.items), high
             size = min(most, 4 * size)
             yield from iteration.block
+        self._cursor.finish(iteration, start, self)
 
     def take(self, start: int, stop: int) -> Indices:
         """Return the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.

@@ -3,7 +3,12 @@
 The packages of headrace do not import one another, so each has this file; the copies are equal.
 """
 
-from typing import Any
+import sys
+import warnings
+from types import FrameType
+from typing import Any, cast
+
+_THROUGH, _TORCH = "headrace.size_aware_batching.", "torch.utils.data."  # modules
 
 
 class EpochCursor:
@@ -34,6 +39,7 @@ class EpochCursor:
     def __init__(self) -> None:
         self.epoch = self.start = self.position = 0
         self._chosen = False  # by set_epoch, and not iterated since
+        self._whole = 0  # times that the epoch came whole since it was chosen
         self.iteration: Any = None  # only this one moves the position
 
     def choose(self, epoch: int) -> bool:
@@ -41,7 +47,7 @@ class EpochCursor:
         changed = epoch != self.epoch
         if changed:
             self.go_to(epoch, 0)
-        self._chosen = True
+        self._chosen, self._whole = True, 0
         return changed
 
     def overrules(self, epoch: int) -> bool:
@@ -59,6 +65,7 @@ class EpochCursor:
     def go_to(self, epoch: int, position: int) -> None:
         """Let the next iteration begin at a place; the latest one moves the position no more."""
         self.epoch, self.start, self.position, self.iteration = epoch, position, position, None
+        self._whole = 0
 
     def begin(self, iteration: object = None) -> object:
         """Begin an iteration at ``start``, which becomes ``position``; return what stands for it, if not given."""
@@ -72,5 +79,41 @@ class EpochCursor:
             self.position = position
         return latest
 
+    def finish(self, iteration: object, start: int, sampler: object) -> None:
+        """Note that an iteration came to its end; warn where a `DataLoader` of torch got the epoch whole once more.
+
+        Only for a sampler whose epochs differ. Loaders and trainers that choose epochs are never warned.
+        """
+        if iteration is self.iteration and start == 0:
+            self._whole += 1
+            if self._whole == 2 and (level := _level_behind_torch(sampler)):
+                name = type(sampler).__name__
+                warnings.warn(
+                    f"epoch {self.epoch} of the {name} came a second time, in the same order: call its "
+                    "set_epoch(epoch) before each epoch. Where every epoch is to be the same, as in evaluation, give "
+                    f"shuffle=False, if it has that argument, or call set_epoch({self.epoch}) each time",
+                    UserWarning,
+                    stacklevel=level,
+                )
+
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "start": self.position, "iteration": None}
+
+
+def _level_behind_torch(sampler: object) -> int:
+    """Return the stack level, for a warning of the caller's, of the loop whose `DataLoader` reads a sampler; 0 without.
+
+    Batches by size may lie between, as they let the order of an inner sampler through.
+    """
+    level, frame = 2, cast("FrameType | None", sys._getframe(2))  # the sampler's
+    while frame is not None and (frame.f_locals.get("self") is sampler or _module(frame).startswith(_THROUGH)):
+        level, frame = level + 1, frame.f_back
+    if frame is None or not _module(frame).startswith(_TORCH):
+        return 0
+    while frame is not None and _module(frame).startswith(_TORCH):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))

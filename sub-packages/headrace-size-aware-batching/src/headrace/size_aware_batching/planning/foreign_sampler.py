@@ -83,6 +83,11 @@ class SamplerOrder:
         fixed = isinstance(self.sampler, Sequence | SequentialSampler)
         return fixed or hasattr(self.sampler, "take") or hasattr(self.sampler, "set_epoch")
 
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether the sampler gives another order only where it is told another epoch."""
+        return hasattr(self.sampler, "set_epoch") and getattr(self.sampler, "shuffle", True) is not False
+
     def refuse_other_ranks(self, num_replicas: int) -> None:
         """Refuse a sampler that was made for other ranks, or that starts in the middle of an epoch."""
         own = getattr(self.sampler, "num_replicas", 1)

@@ -183,7 +183,16 @@ class DistributedBatchSampler(Sampler[list[int]]):
                     return self._cursor.iteration is None
         if self._cursor.iteration is iteration:
             self._finished = iteration
+            if self._epochs_differ:
+                self._cursor.finish(iteration, start, self)
         return False
+
+    @property
+    def _epochs_differ(self) -> bool:
+        """Whether another epoch would have other batches, and none comes unasked for."""
+        if self.sampler is None:
+            return self.shuffle
+        return hasattr(self.sampler, "set_epoch") and getattr(self.sampler, "shuffle", True) is not False
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""

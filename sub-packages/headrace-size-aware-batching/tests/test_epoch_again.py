@@ -1,0 +1,93 @@
+"""An epoch that comes a second time because nobody chose the next one: a warning under torch's ``DataLoader``."""
+
+import warnings
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
+
+SIZES = [number % 7 + 1 for number in range(60)]
+WARNING = r"epoch 0 of the DistributedSizeAwareBatchSampler came a second time, in the same order: call its set_epoch"
+
+
+def make(**options: Any) -> DistributedSizeAwareBatchSampler:
+    return DistributedSizeAwareBatchSampler(SIZES, 20, **options)
+
+
+def of_epochs(shuffle: bool = True) -> DistributedSampler[Any]:
+    return DistributedSampler(range(60), num_replicas=1, rank=0, shuffle=shuffle)  # type: ignore[arg-type]
+
+
+def loader(batches: Any, workers: int = 0) -> Any:
+    return DataLoader(range(60), batch_sampler=batches, num_workers=workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"strategy": "packed"}, {"sampler": of_epochs()}, {"tokens_per_step": 60}])
+def test_an_epoch_that_comes_twice_warns_once(options: dict[str, Any], workers: int) -> None:
+    batches = loader(make(**options), workers)
+    first = [batch.tolist() for batch in batches]
+    with pytest.warns(UserWarning, match=WARNING) as caught:
+        again = [batch.tolist() for batch in batches]
+    assert again == first
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(batches)  # no warning for the third time
+
+
+def with_epochs(batches: Any) -> None:
+    for epoch in range(3):
+        batches.batch_sampler.set_epoch(epoch)
+        list(batches)
+
+
+def with_the_same_epoch(batches: Any) -> None:
+    for _ in range(3):
+        batches.batch_sampler.set_epoch(0)
+        list(batches)
+
+
+def with_breaks(batches: Any) -> None:
+    list(batches)
+    for _ in range(3):
+        list(islice(batches, 2))
+
+
+def without_a_loader(batches: Any) -> None:
+    for _ in range(3):
+        list(batches.batch_sampler)
+
+
+def after_a_resume(batches: Any) -> None:
+    list(islice(batches, 2))
+    batches.batch_sampler.load_state_dict(batches.batch_sampler.state_dict())
+    list(batches)
+    list(batches)
+
+
+@pytest.mark.parametrize("use", [with_epochs, with_the_same_epoch, with_breaks, without_a_loader, after_a_resume])
+def test_whoever_chooses_epochs_or_only_looks_is_not_warned(use: Callable[[Any], None]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(loader(make()))
+
+
+@pytest.mark.parametrize(
+    "make_batches",
+    [
+        lambda: make(shuffle=False),
+        lambda: make(sampler=RandomSampler(range(60))),  # read anew in each epoch
+        lambda: make(sampler=of_epochs(shuffle=False)),
+        lambda: make(sampler=range(60)),
+        lambda: SizeAwareBatchSampler(RandomSampler(range(60)), SIZES, 20),
+    ],
+)
+def test_where_no_epoch_repeats_unwillingly_there_is_no_warning(make_batches: Callable[[], Any]) -> None:
+    batches = loader(make_batches())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            list(batches)

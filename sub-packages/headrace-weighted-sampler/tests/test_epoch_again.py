@@ -1,0 +1,50 @@
+"""An epoch that comes a second time because nobody chose the next one: a warning under torch's ``DataLoader``."""
+
+import warnings
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from headrace.weighted_sampler import WeightedDistributedSampler
+
+WARNING = r"epoch 0 of the WeightedDistributedSampler came a second time, in the same order: call its set_epoch"
+
+
+def loader(workers: int = 0, **options: Any) -> Any:
+    sampler = WeightedDistributedSampler(range(60), {(0, 40): 0.5, (40, 60): 2}, **options)
+    return DataLoader(range(60), batch_size=8, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_comes_twice_warns_once(workers: int) -> None:
+    batches = loader(workers)
+    first = [batch.tolist() for batch in batches]
+    with pytest.warns(UserWarning, match=WARNING) as caught:
+        again = [batch.tolist() for batch in batches]
+    assert again == first
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(batches)  # no warning for the third time
+
+
+@pytest.mark.parametrize("epochs", [range(3), [0, 0, 0]])
+def test_whoever_chooses_epochs_is_not_warned(epochs: Any) -> None:
+    batches = loader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in epochs:
+            batches.sampler.set_epoch(epoch)
+            list(batches)
+
+
+def test_a_part_of_an_epoch_is_no_epoch() -> None:
+    batches = loader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(batches)
+        for _ in range(3):
+            next(iter(batches))
+        batches.sampler.set_skip_batches(2, 8)
+        list(batches)
+        for _ in range(3):
+            list(batches.sampler)  # not under a DataLoader
