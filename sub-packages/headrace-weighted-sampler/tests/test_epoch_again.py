@@ -46,5 +46,6 @@ def test_a_part_of_an_epoch_is_no_epoch() -> None:
             next(iter(batches))
         batches.sampler.set_skip_batches(2, 8)
         list(batches)
-        for _ in range(3):
-            list(batches.sampler)  # not under a DataLoader
+        for _ in range(3):  # not under a DataLoader
+            assert list(batches.batch_sampler)
+            assert list(batches.sampler)

@@ -8,7 +8,7 @@ import warnings
 from types import FrameType
 from typing import Any, cast
 
-_THROUGH, _TORCH = "headrace.size_aware_batching.", "torch.utils.data."  # modules
+_THROUGH = "headrace.size_aware_batching."  # modules
 
 
 class EpochCursor:
@@ -39,7 +39,7 @@ class EpochCursor:
     def __init__(self) -> None:
         self.epoch = self.start = self.position = 0
         self._chosen = False  # by set_epoch, and not iterated since
-        self._whole = 0  # times that the epoch came whole since it was chosen
+        self._whole = 0  # times that a DataLoader got the epoch whole since it was chosen
         self.iteration: Any = None  # only this one moves the position
 
     def choose(self, epoch: int) -> bool:
@@ -84,9 +84,9 @@ class EpochCursor:
 
         Only for a sampler whose epochs differ. Loaders and trainers that choose epochs are never warned.
         """
-        if iteration is self.iteration and start == 0:
+        if iteration is self.iteration and start == 0 and (level := _level_behind_loader(sampler)):
             self._whole += 1
-            if self._whole == 2 and (level := _level_behind_torch(sampler)):
+            if self._whole == 2:
                 name = type(sampler).__name__
                 warnings.warn(
                     f"epoch {self.epoch} of the {name} came a second time, in the same order: call its "
@@ -100,7 +100,7 @@ class EpochCursor:
         return {**self.__dict__, "start": self.position, "iteration": None}
 
 
-def _level_behind_torch(sampler: object) -> int:
+def _level_behind_loader(sampler: object) -> int:
     """Return the stack level, for a warning of the caller's, of the loop whose `DataLoader` reads a sampler; 0 without.
 
     Batches by size may lie between, as they let the order of an inner sampler through.
@@ -108,11 +108,11 @@ def _level_behind_torch(sampler: object) -> int:
     level, frame = 2, cast("FrameType | None", sys._getframe(2))  # the sampler's
     while frame is not None and (frame.f_locals.get("self") is sampler or _module(frame).startswith(_THROUGH)):
         level, frame = level + 1, frame.f_back
-    if frame is None or not _module(frame).startswith(_TORCH):
-        return 0
-    while frame is not None and _module(frame).startswith(_TORCH):
+    found = False
+    while frame is not None and _module(frame).startswith("torch.utils.data."):
+        found = found or _module(frame) == "torch.utils.data.dataloader"
         level, frame = level + 1, frame.f_back
-    return level
+    return level if found else 0
 
 
 def _module(frame: FrameType) -> str:
