@@ -87,8 +87,9 @@ def test_fault_weights_and_batch_samplers_exclude_one_another() -> None:
     data = TensorDataset(torch.arange(50))
     loader: DataLoader[tuple[torch.Tensor, ...]] = DataLoader(data, batch_sampler=batches)
     assert len(loader) == 3
-    assert [batch.tolist() for [batch] in loader] == list(batches)
-    assert [index for [batch] in loader for index in batch.tolist()] == list(sampler)
+    loaded = [batch.tolist() for [batch] in loader]
+    assert loaded == list(batches)
+    assert [index for batch in loaded for index in batch] == list(sampler)
 
 
 def test_fault_ratio_2_repeats_some_before_all_were_seen() -> None:
