@@ -50,7 +50,7 @@ def in_order() -> None:
 
 def in_a_resumable_loader() -> None:
     for options in ({}, {"fixed_epoch": True}, {"num_workers": 1}):
-        batches = ResumableLoader(DATA, DistributedBatchSampler(24, 4), **options)  # type: ignore[arg-type]
+        batches = ResumableLoader(DATA, DistributedBatchSampler(24, 4), **options)
         for _ in range(3):
             assert len(list(batches)) == 6
         batches.close()

@@ -29,7 +29,7 @@ def in_order() -> SizeAwareBatchSampler:
     ("batches", "name"), [(planned(), "DistributedSizeAwareBatchSampler"), (in_order(), "WeightedDistributedSampler")]
 )
 def test_a_mixture_that_comes_twice_warns_once(batches: Any, name: str) -> None:
-    loader = DataLoader(range(60), batch_sampler=batches)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(60), batch_sampler=batches)  # type: ignore[arg-type]
     first = [batch.tolist() for batch in loader]
     with pytest.warns(UserWarning, match=f"epoch 0 of the {name} came a second time") as caught:
         assert [batch.tolist() for batch in loader] == first
