@@ -230,6 +230,31 @@ def test_a_notebook_shows_a_table_with_every_figure_of_the_text(name: str) -> No
     assert len(str(report).splitlines()) >= 5
 
 
+def cost(count: int, largest: Any) -> float:
+    return float(count * np.max(largest) ** 1.5)
+
+
+def test_plans_of_all_kinds_show_themselves() -> None:
+    both = np.stack([SIZES, SIZES + 3], 1)
+    of_function = DistributedSizeAwareBatchSampler(
+        SIZES, 90_000, cost=cost, strategy="bucketed", num_replicas=2, rank=0
+    )
+    plans = [
+        of_function.plan(),
+        DistributedSizeAwareBatchSampler(both, (2000, 3000.5), **options).plan(),
+        sampler(oversize="split", max_length=100).plan(),
+        sampler(tokens_per_step=9000).plan(),
+        sampler(curriculum=20).plan(),
+    ]
+    shown = [repr(plan) for plan in plans]
+    assert ", cost cost, 2 ranks)" in shown[0]
+    assert ", budget 2,000 and 3,000.5, " in shown[1]
+    assert ", 4 ranks, 12 optimizer steps)" in shown[3]
+    for plan in plans:
+        text = texts_of(plan._repr_html_())
+        assert [word for word in str(plan.report()).split() if word not in text] == []
+
+
 def test_a_notebook_shows_bars_where_they_help() -> None:
     assert MAKE["StepPlan"]()._repr_html_().count("<rect") == plan_step(SIZES, 20_000, num_replicas=4).work.size
     assert "batches by the share of the budget" in MAKE["BatchPlan"]()._repr_html_()

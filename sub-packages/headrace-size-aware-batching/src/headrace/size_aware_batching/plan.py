@@ -94,7 +94,7 @@ class BatchPlan:
         counts, edges = np.histogram(np.minimum(shares, 1.0), bins=10, range=(0, 1))
         filled = {f"{low:.0%} to {low + 0.1:.0%}": [float(n)] for n, low in zip(counts, edges[:-1], strict=True)}
         picture = bars("batches by the share of the budget that they fill", filled)
-        return html(repr(self), [*self.report().cells().items()], picture=picture)
+        return html(repr(self), self.report().rows(), picture=picture)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -231,7 +231,11 @@ class PlanReport:
         )
 
     def _repr_html_(self) -> str:
-        return html("Batches of an epoch", [(name.replace("_", " "), text) for name, text in self.cells().items()])
+        return html("Batches of an epoch", self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the names and figures as a table shows them."""
+        return [(name.replace("_", " "), text) for name, text in self.cells().items()]
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
