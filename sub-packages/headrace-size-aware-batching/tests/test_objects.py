@@ -236,9 +236,8 @@ def cost(count: int, largest: Any) -> float:
 
 def test_plans_of_all_kinds_show_themselves() -> None:
     both = np.stack([SIZES, SIZES + 3], 1)
-    of_function = DistributedSizeAwareBatchSampler(
-        SIZES, 90_000, cost=cost, strategy="bucketed", num_replicas=2, rank=0
-    )
+    options: dict[str, Any] = {"num_replicas": 2, "rank": 0}
+    of_function = DistributedSizeAwareBatchSampler(SIZES, 90_000, cost=cost, strategy="bucketed", **options)
     plans = [
         of_function.plan(),
         DistributedSizeAwareBatchSampler(both, (2000, 3000.5), **options).plan(),
