@@ -134,7 +134,7 @@ def alone(rank: int, place: str) -> list[str]:
 
     def split(part: torch.Tensor) -> list[torch.Tensor]:
         failing("split")
-        return list(part.split(2)) if len(part) > 2 else [part]
+        return list(torch.split(part, 2)) if len(part) > 2 else [part]
 
     def cost(_: Any) -> float:
         failing("cost")
