@@ -8,19 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
+from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, write
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import (
@@ -41,118 +38,6 @@ from headrace.webdatamodule.shards.remote.shards import most_index_bytes, window
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
-COUNT = 60
-QUICK = RetryPolicy(max_attempts=4, backoff=0.001)
-FAULTS = ["500", "503", "429", "cut", "short", "wrong range", "slow"]
-WRONG = ["web page", "flipped bit", "short body"]  # with status 200, and a length that fits
-PAGE = b"\xef\xbb\xbf\n<!DOCTYPE html><title>Please log in</title>"
-
-
-@dataclass
-class Faults:
-    """What goes wrong with requests for one file: the first ones, or all."""
-
-    kind: str = ""
-    times: int = 0
-    name: str = ".tar"
-    asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self, name: str, span: str) -> str:
-        with self.lock:
-            self.asked.append((name, span))
-            if self.times <= 0 or not name.endswith(self.name):
-                return ""
-            self.times -= 1
-            return self.kind
-
-    def ranges(self) -> list[str]:
-        return [span for name, span in self.asked if name.endswith(".tar") and span]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Serves a directory as plain HTTP servers do, ranges included, and fails as it is told."""
-
-    protocol_version = "HTTP/1.1"
-    timeout = 10
-
-    def __init__(self, *args: Any, folder: Path, faults: Faults) -> None:
-        self.folder, self.faults = folder, faults
-        super().__init__(*args)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET(head=True)
-
-    def do_GET(self, head: bool = False) -> None:
-        path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
-        span = self.headers.get("Range", "")
-        fault = self.faults.take(path.name, span)
-        if fault.isdigit() or not path.is_file():
-            return self.answer(int(fault or 404), b"", head=head)
-        data = path.read_bytes()
-        if fault == "slow":
-            time.sleep(0.05)
-        if fault == "web page":
-            return self.answer(200, PAGE, head=head)
-        if fault == "flipped bit":
-            data = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-        if fault == "short body":
-            data = data[: len(data) // 2]
-        if not span or fault == "no ranges":
-            return self.answer(200, data, head=head, cut=fault == "cut")
-        first, _, last = span.removeprefix("bytes=").partition("-")
-        begin, end = int(first), min(int(last) + 1, len(data))
-        if begin >= len(data):
-            return self.answer(416, b"", head=head)
-        if fault == "wrong range":
-            begin, end = (begin + 512, end + 512) if end + 512 <= len(data) else (begin - 512, end - 512)
-        if fault == "short":
-            end = begin + (end - begin) // 2
-        told = f"bytes {begin}-{end - 1}/{len(data)}"
-        return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told)
-
-    def answer(self, status: int, data: bytes, *, head: bool, cut: bool = False, told: str = "") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Accept-Ranges", "bytes")
-        if told:
-            self.send_header("Content-Range", told)
-        self.end_headers()
-        if not head:
-            self.wfile.write(data[: len(data) // 2] if cut else data)
-        if cut:
-            self.close_connection = True
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """A client that hangs up is none of our business."""
-
-
-@dataclass(frozen=True)
-class Site:
-    folder: Path
-    url: str
-    faults: Faults
-
-    def dataset(self, cache: Path | None = None, check: Any = "read", **options: Any) -> IndexedShards:
-        return IndexedShards(Remote(self.url, cache_dir=cache, retry=QUICK, **options), verify=check)
-
-
-def write(folder: Path) -> None:
-    chance = np.random.default_rng(0)
-    samples = [
-        (f"s{i:03d}", {"json": b"[%d]" % i, "bin": chance.bytes(int(chance.integers(0, 3000)))}) for i in range(COUNT)
-    ]
-    write_tars(samples, folder, n_shards=4)
-    index_shards(folder)
-    add_column(folder, "tokens", np.arange(COUNT) * 3)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -166,19 +51,6 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards take several."""
     monkeypatch.setattr("headrace.webdatamodule.shards.remote.cache._REQUEST", 7000)
     monkeypatch.setattr("headrace.webdatamodule.shards.remote.shards._WINDOW", 9000)
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[Site]:
-    faults = Faults()
-    with Server(("127.0.0.1", 0), partial(Handler, folder=folder, faults=faults)) as server:
-        thread = threading.Thread(target=partial(server.serve_forever, 0.01))
-        thread.start()
-        try:
-            yield Site(folder, f"http://127.0.0.1:{server.server_port}", faults)
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
