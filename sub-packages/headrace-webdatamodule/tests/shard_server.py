@@ -85,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
             begin, end = (begin + 512, end + 512) if end + 512 <= len(data) else (begin - 512, end - 512)
         if fault == "short":
             end = begin + (end - begin) // 2
+        if fault == "damaged":
+            data = data[:begin] + bytes(byte ^ 1 for byte in data[begin:end]) + data[end:]
         told = f"bytes {begin}-{end - 1}/{len(data)}"
         return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told)
 

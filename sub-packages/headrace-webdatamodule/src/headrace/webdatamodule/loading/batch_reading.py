@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -23,6 +25,7 @@ from headrace.webdatamodule.loading.worker import (
 )
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
 
+_AHEAD = 32  # batches that each worker is told of; how many of them it fetches is bound by bytes
 _WARNED = 10  # skipped samples that get a warning each
 _DAMAGED = (DamagedShardError, DecodeError)
 
@@ -45,6 +48,38 @@ class Request(NamedTuple):
     keys: Keys
     step: int
     draws: Sequence[int] | None = None  # where samples may repeat; see `SampleRandom`
+    ahead: Ahead | None = None
+
+
+class Ahead(NamedTuple):
+    """Batches that a worker is asked for next, this one included; of those told before, unless it begins anew."""
+
+    batches: list[Sequence[int]]
+    anew: bool
+
+
+def announced(requests: Iterator[Request], workers: int) -> Iterator[Request]:
+    """Requests that say what else their worker is asked for: the first one says all, later ones one batch more.
+
+    Torch deals requests to its workers in turn. An error on the way comes after the requests before it.
+    """
+    coming, failed = deque[Request](), list[Exception]()
+    for number in count():
+        while len(coming) <= _AHEAD * workers and not failed:
+            try:
+                coming.append(next(requests))
+            except StopIteration:
+                break
+            except Exception as error:
+                failed.append(error)
+        if not coming:
+            break
+        anew = number < workers
+        places = range(0, len(coming), workers) if anew else range(_AHEAD * workers, len(coming), workers)
+        ahead = Ahead([coming[place].indices for place in places], anew)
+        yield coming.popleft()._replace(ahead=ahead)
+    if failed:
+        raise failed[0]
 
 
 class Keys(NamedTuple):
@@ -86,6 +121,7 @@ class BatchDataset(Dataset[Any]):
         self._by_sample = seed_per == "sample"
         own = ConcatShards.__getitems__, IndexedShards.__getitems__
         self._is_ours = getattr(type(dataset), "__getitems__", None) in own
+        self.looks_ahead = self._is_ours and dataset._looks_ahead
         self._checked = False
         key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
         self._key_of: Callable[[int], Any] | None = key if callable(key) else None
@@ -95,6 +131,8 @@ class BatchDataset(Dataset[Any]):
         random, key = None, None
         if isinstance(request, Request):
             indices = request.indices
+            if request.ahead is not None:
+                self.dataset._look_ahead(request.ahead.batches, anew=request.ahead.anew)
             if self._by_sample:
                 if not is_plain(self.dataset):
                     random = SampleRandom(request.keys.samples, indices, request.draws)
@@ -216,6 +254,7 @@ class BatchReader:
     def __init__(self, dataset: BatchDataset, loading: Loading) -> None:
         self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
         self._batches: Iterator[Any] = iter(())
+        self._workers = loading.num_workers if dataset.looks_ahead else 0  # that are told what comes
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
@@ -227,7 +266,7 @@ class BatchReader:
 
     def start(self, requests: Iterator[Request]) -> None:
         """Begin an iteration; the first one starts the workers."""
-        self._requests.next = requests
+        self._requests.next = announced(requests, self._workers) if self._workers else requests
         running = self._torch._iterator
         if running is not None:  # torch waits for what the workers are reading, with no more patience than this
             running._timeout = self._timeout.timeout

@@ -61,6 +61,24 @@ class ConcatShards(ConcatDataset[Any]):
                     samples[place] = sample
         return samples
 
+    @property
+    def _looks_ahead(self) -> bool:
+        """As of `IndexedShards`."""
+        return any(part._looks_ahead for part in self.parts)
+
+    def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
+        """As of `IndexedShards`; each source is told its samples of each batch."""
+        own: list[list[list[int]]] = [[] for _ in self.parts]
+        for batch in batches:
+            shares: dict[int, list[int]] = {}
+            with suppress(IndexError, TypeError):  # which the read of the batch finds, too
+                for number, local in map(self.locate, batch):
+                    shares.setdefault(number, []).append(local)
+                for number, share in shares.items():
+                    own[number].append(share)
+        for part, shares_of in zip(self.parts, own, strict=True):
+            part._look_ahead(shares_of, anew=anew)
+
     def locate(self, index: int) -> tuple[int, int]:
         """The number of the source of a sample, and the sample's index there."""
         count = len(self)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, count, groupby
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
 from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
+
+if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.lookahead import LookAhead
 
 Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]
@@ -107,9 +112,10 @@ class IndexedShards:
         self._indexes = LruCache(shards.open_index, limit)
         self._readers = LruCache(self._open, limit)
         self._batches = count()
+        self._ahead: LookAhead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_indexes", "_readers", "_batches", "_starts", "_ends", "_total")
+        derived = ("_indexes", "_readers", "_batches", "_ahead", "_starts", "_ends", "_total")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,23 +191,61 @@ class IndexedShards:
         return samples
 
     def _read_concurrently(self, wanted: Sequence[int], begin: Begin | None) -> list[Any]:
-        """Several shards at once, because most of the time is spent waiting."""
-        order = sorted(range(len(wanted)), key=wanted.__getitem__)
-        groups = [list(places) for _, places in groupby(order, lambda place: bisect_right(self._ends, wanted[place]))]
+        """Several shards at once, because most of the time is spent waiting; from what was fetched ahead without it."""
+        groups = self._by_shard(wanted)
+        ahead = self._ahead
+        fetched = ahead.take(wanted) if ahead is not None and ahead.process == os.getpid() else None
 
-        def read(places: list[int]) -> tuple[ShardReader, list[int], list[Sample]]:
-            shard = bisect_right(self._ends, wanted[places[0]])
+        def read(group: tuple[int, list[int]]) -> tuple[ShardReader, list[int], list[Sample]]:
+            shard, places = group
             numbers = [wanted[place] - self._starts[shard] for place in places]
             reader = self._reader(shard)[0]
-            return reader, numbers, reader.read_many(numbers)
+            return reader, numbers, reader.read_many(numbers, None if fetched is None else fetched[shard])
 
         samples: list[Any] = [None] * len(wanted)
-        for places, (reader, numbers, some) in zip(groups, self._shards.each(read, groups), strict=True):
+        each = self._shards.each if fetched is None else map
+        for (_, places), (reader, numbers, some) in zip(groups, each(read, groups), strict=True):
             for place, number, sample in zip(places, numbers, some, strict=True):
                 if begin is not None:
                     begin(place)
                 samples[place] = sample if self._decode.is_noop else self._decode(sample, reader, number)
         return samples
+
+    def _by_shard(self, wanted: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Shards, and the places of their samples among some positions."""
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        return [
+            (shard, list(places))
+            for shard, places in groupby(order, lambda place: bisect_right(self._ends, wanted[place]))
+        ]
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether announced batches are fetched before they are read."""
+        return self._shards.look_ahead(self._spans) is not None
+
+    def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
+        """Announce batches that this process reads next, in their order; `anew` forgets those announced before."""
+        if self._ahead is None or self._ahead.process != os.getpid():
+            self._ahead = self._shards.look_ahead(self._spans)
+        if self._ahead is None:
+            return
+        known = list[list[int]]()
+        for batch in batches:
+            with suppress(IndexError, TypeError):  # which the read of the batch finds, too
+                known.append(_positions(batch, len(self)))
+        self._ahead.announce(known, anew=anew)
+
+    def _spans(self, wanted: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
+        """For each shard the ranges of the members of some samples."""
+        groups = self._by_shard(wanted)
+        closed = [shard for shard, _ in groups if shard not in self._readers.things]
+        for _ in self._shards.each(self._reader, closed):
+            pass
+        return {
+            shard: self._reader(shard)[0].spans([wanted[place] - self._starts[shard] for place in places])
+            for shard, places in groups
+        }
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 import xxhash
@@ -21,6 +21,9 @@ from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
+
+if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
 
 Head = tuple[int, int, tuple[str, ...]]
 # A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".
@@ -94,6 +97,10 @@ class ShardSet:
     ) -> ShardReader:
         """Map a shard; the arguments are those of `ShardReader`."""
         return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
+
+    def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:  # noqa: ARG002 - for remote ones
+        """What fetches batches before they are read, by a plan of their ranges; None where there is nothing to gain."""
+        return None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Map a column of the manifest."""

@@ -128,10 +128,10 @@ class ShardReader:
 
         return read
 
-    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
-        """Some samples; see `bind`."""
+    def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
+        """Some samples, from `data` if they are there; see `bind`."""
         self.check_size()
-        return list(map(self.bind(self.source.data), numbers))
+        return list(map(self.bind(self.source.data if data is None else data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
         """Read samples that stand in a row, a few at once; those before an error come first.
@@ -184,6 +184,16 @@ class ShardReader:
             columns = np.array([column for _, column in self._plans[layout] or ()], np.int64)
             found.append((chosen, starts[chosen, None] + columns))
         return found
+
+    def spans(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """The ranges of the members of some samples; an error where one is too large to be fetched."""
+        for number in self._too_large.keys() & set(numbers):
+            self._locate(number)
+        found = [positions.ravel() for _, positions in self.positions(numbers)]
+        wanted = np.concatenate([np.empty(0, np.int64), *found])
+        begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
+        ends = begins + self.index.sizes[wanted].astype(np.int64)
+        return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
     def _locate(self, number: int) -> tuple[int, MemberColumns]:
         """Where a sample's members begin in the index's arrays, and which of them to read."""

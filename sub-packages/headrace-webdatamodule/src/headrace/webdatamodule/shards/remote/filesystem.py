@@ -10,9 +10,11 @@ import io
 import os
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from importlib import import_module
+from itertools import starmap
 from typing import Any, BinaryIO, TypeVar
 
 from headrace.webdatamodule.shards.errors import ShardError
@@ -96,7 +98,7 @@ class RemoteFiles:
 
         def read(system: Any, path: str, _: dict[str, float]) -> None:
             file.seek(0)
-            [got] = _get_all(system, path, [None], nbytes, seconds, file)
+            [got] = _get_all(system, [(path, None)], nbytes, seconds, file)
             if isinstance(got, BaseException):
                 raise got
             if file.tell() < nbytes:
@@ -113,10 +115,14 @@ class RemoteFiles:
 
     def ranges(self, url: str, spans: Sequence[Span]) -> list[bytes]:
         """Some ranges of a file, asked for at the same time."""
-        if not spans:
+        return self.ranges_of([(url, span) for span in spans])
+
+    def ranges_of(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes]:
+        """Some ranges of some files, asked for at the same time."""
+        if not wanted:
             return []
-        got = retry(lambda wanted: self._ask(url, wanted), spans, self._retry, self._attempts)
-        for (begin, end), one in zip(spans, got, strict=True):
+        got = retry(self._ask, wanted, self._retry, self._attempts)
+        for (url, (begin, end)), one in zip(wanted, got, strict=True):
             if isinstance(one, BaseException):
                 raise self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin) from one
         return [one for one in got if isinstance(one, bytes)]
@@ -136,17 +142,19 @@ class RemoteFiles:
         parts = self.parts(index.shard, wanted)
         index.check_shard(size, lambda begin, end: parts[begin:end])
 
-    def _ask(self, url: str, spans: Sequence[Span]) -> list[bytes | BaseException]:
+    def _ask(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes | BaseException]:
+        spans = [span for _, span in wanted]
         try:
-            system, path = self._reach(url)
+            reached = {url: self._reach(url) for url in dict.fromkeys(url for url, _ in wanted)}
+            system, _ = reached[wanted[0][0]]
+            paths = [reached[url][1] for url, _ in wanted]
             if _is_http(system):
-                got = _get_all(system, path, spans, 0, self._timeout)
+                got = _get_all(system, list(zip(paths, spans, strict=True)), 0, self._timeout)
             else:
                 begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-                options = self._limit(system)
-                got = system.cat_ranges([path] * len(spans), begins, ends, on_error="return", **options)
+                got = system.cat_ranges(paths, begins, ends, on_error="return", **self._limit(system))
         except Exception as error:  # each file system raises its own
-            return [error] * len(spans)
+            return [error] * len(wanted)
         return [_measured(one, end - begin) for one, (begin, end) in zip(got, spans, strict=True)]
 
     def _up_to(self, url: str, most: int) -> bytes | None:
@@ -154,7 +162,7 @@ class RemoteFiles:
             if not _is_http(system):
                 data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
                 return data if len(data) <= most else None
-            [got] = _get_all(system, path, [None], most, self._timeout)
+            [got] = _get_all(system, [(path, None)], most, self._timeout)
             if isinstance(got, UnboundedBodyError):
                 return None
             if isinstance(got, BaseException):
@@ -202,14 +210,18 @@ class RemoteFiles:
 
 
 class KnownParts:
-    """Some parts of a file, which give slices as all of its bytes would."""
+    """Some parts of a file, which give slices as all of its bytes would; each slice lies in one of them."""
 
-    def __init__(self, data: dict[Span, bytes]) -> None:
-        cache = import_module("fsspec.caching").KnownPartsOfAFile
-        self._read = cache(0, None, 0, data, strict=True)._fetch
+    def __init__(self, data: Mapping[Span, bytes]) -> None:
+        ordered = sorted(data.items())
+        self._begins, self._parts = [begin for (begin, _), _ in ordered], [part for _, part in ordered]
 
     def __getitem__(self, wanted: slice) -> bytes:
-        return bytes(self._read(wanted.start, wanted.stop)) if wanted.start < wanted.stop else b""
+        if wanted.start >= wanted.stop:
+            return b""
+        number = bisect_right(self._begins, wanted.start) - 1
+        begin = self._begins[number]
+        return self._parts[number][wanted.start - begin : wanted.stop - begin]
 
 
 def _measured(got: Any, nbytes: int) -> bytes | BaseException:
@@ -247,16 +259,16 @@ def _is_http(system: Any) -> bool:
 
 
 def _get_all(
-    system: Any, path: str, spans: Sequence[Span | None], most: int, timeout: float, into: BinaryIO | None = None
+    system: Any, wanted: Sequence[tuple[str, Span | None]], most: int, timeout: float, into: BinaryIO | None = None
 ) -> list[Any]:
-    """Ranges of a file at the same time, or (None) the whole file of at most so many bytes; errors in their place."""
+    """Ranges of files at the same time, or (None) the whole file of at most so many bytes; errors in their place."""
 
-    async def one(span: Span | None) -> bytes:
+    async def one(path: str, span: Span | None) -> bytes:
         async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
             return await _get(system, path, span, most, into or io.BytesIO())
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*map(one, spans), return_exceptions=True)
+        return await asyncio.gather(*starmap(one, wanted), return_exceptions=True)
 
     made: list[Any] = import_module("fsspec.asyn").sync(system.loop, gather)
     return made

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_MANIFEST_BYTES,
@@ -46,7 +45,8 @@ from headrace.webdatamodule.shards.remote.cache import (
     fetch_index,
     split_query,
 )
-from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles
+from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span
+from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 
 _THREADS = 16
@@ -77,13 +77,15 @@ class Remote:
         max_gap: Ranges are merged that are separated by at most this many bytes.
         retry: How often to ask for ranges that failed.
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
+        lookahead: Bytes of coming batches that each worker of a `ResumableLoader` fetches while it makes earlier ones;
+            0 fetches a batch when it is read. Without a cache only.
 
     Raises:
-        TypeError: `max_gap` is no int.
+        TypeError: `max_gap` or `lookahead` is no int.
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
-    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., timeout=120.0)
+    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., lookahead=67108864)
     """
 
     url: str | Sequence[str]
@@ -93,6 +95,7 @@ class Remote:
     max_gap: int = 1 << 17
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float = 120.0
+    lookahead: int = 64 << 20
 
     def __post_init__(self) -> None:
         several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
@@ -106,6 +109,7 @@ class Remote:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
         checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
+        checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
         check_seconds("timeout", self.timeout, above=True)
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
@@ -167,6 +171,21 @@ class RemoteSet(ShardSet):
             return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
         return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes)
 
+    def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
+        """As of `ShardSet`; a cache has whole shards."""
+        if self.remote.cache_dir is not None or not self.remote.lookahead:
+            return None
+
+        def fetch(ranges: Wanted) -> dict[int, KnownParts]:
+            wanted = [(shard, span) for shard, spans in ranges.items() for span in spans]
+            got = self.remote.files.ranges_of([(self.path(shard), span) for shard, span in wanted])
+            parts: dict[int, dict[Span, bytes]] = {shard: {} for shard in ranges}
+            for (shard, span), data in zip(wanted, got, strict=True):
+                parts[shard][span] = data
+            return {shard: KnownParts(some) for shard, some in parts.items()}
+
+        return LookAhead(self.remote.lookahead, plan, fetch)
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """As of `ShardSet`: the column is fetched and checked."""
         manifest = self.check_manifest(name, lambda: _manifest(self.folder, self.remote.files))
@@ -214,11 +233,9 @@ class RangedShard(ShardReader):
         super().__init__(index, _Ranges(index, remote.files), keys, verify=verify, max_bytes=max_bytes)
         self._remote = remote
 
-    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
+    def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
         """As of `ShardReader`."""
-        for number in self._too_large.keys() & set(numbers):
-            self._locate(number)  # refused before anything is fetched
-        read = self.bind(self._fetch(numbers))
+        read = self.bind(self._fetch(numbers) if data is None else data)
         return [read(number) for number in numbers]
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
@@ -248,12 +265,7 @@ class RangedShard(ShardReader):
         return made
 
     def _fetch(self, numbers: Sequence[int]) -> KnownParts:
-        found = [positions.ravel() for _, positions in self.positions(numbers)]
-        wanted = np.concatenate([np.empty(0, np.int64), *found])
-        begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
-        ends = begins + self.index.sizes[wanted].astype(np.int64)
-        spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
-        return self._remote.files.parts(self.index.shard, spans, self._remote.max_gap)
+        return self._remote.files.parts(self.index.shard, self.spans(numbers), self._remote.max_gap)
 
 
 class _Ranges(ShardBytes):

@@ -1,0 +1,200 @@
+"""Batches that are fetched before they are read, in threads, within so many bytes.
+
+Whatever goes wrong here is forgotten: the batch is then read as if it had not been announced, and that read decides.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from itertools import pairwise
+
+from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.remote.filesystem import KnownParts, Span
+
+WASTE = 0.02  # bytes fetched and not used, of those that are wanted
+# A padding and a header lie between members that follow one another; to ask for each would send more bytes than that.
+_ADJACENT = 2 * BLOCK
+_MOST = 4 << 20  # bytes of a request that merges several members
+_AT_ONCE = 8  # batches; with 30 ms of latency and 64 samples each these are some 17,000 samples a second
+_NAME = "look-ahead"
+Wanted = Mapping[int, Sequence[Span]]  # ranges of shards, by the number of the shard
+Parts = Mapping[int, KnownParts]
+
+
+class _Stage(Enum):
+    ANNOUNCED = auto()
+    PLANNED = auto()
+    FETCHING = auto()
+    FETCHED = auto()
+    FAILED = auto()
+
+
+class _Batch:
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices, self.stage = indices, _Stage.ANNOUNCED
+        self.ranges: dict[int, list[Span]] = {}
+        self.nbytes = 0
+        self.parts: Parts | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self.stage in (_Stage.FETCHING, _Stage.FETCHED)
+
+
+class LookAhead:
+    """Fetches announced batches, in their order, while fewer than `limit` bytes are held.
+
+    One thread plans batches, which opens their shards, and ends when nothing more fits; each batch is fetched in a
+    thread of its own. So there is no thread where there is nothing to do.
+
+    Args:
+        limit: Bytes that are fetched, or being fetched; those of the batch that was taken last included.
+        plan: The ranges of a batch's members.
+        fetch: Fetches ranges.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        plan: Callable[[Sequence[int]], Wanted],
+        fetch: Callable[[Mapping[int, Sequence[Span]]], Parts],
+    ) -> None:
+        self.process = os.getpid()  # threads do not survive a fork
+        self._limit, self._plan, self._fetch = limit, plan, fetch
+        self._changed = threading.Condition()
+        self._batches: deque[_Batch] = deque()  # announced and not taken
+        self._dropped: list[_Batch] = []  # whose requests are under way still
+        self._used: _Batch | None = None  # taken last
+        self._at_once = _AT_ONCE
+        self._planning = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that are fetched or being fetched."""
+        used = () if self._used is None else (self._used,)
+        return sum(batch.nbytes for batch in (*self._batches, *self._dropped, *used) if batch.is_held)
+
+    def announce(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
+        """Say which batches are taken next; `anew` drops those that were announced before."""
+        with self._changed:
+            self._used = None
+            if anew:
+                self._drop(len(self._batches))
+            self._batches.extend(map(_Batch, batches))
+            self._go_on()
+
+    def take(self, indices: Sequence[int]) -> Parts | None:
+        """The fetched parts of a batch's shards; None where it is not known here, has no room, or failed.
+
+        Batches that were announced before it are dropped.
+        """
+        with self._changed:
+            self._used = None
+            place = next((number for number, batch in enumerate(self._batches) if batch.indices == indices), None)
+            if place is None:
+                self._go_on()
+                return None
+            self._drop(place)
+            batch = self._batches[0]
+            self._go_on()
+            while batch.stage is _Stage.FETCHING or (
+                batch.stage in (_Stage.ANNOUNCED, _Stage.PLANNED) and self._planning
+            ):
+                self._changed.wait()
+            self._used = self._batches.popleft()
+            return batch.parts
+
+    def _drop(self, count: int) -> None:
+        dropped = [self._batches.popleft() for _ in range(count)]
+        self._dropped += [batch for batch in dropped if batch.stage is _Stage.FETCHING]
+
+    def _go_on(self) -> None:
+        """Let a thread plan and begin what fits."""
+        if not self._planning and self._next() is not None:
+            self._planning = True
+            try:
+                threading.Thread(target=self._prepare, name=f"{_NAME} plan", daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._planning = False
+
+    def _next(self) -> _Batch | None:
+        """The batch to plan, or to begin, next."""
+        waiting = (_Stage.ANNOUNCED, _Stage.PLANNED)
+        batch = next((batch for batch in self._batches if batch.stage in waiting), None)
+        return batch if batch is None or batch.stage is _Stage.ANNOUNCED or self._fits(batch) else None
+
+    def _fits(self, batch: _Batch) -> bool:
+        running = sum(one.stage is _Stage.FETCHING for one in (*self._batches, *self._dropped))
+        return running < self._at_once and self.held + batch.nbytes <= self._limit
+
+    def _prepare(self) -> None:
+        while True:
+            with self._changed:
+                batch = self._next()
+                if batch is None:
+                    self._planning = False
+                    self._changed.notify_all()
+                    return
+                if batch.stage is _Stage.PLANNED:
+                    self._begin(batch)
+                    continue
+            stage = _Stage.PLANNED
+            try:
+                batch.ranges = merged(self._plan(batch.indices), WASTE)
+                batch.nbytes = sum(end - begin for spans in batch.ranges.values() for begin, end in spans)
+            except BaseException:
+                stage = _Stage.FAILED
+            with self._changed:
+                batch.stage = stage if batch.nbytes <= self._limit else _Stage.FAILED
+                self._changed.notify_all()
+
+    def _begin(self, batch: _Batch) -> None:
+        batch.stage = _Stage.FETCHING
+        try:
+            threading.Thread(target=self._fill, args=(batch,), name=_NAME, daemon=True).start()
+        except RuntimeError:  # no more threads
+            batch.stage = _Stage.FAILED
+
+    def _fill(self, batch: _Batch) -> None:
+        parts: Parts | None = None
+        with suppress(BaseException):  # which the read of the batch finds, too
+            parts = self._fetch(batch.ranges)
+        with self._changed:
+            if batch in self._dropped:
+                self._dropped.remove(batch)
+            else:
+                batch.parts = parts
+            batch.stage = _Stage.FAILED if parts is None else _Stage.FETCHED
+            self._at_once = 1 if parts is None else min(_AT_ONCE, self._at_once + 1)
+            self._changed.notify_all()
+            self._go_on()
+
+
+def merged(wanted: Wanted, waste: float) -> dict[int, list[Span]]:
+    """Merge ranges, the closest first, while the bytes between them are at most a fraction of those wanted."""
+    ordered = {number: sorted({span for span in spans if span[0] < span[1]}) for number, spans in wanted.items()}
+    room = waste * sum(end - begin for spans in ordered.values() for begin, end in spans)
+    gaps = sorted(
+        (begin - end, number, begin) for number, spans in ordered.items() for (_, end), (begin, _) in pairwise(spans)
+    )
+    joined = set[tuple[int, int]]()
+    for gap, number, begin in gaps:
+        if gap >= _ADJACENT:
+            room -= gap
+            if room < 0:
+                break
+        joined.add((number, begin))
+    made: dict[int, list[Span]] = {}
+    for number, spans in ordered.items():
+        made[number] = own = list[Span]()
+        for begin, end in spans:
+            if (number, begin) in joined and end - own[-1][0] <= _MOST:
+                own[-1] = own[-1][0], max(own[-1][1], end)
+            else:
+                own.append((begin, end))
+    return made

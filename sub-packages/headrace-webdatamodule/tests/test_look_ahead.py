@@ -1,0 +1,480 @@
+"""Workers fetch the samples of announced batches while earlier ones are used."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_server import COUNT, FAULTS, QUICK, Site, served, write
+
+from headrace.webdatamodule import (
+    DamagedShardError,
+    DistributedBatchSampler,
+    IndexedShards,
+    Remote,
+    ResumableLoader,
+    RetryPolicy,
+    ShardError,
+    StaleIndexError,
+    index_shards,
+    write_tars,
+)
+from headrace.webdatamodule.loading.batch_reading import Request, announced
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
+from headrace.webdatamodule.shards.remote.lookahead import merged
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+SIZE = 4
+LIMIT = 60.0  # seconds, far more than anything here takes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shards")
+    write(made)
+    return made
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[Site]:
+    with served(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """One whose files a test may change."""
+    write(tmp_path / "site")
+    with served(tmp_path / "site") as made:
+        yield made
+
+
+def numbers(samples: list[Any]) -> list[int]:
+    return [sample["json"][0] for sample in samples]
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return [*chain.from_iterable(batches)]
+
+
+def loader(dataset: Any, *, shuffle: bool = True, workers: int = 1, **options: Any) -> ResumableLoader:
+    batches = DistributedBatchSampler(len(dataset), SIZE, num_replicas=1, rank=0, shuffle=shuffle)
+    return ResumableLoader(dataset, batches, num_workers=workers, **{"collate_fn": numbers, **options})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def settle() -> None:
+    """Wait until nothing more is fetched ahead in this process."""
+    while threads := [thread for thread in threading.enumerate() if thread.name.startswith("look-ahead")]:
+        threads[0].join(LIMIT)
+        assert not threads[0].is_alive()
+
+
+def asked_bytes(site: Site) -> int:
+    spans = [span.removeprefix("bytes=").split("-") for span in site.faults.ranges()]
+    return sum(int(last) - int(first) + 1 for first, last in spans)
+
+
+def place(dataset: IndexedShards, index: int) -> tuple[str, int, int]:
+    """The shard, offset and number of bytes of a sample's last member."""
+    shard, number = dataset._find(index)
+    opened = dataset._index(shard)
+    at = opened.span(number)[1] - 1
+    return Path(dataset.shard_of(index)).name, int(opened.blocks[at]) * 512, int(opened.sizes[at])
+
+
+def is_asked(site: Site, where: tuple[str, int, int]) -> bool:
+    shard, begin, nbytes = where
+    spans = [
+        (name, *map(int, span.removeprefix("bytes=").split("-"))) for name, span in list(site.faults.asked) if span
+    ]
+    return any(name == shard and first <= begin and begin + nbytes - 1 <= last for name, first, last in spans)
+
+
+def test_announced_batches_are_fetched_while_an_earlier_one_is_used(site: Site) -> None:
+    near, far = IndexedShards(site.folder), site.dataset()
+    made = loader(far, prefetch_factor=1)
+    batches = iter(made)
+    first = next(batches)  # and only now may the worker read the second and the third one
+    until(lambda: all(is_asked(site, place(near, index)) for index in range(COUNT)))
+    assert made.steps == 1
+    rest = list(batches)
+    assert sorted(flat([first, *rest])) == list(range(COUNT))
+    made.close()
+
+
+def test_without_look_ahead_a_worker_fetches_what_it_is_asked_for(site: Site) -> None:
+    made = loader(site.dataset(lookahead=0), shuffle=False, prefetch_factor=1)
+    batches = iter(made)
+    next(batches)
+    next(batches)
+    made.close()
+    assert not is_asked(site, place(IndexedShards(site.folder), COUNT - 1))
+
+
+def test_requests_of_several_batches_are_under_way_at_the_same_time(site: Site) -> None:
+    """The server answers none before three are there; one at a time, they would wait for ever."""
+    together, take = threading.Barrier(3), site.faults.take
+    waiting: list[str] = []
+
+    def held(name: str, span: str) -> str:
+        if name.endswith(".tar") and len(waiting) < 3:
+            waiting.append(span)
+            together.wait(LIMIT)
+        return str(take(name, span))
+
+    object.__setattr__(site.faults, "take", held)
+    batches = [[i] for i in range(0, COUNT, 9)]
+    made = ResumableLoader(site.dataset(), batches, num_workers=1, prefetch_factor=1, collate_fn=numbers)
+    assert list(made) == batches
+    made.close()
+
+
+@pytest.mark.parametrize("limit", [1, 5000, 20_000, 1 << 20])
+def test_memory_in_flight_stays_below_the_limit(site: Site, limit: int) -> None:
+    near, far = IndexedShards(site.folder), site.dataset(lookahead=limit)
+    sizes = near.sizes("bin").tolist()
+    batches = [[*range(first, COUNT, 12)] for first in range(12)]
+    far[0]
+    site.faults.asked.clear()
+    far._look_ahead(batches, anew=True)
+    most = 0
+    for number, batch in enumerate(batches):
+        settle()
+        ahead = sum(sizes[index] for later in batches[number:] for index in later if is_asked(site, place(near, index)))
+        assert ahead <= limit
+        most = max(most, ahead)
+        assert far.__getitems__(batch) == near.__getitems__(batch)
+        assert far._ahead is not None
+        assert far._ahead.held <= limit
+    assert most > 0 if limit > 10_000 else most < limit
+    far._look_ahead([], anew=True)
+    assert far._ahead is not None
+    assert far._ahead.held == 0
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 20_000])
+def test_little_more_is_fetched_than_is_used(site: Site, limit: int) -> None:
+    far = site.dataset(lookahead=limit)
+    far[0]
+    site.faults.asked.clear()
+    made = loader(far)
+    wanted = sum(len(sample["bin"]) for sample in IndexedShards(site.folder, decode=None))
+    list(made)
+    made.close()
+    assert wanted <= asked_bytes(site) <= wanted * 1.02 + COUNT * 1100  # a header and padding within each sample
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "damaged"])
+def test_a_false_answer_is_asked_for_again(site: Site, fault: str) -> None:
+    far = site.dataset()
+    expected = list(loader(IndexedShards(site.folder), workers=0))
+    site.faults.kind, site.faults.times = fault, 3
+    made = loader(far)
+    assert list(made) == expected
+    assert site.faults.times == 0
+    made.close()
+
+
+def test_damage_surfaces_at_its_batch_and_only_there(own_site: Site) -> None:
+    near = IndexedShards(own_site.folder)
+    shard, begin, nbytes = place(near, 42)
+    assert nbytes
+    key = near.key(42)
+    path = own_site.folder / shard
+    data = bytearray(path.read_bytes())
+    data[begin] ^= 1
+    path.write_bytes(data)
+    made = loader(own_site.dataset(), shuffle=False)
+    came: list[list[int]] = []
+    with pytest.raises(DamagedShardError) as caught:
+        came.extend(made)
+    assert came == [list(range(first, first + SIZE)) for first in range(0, 40, SIZE)]
+    assert caught.value.sample == key
+    assert caught.value.shard == f"{own_site.url}/{shard}"
+    own_site.faults.asked.clear()
+    skipping = loader(own_site.dataset(), shuffle=False, on_error="skip")
+    with pytest.warns(UserWarning, match=key):
+        batches = list(skipping)
+    assert flat(batches) == [index for index in range(COUNT) if index != 42]
+    skipping.close()
+
+
+def test_a_server_that_fails_for_one_shard_surfaces_at_its_first_batch(site: Site) -> None:
+    near = IndexedShards(site.folder)
+    shard = Path(near.shard_of(COUNT - 1)).name
+    first = next(index for index in range(COUNT) if Path(near.shard_of(index)).name == shard)
+    site.faults.kind, site.faults.times, site.faults.name = "500", 10**6, shard
+    came: list[list[int]] = []
+    made = loader(site.dataset(), shuffle=False)
+    with pytest.raises(ShardError, match="500") as caught:
+        came.extend(made)
+    assert flat(came) == list(range(first // SIZE * SIZE))
+    assert caught.value.shard == f"{site.url}/{shard}"
+
+
+def test_an_answer_that_is_wrong_no_more_when_its_batch_comes_does_no_harm(site: Site) -> None:
+    far = site.dataset()
+    far[0]
+    site.faults.kind, site.faults.times = "404", 10**6
+    far._look_ahead([[1, 2], [3, 4]], anew=True)
+    settle()
+    site.faults.times = 0
+    assert numbers(far.__getitems__([1, 2])) == [1, 2]
+    assert numbers(far.__getitems__([3, 4])) == [3, 4]
+
+
+def test_a_shard_that_was_replaced_is_stale(own_site: Site) -> None:
+    made = loader(own_site.dataset(), shuffle=False, prefetch_factor=1)
+    last = sorted(own_site.folder.glob("*.tar"))[-1]
+    last.write_bytes(bytes(last.stat().st_size + 512))
+    with pytest.raises(StaleIndexError) as caught:
+        list(made)
+    assert caught.value.shard == f"{own_site.url}/{last.name}"
+    assert made.steps == COUNT * 3 // 4 // SIZE
+
+
+def test_a_server_that_is_killed_is_named_at_the_batch_that_lacks(folder: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from shard_server import served
+with served(Path(sys.argv[1])) as site:
+    print(site.url, flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script, str(folder)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+    ) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        dataset = IndexedShards(Remote(url, retry=QUICK, lookahead=9000))
+        made = loader(dataset, shuffle=False, workers=2, prefetch_factor=1)
+        batches = iter(made)
+        came = [next(batches)]
+        server.kill()
+        assert server.wait() == -9
+    with pytest.raises(ShardError) as caught:
+        came.extend(batches)
+    assert str(caught.value.shard).startswith(url)
+    assert "after 4 attempts" in str(caught.value)
+    assert flat(came) == list(range(len(came) * SIZE))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_abandoned_epoch_leaves_nothing_behind(site: Site, workers: int) -> None:
+    expected = loader(IndexedShards(site.folder), workers=0)
+    made = loader(site.dataset(lookahead=5000), workers=workers)
+    for epoch in range(3):
+        made.set_epoch(epoch)
+        expected.set_epoch(epoch)
+        for _ in zip(range(2 + epoch), made, strict=False):
+            pass
+    made.set_epoch(3)
+    expected.set_epoch(3)
+    assert list(made) == list(expected)
+    made.set_epoch(4)
+    next(iter(made))
+    made.close()
+    assert not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("look-ahead")]
+
+
+def test_what_is_dropped_is_asked_for_no_more(site: Site) -> None:
+    far = site.dataset(lookahead=1 << 20)
+    far[0]
+    site.faults.asked.clear()
+    release, take = threading.Event(), site.faults.take
+    object.__setattr__(site.faults, "take", lambda *asked: (release.wait(LIMIT), take(*asked))[1])
+    far._look_ahead([[i] for i in range(COUNT)], anew=True)
+    far._look_ahead([], anew=True)
+    release.set()
+    settle()
+    assert len(site.faults.asked) < COUNT
+    assert far._ahead is not None
+    assert far._ahead.held == 0
+    assert numbers(far.__getitems__([5, 6])) == [5, 6]
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 14])
+def test_a_resume_equals(site: Site, at: int) -> None:
+    near, far = loader(IndexedShards(site.folder), workers=0), loader(site.dataset(), workers=2)
+    batches = iter(far)
+    expected = iter(near)
+    assert [next(batches) for _ in range(at)] == [next(expected) for _ in range(at)]
+    state = far.state_dict()
+    assert {**state, "fingerprint": ""} == {**near.state_dict(), "fingerprint": ""}
+    far.close()
+    again = loader(site.dataset(), workers=1)
+    again.load_state_dict(state)
+    assert list(again) == list(expected)
+    again.close()
+
+
+def test_a_running_loop_goes_on_after_samples_are_excluded(site: Site) -> None:
+    near, far = loader(IndexedShards(site.folder), workers=0), loader(site.dataset(), workers=2)
+    came: list[list[Any]] = []
+    for made in (near, far):
+        came.append([])
+        for step, batch in enumerate(made):
+            came[-1].append(batch)
+            if step == 2:
+                made.exclude(range(20, 30))
+            if step == 5:
+                made.reshard(2, 1)
+    assert came[0] == came[1]
+    far.close()
+
+
+def test_each_source_of_a_mixture_reads_ahead(site: Site, tmp_path: Path) -> None:
+    write_tars([(f"t{i}", {"json": b"[%d]" % (100 + i)}) for i in range(30)], tmp_path / "other", n_shards=2)
+    index_shards(tmp_path / "other")
+    near = ConcatShards({"a": IndexedShards(site.folder), "b": IndexedShards(tmp_path / "other")})
+    with served(tmp_path / "other") as other:
+        far = ConcatShards({"a": site.dataset(), "b": other.dataset()})
+        mixed = ConcatShards({"a": site.dataset(), "b": IndexedShards(tmp_path / "other")})
+        expected = list(loader(near, workers=0))
+        for dataset in (far, mixed):
+            made = loader(dataset, workers=2, prefetch_factor=1)
+            assert list(made) == expected
+            made.close()
+        ends = [place(part, len(part) - 1) for part in near.parts]
+        made = loader(far, shuffle=False, prefetch_factor=1)
+        del site.faults.asked[:], other.faults.asked[:]
+        next(iter(made))
+        until(lambda: is_asked(other, ends[1]) and is_asked(site, ends[0]))
+        made.close()
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_workers_that_are_forked_and_spawned(site: Site, start: str) -> None:
+    far = site.dataset()
+    far[0]  # connections and their thread exist before the workers do
+    made = loader(far, workers=2, multiprocessing_context=start)
+    expected = loader(IndexedShards(site.folder), workers=0)
+    assert [list(made) for _ in range(3)] == [list(expected) for _ in range(3)]
+    made.close()
+
+
+def test_without_workers_there_is_no_thread(site: Site) -> None:
+    seen: set[str] = set()
+
+    def note(samples: list[Any]) -> list[int]:
+        seen.update(thread.name for thread in threading.enumerate())
+        return numbers(samples)
+
+    made = loader(site.dataset(), workers=0, collate_fn=note)
+    assert sorted(flat(made)) == list(range(COUNT))
+    assert not [name for name in seen if name.startswith("look-ahead")]
+
+
+def test_a_file_system_without_an_event_loop(folder: Path) -> None:
+    made = loader(IndexedShards(Remote(folder.as_uri())), workers=2, seed_per="sample")
+    assert list(made) == list(loader(IndexedShards(folder), workers=0, seed_per="sample"))
+    made.close()
+
+
+def test_a_cache_needs_no_look_ahead(site: Site, tmp_path: Path) -> None:
+    made = loader(site.dataset(tmp_path / "cache"), workers=2)
+    assert list(made) == list(loader(IndexedShards(site.folder), workers=0))
+    made.close()
+    assert not site.dataset(tmp_path / "cache")._looks_ahead
+    assert not site.dataset(lookahead=0)._looks_ahead
+    assert not IndexedShards(site.folder)._looks_ahead
+
+
+def test_too_large_members_and_wrong_indices_are_errors_of_their_batch(site: Site) -> None:
+    dataset = IndexedShards(Remote(site.url), max_bytes=2500)
+    large = next(i for i, size in enumerate(IndexedShards(site.folder).sizes("bin").tolist()) if size > 2500)
+    small = [i for i, size in enumerate(IndexedShards(site.folder).sizes("bin").tolist()) if size <= 2500]
+    batches = [small[:2], [large], small[2:4], [COUNT], small[4:6]]
+    made = ResumableLoader(dataset, batches, num_workers=1, collate_fn=numbers, on_error="raise")
+    came: list[list[int]] = []
+    with pytest.raises(ShardError, match="max_bytes=2500"):
+        came.extend(made)
+    assert came == batches[:1]
+    del batches[1]
+    made = ResumableLoader(dataset, batches, num_workers=1, collate_fn=numbers)
+    came = []
+    with pytest.raises(IndexError, match=str(COUNT)):
+        came.extend(made)
+    assert came == batches[:2]
+
+
+def test_a_forked_copy_begins_anew(site: Site) -> None:
+    far = site.dataset()
+    far._look_ahead([[1, 2], [3, 4]], anew=True)
+    settle()
+
+    def read() -> None:
+        assert numbers(far.__getitems__([1, 2])) == [1, 2]
+        os._exit(7)
+
+    child = multiprocessing.get_context("fork").Process(target=read)
+    child.start()
+    child.join(LIMIT)
+    assert child.exitcode == 7
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_worker_is_told_its_batches_once_and_in_order(workers: int) -> None:
+    told: dict[int, list[list[int]]] = {worker: [] for worker in range(workers)}
+    pulled = 0
+
+    def requests() -> Iterator[Request]:
+        nonlocal pulled
+        for number in range(200):
+            pulled += 1
+            yield Request([number], None, number)  # type: ignore[arg-type]  # not looked at
+
+    for number, request in enumerate(announced(requests(), workers)):
+        assert request.indices == [number]
+        assert request.ahead is not None
+        assert request.ahead.anew == (number < workers)
+        told[number % workers] += map(list, request.ahead.batches)
+        assert [number] in told[number % workers]
+        assert pulled <= number + 1 + 32 * workers
+    for worker, batches in told.items():
+        assert batches == [[number] for number in range(worker, 200, workers)]
+
+
+def test_an_error_of_the_batch_sampler_comes_after_the_batches_before_it() -> None:
+    def requests() -> Iterator[Request]:
+        for number in range(5):
+            yield Request([number], None, number)  # type: ignore[arg-type]  # not looked at
+        raise ValueError("no more")
+
+    came: list[int] = []
+    with pytest.raises(ValueError, match="no more"):
+        came.extend(request.step for request in announced(requests(), 2))
+    assert came == list(range(5))
+
+
+def test_ranges_are_merged_within_a_bound_on_waste() -> None:
+    wanted = {0: [(0, 50_000), (52_000, 100_000), (100_100, 100_200)], 1: [(0, 1000), (8000, 9000), (0, 1000)]}
+    assert merged(wanted, 0.0) == {0: [(0, 50_000), (52_000, 100_200)], 1: [(0, 1000), (8000, 9000)]}
+    assert merged(wanted, 0.02) == {0: [(0, 100_200)], 1: [(0, 1000), (8000, 9000)]}
+    assert merged(wanted, 0.2) == {0: [(0, 100_200)], 1: [(0, 9000)]}
+    assert merged({3: [(5, 5)]}, 0.5) == {3: []}
+
+
+@pytest.mark.parametrize("value", [-1, True, 2.5])
+def test_lookahead_is_checked(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="lookahead must be"):
+        Remote("s3://a", lookahead=value, retry=RetryPolicy())
