@@ -20,7 +20,7 @@ WASTE = 0.02  # bytes fetched and not used, of those that are wanted
 # A padding and a header lie between members that follow one another; to ask for each would send more bytes than that.
 _ADJACENT = 2 * BLOCK
 _MOST = 4 << 20  # bytes of a request that merges several members
-_AT_ONCE = 8  # batches; with 30 ms of latency and 64 samples each these are some 17,000 samples a second
+_AT_ONCE = 8  # batches; with 64 small samples each three keep a processor busy, with fewer samples more
 _NAME = "look-ahead"
 Wanted = Mapping[int, Sequence[Span]]  # ranges of shards, by the number of the shard
 Parts = Mapping[int, KnownParts]
@@ -70,7 +70,7 @@ class LookAhead:
         self._batches: deque[_Batch] = deque()  # announced and not taken
         self._dropped: list[_Batch] = []  # whose requests are under way still
         self._used: _Batch | None = None  # taken last
-        self._at_once = _AT_ONCE
+        self._at_once = 1  # doubled by each batch that comes, so that the first one has the server for itself
         self._planning = False
 
     @property
@@ -85,6 +85,7 @@ class LookAhead:
             self._used = None
             if anew:
                 self._drop(len(self._batches))
+                self._at_once = 1
             self._batches.extend(map(_Batch, batches))
             self._go_on()
 
@@ -170,7 +171,7 @@ class LookAhead:
             else:
                 batch.parts = parts
             batch.stage = _Stage.FAILED if parts is None else _Stage.FETCHED
-            self._at_once = 1 if parts is None else min(_AT_ONCE, self._at_once + 1)
+            self._at_once = 1 if parts is None else min(_AT_ONCE, 2 * self._at_once)
             self._changed.notify_all()
             self._go_on()
 
