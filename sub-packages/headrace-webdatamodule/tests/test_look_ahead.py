@@ -1,5 +1,6 @@
 """Workers fetch the samples of announced batches while earlier ones are used."""
 
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -18,6 +19,7 @@ from headrace.webdatamodule import (
     DamagedShardError,
     DistributedBatchSampler,
     IndexedShards,
+    LoaderReport,
     Remote,
     ResumableLoader,
     RetryPolicy,
@@ -28,6 +30,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.loading.batch_reading import Request, announced
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
+from headrace.webdatamodule.loading.stage_report import RemoteReads
 from headrace.webdatamodule.shards.remote.lookahead import merged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -175,6 +178,42 @@ def test_little_more_is_fetched_than_is_used(site: Site, limit: int) -> None:
     list(made)
     made.close()
     assert wanted <= asked_bytes(site) <= wanted * 1.02 + COUNT * 1100  # a header and padding within each sample
+
+
+@pytest.mark.parametrize(("workers", "lookahead"), [(0, 1 << 20), (2, 0), (2, 1 << 20)])
+def test_a_report_tells_what_was_fetched(site: Site, workers: int, lookahead: int) -> None:
+    far = site.dataset(lookahead=lookahead)
+    made = loader(far, workers=workers)
+    used = sum(len(s["bin"]) + len(s["json"]) for s in IndexedShards(site.folder, decode=None))
+    assert made.report().remote is None
+    list(made)
+    report = made.report()
+    assert report.remote is not None
+    assert report.remote.used == used
+    assert report.remote.requests == len(site.faults.ranges())
+    assert report.remote.fetched == asked_bytes(site)
+    assert 0 <= report.remote.waited <= report.batches
+    assert f"\n  fetched: {asked_bytes(site):,} bytes in {len(site.faults.ranges())} requests" in str(report)
+    assert copy.copy(made).report().remote is None
+    made.close()
+    assert loader(IndexedShards(site.folder), workers=0).report().remote is None
+
+
+def test_the_reads_of_all_sources_are_added_up(site: Site) -> None:
+    both = ConcatShards({"a": site.dataset(), "b": site.dataset(), "c": IndexedShards(site.folder)})
+    made = loader(both, workers=1)
+    list(made)
+    made.close()
+    report = made.report()
+    assert report.remote is not None
+    assert (report.remote.requests, report.remote.fetched) == (len(site.faults.ranges()), asked_bytes(site))
+
+
+def test_a_report_of_remote_reads_reads_well() -> None:
+    told = str(LoaderReport("train", 40, {"a": 3000}, None, remote=RemoteReads(1200, 1_050_000, 1_000_000, 3)))
+    assert "  fetched: 1,050,000 bytes in 1,200 requests, 1.05 for each byte that was used" in told
+    assert "  waited: 3 of 40 batches came more than 5 ms late" in told
+    assert "0 bytes in 0 requests\n" in str(LoaderReport("val", 0, {"a": 0}, None, remote=RemoteReads(0, 0, 0, 0)))
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "damaged"])

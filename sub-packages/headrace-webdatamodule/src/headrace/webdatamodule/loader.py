@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from bisect import bisect_right
 from collections import deque
@@ -42,7 +43,7 @@ from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, se
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sample_random import epoch_key
-from headrace.webdatamodule.loading.stage_report import DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.shards import IndexedShards
@@ -498,10 +499,10 @@ class ResumableLoader(EpochLoader):
         indices = self.step(number, rank=rank)
         keys = self._keys(self._epoch_of_step(number), rank)
         read = self._batch_dataset.__getitems__(Request(indices, keys, number))
-        batch, _, error = self._batch_dataset.collate(read)
-        if error is not None:
-            raise error
-        return batch
+        made = self._batch_dataset.collate(read)
+        if made.error is not None:
+            raise made.error
+        return made.batch
 
     def _epoch_of_step(self, number: int) -> int:
         """The epoch of a step that the run has."""
@@ -694,15 +695,19 @@ class ResumableLoader(EpochLoader):
                     compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
+                asked = time.perf_counter()
                 if (delivered := reader.next()) is None:
                     break
+                late = time.perf_counter() - asked > LATE
                 indices, position = iteration.in_flight.popleft()
-                batch, skipped, error = delivered
+                batch, skipped, error, traffic = delivered
                 if error is not None:
                     raise error
                 iteration.deliver(indices, skipped, position)
                 if self._progress.move(iteration, position.steps):
                     self._note(indices, skipped)
+                    if traffic is not None:
+                        self._stats.add_remote(traffic, late=late)
                 iteration.together += 1
                 yield batch
             if iteration.in_flight:

@@ -106,6 +106,18 @@ class RawBatch(NamedTuple):
     key: int | None = None  # that seeds its collation
 
 
+class Delivery(NamedTuple):
+    """A batch as it leaves its worker: with the samples that were skipped, or an error in its place.
+
+    `traffic` is what reading took in the worker since its last batch: requests, bytes that came, bytes that were used.
+    """
+
+    batch: Any
+    skipped: list[SkippedSample]
+    error: ShardError | None
+    traffic: Sequence[int] | None = None
+
+
 class BatchDataset(Dataset[Any]):
     """Reads whole batches, in the workers of a `DataLoader`; with `__getitems__` where the dataset has that."""
 
@@ -218,10 +230,10 @@ class BatchDataset(Dataset[Any]):
             raise last
         return RawBatch(read, samples, skipped, None, key)
 
-    def collate(self, read: RawBatch) -> tuple[Any, list[SkippedSample], ShardError | None]:
+    def collate(self, read: RawBatch) -> Delivery:
         """Make a batch; the `collate_fn` of the `DataLoader`."""
         if read.error is not None:
-            return None, [], read.error
+            return Delivery(None, [], read.error)
         try:
             if read.key is None:
                 batch = self._collate_fn(read.samples)
@@ -231,7 +243,7 @@ class BatchDataset(Dataset[Any]):
             if not self._checked and get_worker_info() is not None:
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True
-            return batch, read.skipped, None
+            return Delivery(batch, read.skipped, None, self.dataset._take_traffic() if self._is_ours else None)
         except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             suffix = " ..." if len(read.indices) > 5 else ""
@@ -274,9 +286,9 @@ class BatchReader:
         if running is not None:
             running._timeout = self._timeout.seconds
 
-    def next(self) -> tuple[Any, list[SkippedSample], ShardError | None] | None:
-        """The next batch, its skipped samples and its error; None at the end."""
-        batch: tuple[Any, list[SkippedSample], ShardError | None] | None = self._timeout.next_of(self._batches)
+    def next(self) -> Delivery | None:
+        """The next batch; None at the end."""
+        batch: Delivery | None = self._timeout.next_of(self._batches)
         return batch
 
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from torch.utils.data import ConcatDataset
 from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule.shards import IndexedShards
 from headrace.webdatamodule.shards.indexed_shards import Begin
+
+if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.filesystem import Traffic
 
 
 class ConcatShards(ConcatDataset[Any]):
@@ -65,6 +69,11 @@ class ConcatShards(ConcatDataset[Any]):
     def _looks_ahead(self) -> bool:
         """As of `IndexedShards`."""
         return any(part._looks_ahead for part in self.parts)
+
+    def _take_traffic(self) -> Traffic | None:
+        """As of `IndexedShards`, of all sources together."""
+        found = [traffic for part in self.parts if (traffic := part._take_traffic()) is not None]
+        return reduce(operator.add, found) if found else None
 
     def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
         """As of `IndexedShards`; each source is told its samples of each batch."""

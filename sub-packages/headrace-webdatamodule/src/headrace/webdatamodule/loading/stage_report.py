@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,17 @@ from headrace.webdatamodule.loading.foreign_batch_sampler import samples_of
 from headrace.webdatamodule.loading.sizes import check_sizes
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
+LATE = 0.005  # seconds; a batch that was ready comes in a fraction of them
 _SHOWN = 10  # skipped samples that a report names
+
+
+class RemoteReads(NamedTuple):
+    """What batches from another machine took: requests, bytes that came, bytes that were used, and late batches."""
+
+    requests: int
+    fetched: int
+    used: int
+    waited: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +45,8 @@ class LoaderReport:
         rank: (number of ranks, this rank), if there are several ranks.
         n_over_budget: Samples that the batch sampler leaves out of every epoch, its ``skipped_indices``.
         over_budget: The first samples over the budget.
+        remote: Requests for samples on other machines, the bytes fetched and those used, and the batches that the loop
+            waited for, more than 5 ms. Batches that were fetched and not delivered are in it, too. None without any.
     """
 
     name: str
@@ -46,6 +58,7 @@ class LoaderReport:
     rank: tuple[int, int] | None = None
     n_over_budget: int = 0
     over_budget: tuple[str, ...] = field(default=(), repr=False)
+    remote: RemoteReads | None = None
 
     def __str__(self) -> str:
         title, sources, notes = self._parts()
@@ -69,6 +82,11 @@ class LoaderReport:
         sources = [(name, _samples(count), f"{count / max(total, 1):.1%}") for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         notes = [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
+        if self.remote is not None:
+            requests, fetched, used, waited = self.remote
+            suffix = f", {fetched / used:.2f} for each byte that was used" if used else ""
+            notes.append(f"fetched: {fetched:,} bytes in {requests:,} requests{suffix}")
+            notes.append(f"waited: {waited:,} of {batches} came more than {LATE * 1e3:g} ms late")
         notes.append(f"skipped as damaged: {_samples(len(self.skipped))}{times}")
         notes += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
         if self.n_over_budget:
@@ -115,6 +133,7 @@ class DeliveryStats:
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
         self._used = self._padded = 0.0
+        self._remote: RemoteReads | None = None
         self._skipped: dict[int, SkippedSample] = {}
         self.n_skipped = 0
 
@@ -141,6 +160,11 @@ class DeliveryStats:
         if len(self._lengths) >= _TOGETHER:
             self._count()
 
+    def add_remote(self, traffic: Sequence[int], *, late: bool) -> None:
+        """Count what a batch from another machine took, and whether the loop waited for it."""
+        before = self._remote or RemoteReads(0, 0, 0, 0)
+        self._remote = RemoteReads(*map(sum, zip(before, (*traffic, late), strict=True)))
+
     def report(self, over_budget: Sequence[int] = (), *, packed: bool = False) -> LoaderReport:
         """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
@@ -149,7 +173,7 @@ class DeliveryStats:
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
-        return LoaderReport(*counts, len(over_budget), over)
+        return LoaderReport(*counts, len(over_budget), over, self._remote)
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)

@@ -30,6 +30,7 @@ from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, Lr
 from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
 
 if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.filesystem import Traffic
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead
 
 Verify = Literal["read", "open", "none"]
@@ -204,7 +205,10 @@ class IndexedShards:
 
         samples: list[Any] = [None] * len(wanted)
         each = self._shards.each if fetched is None else map
+        traffic = self._shards.traffic
         for (_, places), (reader, numbers, some) in zip(groups, each(read, groups), strict=True):
+            if traffic is not None:
+                traffic.add(used=sum(sum(map(len, sample.values())) - len(sample["__key__"]) for sample in some))
             for place, number, sample in zip(places, numbers, some, strict=True):
                 if begin is not None:
                     begin(place)
@@ -223,6 +227,10 @@ class IndexedShards:
     def _looks_ahead(self) -> bool:
         """Whether announced batches are fetched before they are read."""
         return self._shards.look_ahead(self._spans) is not None
+
+    def _take_traffic(self) -> Traffic | None:
+        """What batches took in this process since this was called last; None of shards on this machine."""
+        return None if self._shards.traffic is None else self._shards.traffic.take()
 
     def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
         """Announce batches that this process reads next, in their order; `anew` forgets those announced before."""

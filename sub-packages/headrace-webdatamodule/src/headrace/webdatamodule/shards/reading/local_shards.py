@@ -23,6 +23,7 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_pa
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.remote.filesystem import TrafficCounter
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
 
 Head = tuple[int, int, tuple[str, ...]]
@@ -97,6 +98,11 @@ class ShardSet:
     ) -> ShardReader:
         """Map a shard; the arguments are those of `ShardReader`."""
         return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
+
+    @property
+    def traffic(self) -> TrafficCounter | None:
+        """Counts what reading takes, where that is from another machine."""
+        return None
 
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:  # noqa: ARG002 - for remote ones
         """What fetches batches before they are read, by a plan of their ranges; None where there is nothing to gain."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from importlib import import_module
 from itertools import starmap
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
@@ -43,6 +43,41 @@ class WrongBytesError(OSError):
     """A server sent other bytes than were asked for, or fewer, or compressed ones."""
 
 
+class Traffic(NamedTuple):
+    """What reading ranges took: requests, the bytes that came, and those of them that samples are made of."""
+
+    requests: int = 0
+    fetched: int = 0
+    used: int = 0
+
+    def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]  # the sum of each number
+        return Traffic(*map(sum, zip(self, other, strict=True)))
+
+
+class TrafficCounter:
+    """Adds up traffic from threads; each process for itself."""
+
+    def __init__(self) -> None:
+        self._process, self._lock, self._total = os.getpid(), threading.Lock(), Traffic()
+
+    def __reduce__(self) -> tuple[type[TrafficCounter], tuple[()]]:
+        return TrafficCounter, ()
+
+    def add(self, requests: int = 0, fetched: int = 0, used: int = 0) -> None:
+        """Count some."""
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]  # what the parent counted is the parent's
+        with self._lock:
+            self._total += (requests, fetched, used)
+
+    def take(self) -> Traffic:
+        """The sum since this was called last."""
+        self.add()
+        with self._lock:
+            total, self._total = self._total, Traffic()
+        return total
+
+
 class RemoteFiles:
     """Reads files of one file system; each process makes its own connections."""
 
@@ -50,6 +85,7 @@ class RemoteFiles:
         self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
         self._made: Any = None
         self._process = -1
+        self.traffic = TrafficCounter()  # of ranges
         self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,7 +191,11 @@ class RemoteFiles:
                 got = system.cat_ranges(paths, begins, ends, on_error="return", **self._limit(system))
         except Exception as error:  # each file system raises its own
             return [error] * len(wanted)
-        return [_measured(one, end - begin) for one, (begin, end) in zip(got, spans, strict=True)]
+        finally:
+            self.traffic.add(requests=len(wanted))
+        measured = [_measured(one, end - begin) for one, (begin, end) in zip(got, spans, strict=True)]
+        self.traffic.add(fetched=sum(len(one) for one in measured if isinstance(one, bytes)))
+        return measured
 
     def _up_to(self, url: str, most: int) -> bytes | None:
         def read(system: Any, path: str, limit: dict[str, float]) -> bytes | None:

@@ -45,7 +45,7 @@ from headrace.webdatamodule.shards.remote.cache import (
     fetch_index,
     split_query,
 )
-from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span
+from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span, TrafficCounter
 from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 
@@ -170,6 +170,11 @@ class RemoteSet(ShardSet):
             source = cached_shard(remote.cache, remote.files, index, verified=verify)
             return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
         return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes)
+
+    @property
+    def traffic(self) -> TrafficCounter:
+        """As of `ShardSet`."""
+        return self.remote.files.traffic
 
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
         """As of `ShardSet`; a cache has whole shards."""
