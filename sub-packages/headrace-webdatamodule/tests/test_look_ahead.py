@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -334,6 +335,25 @@ def test_an_abandoned_epoch_leaves_nothing_behind(site: Site, workers: int) -> N
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("look-ahead")]
 
 
+def draw(sample: dict[str, Any]) -> float:
+    return random.random()
+
+
+@pytest.mark.parametrize("seed_per", ["step", "sample"])
+def test_retries_leave_the_random_numbers_of_transforms_alone(site: Site, seed_per: Any) -> None:
+    def drawn() -> list[Any]:
+        far = IndexedShards(Remote(site.url, retry=QUICK), transform=draw)
+        made = loader(far, seed_per=seed_per, collate_fn=list)
+        came = list(made)
+        made.close()
+        return came
+
+    expected = drawn()
+    site.faults.kind, site.faults.times = "500", 12
+    assert drawn() == expected
+    assert site.faults.times == 0
+
+
 def test_what_is_dropped_is_asked_for_no_more(site: Site) -> None:
     far = site.dataset(lookahead=1 << 20)
     far[0]
@@ -371,7 +391,7 @@ def test_a_running_loop_goes_on_after_samples_are_excluded(site: Site) -> None:
     for made in (near, far):
         came.append([])
         for step, batch in enumerate(made):
-            came[-1].append(batch)
+            came[-1] += [batch, made.run_steps, made.remaining, made.step(0, rank=0), made.step(8, rank=0)]
             if step == 2:
                 made.exclude(range(20, 30))
             if step == 5:

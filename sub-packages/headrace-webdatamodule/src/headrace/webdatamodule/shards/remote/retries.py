@@ -26,6 +26,7 @@ _PERMANENT = (
     ValueError,
 )
 _TRANSIENT_STATUS = (408, 425, 429)
+_CHANCE = random.SystemRandom()  # transforms draw from the process's generator, and a fork copies it
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RetryPolicy:
     def seconds(self, attempts: int) -> float:
         """How long to wait after some attempts."""
         wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
-        return wait * random.uniform(1, 1.5)  # noqa: S311 - no secret
+        return wait * _CHANCE.uniform(1, 1.5)
 
 
 def is_transient(error: BaseException) -> bool:
