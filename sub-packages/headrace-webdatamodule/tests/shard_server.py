@@ -105,6 +105,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # of connections that are opened at the same time, of which the default of 5 loses some
 
     def handle_error(self, *_: object) -> None:
         """A client that hangs up is none of our business."""
