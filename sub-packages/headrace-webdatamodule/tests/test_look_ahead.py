@@ -143,6 +143,7 @@ def test_requests_of_several_batches_are_under_way_at_the_same_time(site: Site) 
     batches = [[i] for i in range(0, COUNT, 6)]
     made = ResumableLoader(site.dataset(), batches, num_workers=1, prefetch_factor=1, collate_fn=numbers)
     assert list(made) == batches
+    assert not together.broken
     made.close()
 
 
@@ -163,6 +164,8 @@ def test_memory_in_flight_stays_below_the_limit(site: Site, limit: int) -> None:
         assert far.__getitems__(batch) == near.__getitems__(batch)
         assert far._ahead is not None
         assert far._ahead.held <= limit
+        if limit == 1 << 20:  # which all of them fit into, so that the one in use counts with those that come
+            assert far._ahead.held >= sum(sizes[index] for later in batches[number:] for index in later)
     assert most > 0 if limit > 10_000 else most < limit
     far._look_ahead([], anew=True)
     assert far._ahead is not None
