@@ -5,8 +5,8 @@
 
 A web server of this machine, a process of its own, answers each request after a latency. A loop takes batches from 2
 workers and sleeps for each step, as a GPU would work. Loaders with and without look-ahead, and one of the same shards
-on disk, take turns in epochs that they abandon. Printed are medians: the speed relative to the disk, the steps that
-waited more than 5 ms for a batch, and the bytes and requests of a step, as the server counts them.
+on disk, take turns, an epoch each. Printed are medians: the speed relative to the disk, the steps that waited more than
+5 ms for a batch, and the bytes and requests of a step.
 """
 
 import argparse
@@ -14,12 +14,10 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 
@@ -31,30 +29,25 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
+from headrace.webdatamodule.loading.stage_report import RemoteReads
 
 BATCH, SHARDS, WORKERS = 64, 16, 2
 WAITED = 0.005  # seconds
-FILL, REST = 20, 80  # steps before and behind those that are counted
 
 
 class Server:
-    """Answers ranges of the files in a folder after a latency; "/count" tells the bytes it sent, and begins anew."""
+    """Answers ranges of the files in a folder after a latency."""
 
     def __init__(self, folder: Path, latency: float) -> None:
         self.files = {f"/{path.name}": path.read_bytes() for path in folder.iterdir()}
-        self.latency, self.sent, self.requests = latency, 0, 0
+        self.latency = latency
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 path = head.split(" ", 2)[1]
-                if path == "/count":
-                    status, extra, body = "200 OK", "", f"{self.requests} {self.sent}".encode()
-                    self.sent = self.requests = 0
-                else:
-                    status, extra, body = self.find(path, head.lower())
-                    await asyncio.sleep(self.latency)
-                    self.sent, self.requests = self.sent + len(body), self.requests + 1
+                status, extra, body = self.find(path, head.lower())
+                await asyncio.sleep(self.latency)
                 length = f"Content-Length: {len(body)}\r\n"
                 writer.write(f"HTTP/1.1 {status}\r\n{length}{extra}\r\n".encode() + body)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -90,21 +83,18 @@ def loader(source: Any) -> ResumableLoader:
     return ResumableLoader(dataset, batches, num_workers=WORKERS, prefetch_factor=2, collate_fn=same)
 
 
-def steps(batches: Iterator[Any], count: int, step: float) -> tuple[float, float]:
-    """Seconds of some steps, and the fraction of them that waited for their batch."""
-    begin, waited = time.perf_counter(), 0
-    for _ in range(count):
-        before = time.perf_counter()
+def epoch(one: ResumableLoader, step: float) -> tuple[float, float, float, float]:
+    """Seconds, the fraction of steps that waited, bytes fetched for each one used, and requests a step."""
+    before = one.report().remote or RemoteReads(0, 0, 0, 0)
+    begin, waited, batches = time.perf_counter(), 0, iter(one)
+    for _ in range(len(one)):
+        asked = time.perf_counter()
         next(batches)
-        waited += time.perf_counter() - before > WAITED
+        waited += time.perf_counter() - asked > WAITED
         time.sleep(step)
-    return time.perf_counter() - begin, waited / count
-
-
-def counted(url: str) -> tuple[int, int]:
-    with urlopen(f"{url}/count") as answer:
-        requests, nbytes = answer.read().split()
-    return int(requests), int(nbytes)
+    passed = time.perf_counter() - begin
+    requests, fetched, used, _ = (b - a for a, b in zip(before, one.report().remote or before, strict=True))
+    return passed, waited / len(one), fetched / max(used, 1), requests / len(one)
 
 
 def main() -> None:
@@ -112,10 +102,10 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=30, help="milliseconds")
     parser.add_argument("--step", type=float, default=10, help="milliseconds")
     parser.add_argument("--bytes", type=int, default=4096, help="of a sample")
-    parser.add_argument("--steps", type=int, default=100, help="in one turn")
+    parser.add_argument("--steps", type=int, default=200, help="of an epoch")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    count = BATCH * (FILL + options.steps + REST)
+    count = BATCH * options.steps
     with tempfile.TemporaryDirectory() as root:
         folder, noise = Path(root), np.random.default_rng(0)
         write_tars([(f"s{i:06d}", {"bin": noise.bytes(options.bytes)}) for i in range(count)], folder, n_shards=SHARDS)
@@ -129,14 +119,9 @@ def main() -> None:
         for turn in range(options.runs + 1):
             for name, one in loaders.items():
                 one.set_epoch(turn)
-                batches = iter(one)
-                steps(batches, FILL, options.step / 1e3)  # the pipeline fills
-                counted(url)
-                passed, waited = steps(batches, options.steps, options.step / 1e3)
-                requests, nbytes = counted(url)
-                if turn:
-                    used = options.steps * BATCH * options.bytes
-                    found[name].append((passed, waited, nbytes / used, requests / options.steps))
+                measured = epoch(one, options.step / 1e3)
+                if turn:  # the first one starts the workers
+                    found[name].append(measured)
         for one in loaders.values():
             one.close()
         server.kill()

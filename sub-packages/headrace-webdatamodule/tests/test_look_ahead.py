@@ -107,11 +107,11 @@ def is_asked(site: Site, where: tuple[str, int, int]) -> bool:
 
 
 def test_announced_batches_are_fetched_while_an_earlier_one_is_used(site: Site) -> None:
-    near, far = IndexedShards(site.folder), site.dataset()
-    made = loader(far, prefetch_factor=1)
+    near, far = IndexedShards(site.folder), site.dataset(max_gap=0)
+    made = loader(far, shuffle=False, prefetch_factor=1)
     batches = iter(made)
-    first = next(batches)  # and only now may the worker read the second and the third one
-    until(lambda: all(is_asked(site, place(near, index)) for index in range(COUNT)))
+    first = next(batches)  # and only now is the worker asked for the second one
+    until(lambda: all(is_asked(site, place(near, index)) for index in range(4 * SIZE)))
     assert made.steps == 1
     rest = list(batches)
     assert sorted(flat([first, *rest])) == list(range(COUNT))
@@ -119,12 +119,10 @@ def test_announced_batches_are_fetched_while_an_earlier_one_is_used(site: Site) 
 
 
 def test_without_look_ahead_a_worker_fetches_what_it_is_asked_for(site: Site) -> None:
-    made = loader(site.dataset(lookahead=0), shuffle=False, prefetch_factor=1)
-    batches = iter(made)
-    next(batches)
-    next(batches)
+    made = loader(site.dataset(lookahead=0, max_gap=0), shuffle=False, prefetch_factor=1)
+    next(iter(made))
     made.close()
-    assert not is_asked(site, place(IndexedShards(site.folder), COUNT - 1))
+    assert not is_asked(site, place(IndexedShards(site.folder), 3 * SIZE))
 
 
 def test_requests_of_several_batches_are_under_way_at_the_same_time(site: Site) -> None:
@@ -164,8 +162,10 @@ def test_memory_in_flight_stays_below_the_limit(site: Site, limit: int) -> None:
         assert far.__getitems__(batch) == near.__getitems__(batch)
         assert far._ahead is not None
         assert far._ahead.held <= limit
-        if limit == 1 << 20:  # which all of them fit into, so that the one in use counts with those that come
-            assert far._ahead.held >= sum(sizes[index] for later in batches[number:] for index in later)
+        if limit == 1 << 20:  # which all of them fit into, so that the one in use counts with those that came
+            coming = [index for later in batches[number:] for index in later if is_asked(site, place(near, index))]
+            settle()
+            assert far._ahead.held >= sum(sizes[index] for index in coming) > 0
     assert most > 0 if limit > 10_000 else most < limit
     far._look_ahead([], anew=True)
     assert far._ahead is not None
@@ -338,6 +338,23 @@ def test_an_abandoned_epoch_leaves_nothing_behind(site: Site, workers: int) -> N
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("look-ahead")]
 
 
+def test_what_nobody_reads_is_fetched_no_further(site: Site) -> None:
+    far = site.dataset()
+    far[0]
+    site.faults.asked.clear()
+    far._look_ahead([[i] for i in range(COUNT)], anew=True)
+    settle()
+    asked = len(site.faults.asked)
+    assert asked < 5  # as for a loop that is abandoned
+    for number in range(COUNT):
+        assert numbers(far.__getitems__([number])) == [number]
+        settle()
+        more = len(site.faults.asked) - asked
+        assert more <= 16
+        asked += more
+    assert asked == COUNT
+
+
 def draw(sample: dict[str, Any]) -> float:
     return random.random()
 
@@ -415,11 +432,12 @@ def test_each_source_of_a_mixture_reads_ahead(site: Site, tmp_path: Path) -> Non
             made = loader(dataset, workers=2, prefetch_factor=1)
             assert list(made) == expected
             made.close()
-        ends = [place(part, len(part) - 1) for part in near.parts]
-        made = loader(far, shuffle=False, prefetch_factor=1)
+        later = [place(part, 3) for part in near.parts]
+        batches = [[index, COUNT + index] for index in range(30)]
+        made = ResumableLoader(far, batches, num_workers=1, prefetch_factor=1, collate_fn=numbers)
         del site.faults.asked[:], other.faults.asked[:]
-        next(iter(made))
-        until(lambda: is_asked(other, ends[1]) and is_asked(site, ends[0]))
+        next(iter(made))  # and then the worker is asked for the second one
+        until(lambda: is_asked(other, later[1]) and is_asked(site, later[0]))
         made.close()
 
 

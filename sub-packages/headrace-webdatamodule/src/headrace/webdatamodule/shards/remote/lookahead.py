@@ -50,7 +50,8 @@ class LookAhead:
     """Fetches announced batches, in their order, while fewer than `limit` bytes are held.
 
     One thread plans batches, which opens their shards, and ends when nothing more fits; each batch is fetched in a
-    thread of its own. So there is no thread where there is nothing to do.
+    thread of its own. So there is no thread where there is nothing to do; and nothing is begun but while a batch is
+    announced or taken, so that a loop that is abandoned leaves only what is on its way.
 
     Args:
         limit: Bytes that are fetched, or being fetched; those of the batch that was taken last included.
@@ -71,7 +72,7 @@ class LookAhead:
         self._dropped: list[_Batch] = []  # whose requests are under way still
         self._used: _Batch | None = None  # taken last
         self._at_once = 1  # doubled by each batch that comes, so that the first one has the server for itself
-        self._planning = False
+        self._planning = self._waiting = False
 
     @property
     def held(self) -> int:
@@ -103,10 +104,12 @@ class LookAhead:
             self._drop(place)
             batch = self._batches[0]
             self._go_on()
+            self._waiting = True
             while batch.stage is _Stage.FETCHING or (
                 batch.stage in (_Stage.ANNOUNCED, _Stage.PLANNED) and self._planning
             ):
                 self._changed.wait()
+            self._waiting = False
             self._used = self._batches.popleft()
             return batch.parts
 
@@ -173,7 +176,8 @@ class LookAhead:
             batch.stage = _Stage.FAILED if parts is None else _Stage.FETCHED
             self._at_once = 1 if parts is None else min(_AT_ONCE, 2 * self._at_once)
             self._changed.notify_all()
-            self._go_on()
+            if self._waiting:
+                self._go_on()
 
 
 def merged(wanted: Wanted, waste: float) -> dict[int, list[Span]]:
