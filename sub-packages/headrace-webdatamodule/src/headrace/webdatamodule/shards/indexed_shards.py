@@ -408,6 +408,8 @@ class IndexedShards:
 
     def close(self) -> None:
         """Close all files; what is read afterwards is opened again."""
+        if self._ahead is not None:
+            self._look_ahead([], anew=True)
         self._readers.clear()
         self._indexes.clear()
 
