@@ -58,6 +58,7 @@ def test_lightning_on_two_ranks_trains_the_weights_of_one(tmp_path: Path) -> Non
         assert sum(accumulated_of_rank) < sum(accumulated)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_workers_that_read_ahead_change_nothing() -> None:

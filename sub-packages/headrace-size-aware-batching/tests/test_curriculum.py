@@ -68,6 +68,7 @@ def test_the_number_of_samples_and_the_window_are_limits_as_without_it(
     assert sorted(np.concatenate([*plan, np.zeros(0, np.int64)]).tolist()) == list(range(len(case[0])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 5, 8])
 @pytest.mark.parametrize("steps", [1, 30, 100, 400])
 @pytest.mark.parametrize("strategy", MIXED)
@@ -203,6 +204,7 @@ def test_several_budgets_hold(strategy: str) -> None:
     assert means == sorted(means)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oversize", ["skip", "own_batch"])
 @pytest.mark.parametrize("strategy", MIXED)
 def test_samples_that_are_too_large_are_treated_as_without_it(strategy: str, oversize: str) -> None:
@@ -251,6 +253,7 @@ def steps_of(sampler: DistributedSizeAwareBatchSampler, world: int) -> list[list
     return [sorted({i for rank in ranks for batch in rank[k] for i in batch}) for k in range(len(ranks[0]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [60_000, SCHEDULE])
 @pytest.mark.parametrize("padded", [False, True])
 def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: Any) -> None:
@@ -276,6 +279,7 @@ def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: 
     assert "curriculum_ranks" not in sampler.state_dict()
 
 
+@pytest.mark.slow
 @repeats
 @examples(10)
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1), st.data())

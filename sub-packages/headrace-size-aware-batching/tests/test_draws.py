@@ -53,6 +53,7 @@ def drawn(sampler: DistributedSizeAwareBatchSampler, stop: int | None = None) ->
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @examples(12)
 @given(world=st.integers(1, 6), after=st.integers(1, 6), cut=st.integers(0, 20))

@@ -211,6 +211,7 @@ class PreparedLoader:
         yield from read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (4, 2)])
 @pytest.mark.parametrize("options", [{}, {"tokens_per_step": 4000}], ids=["", "tokens_per_step"])
 def test_a_prepared_loader_goes_on_with_other_processes(before: int, after: int, options: dict[str, Any]) -> None:

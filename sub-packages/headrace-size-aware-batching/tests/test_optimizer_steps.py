@@ -105,6 +105,7 @@ def samples_of(step: list[list[list[int]]]) -> list[int]:
     return sorted(flat(flat(step)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* left out as larger than:UserWarning")
 @pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
 @pytest.mark.parametrize(
@@ -145,12 +146,14 @@ def test_every_law_holds(case: str, worlds: tuple[int, ...], epochs: tuple[int, 
             assert sorted(flat(at_one_rank)) == expected  # each sample once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [2, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
 def test_it_resumes_everywhere(case: str, cuts: int) -> None:
     check_resumes(lambda: made(1, 2, **CASES[case]), most_cuts=cuts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["default", "padded", "mixture", "two columns"])
 @pytest.mark.parametrize("rank", [0, "all"])
 @pytest.mark.parametrize("places", [5, pytest.param(10, marks=pytest.mark.nightly)])

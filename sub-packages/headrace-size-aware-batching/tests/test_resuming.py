@@ -71,6 +71,7 @@ def made(**options: Any) -> DistributedSizeAwareBatchSampler:
     return DistributedSizeAwareBatchSampler(options.pop("sizes", SIZES), **{"max_total_size": 300} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [2, pytest.param(50, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
 def test_it_resumes_everywhere(case: str, cuts: int) -> None:

@@ -222,6 +222,7 @@ def part_way(steps: int = 7, **options: Any) -> DistributedSizeAwareBatchSampler
     return sampler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", OPTIONS["strategy"])
 @pytest.mark.parametrize("order", [None, Order])
 def test_coming_steps_are_those_that_come(strategy: str, order: type[Order] | None) -> None:

@@ -117,6 +117,7 @@ def parts(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("part", [0, *by_night])
 
 
+@pytest.mark.slow
 @parts(200)
 def test_no_step_of_5_000_random_ones_breaks_a_law(part: int, request: pytest.FixtureRequest) -> None:
     generator = np.random.default_rng([request.config.getoption("seed"), part])
@@ -193,6 +194,7 @@ def check_special_laws(plan: StepPlan, step: dict[str, Any]) -> None:
     assert all(plan.imbalances[name] >= plan.bounds[name] >= 0 for name in plan.works)
 
 
+@pytest.mark.slow
 @parts(100)
 def test_no_random_step_with_groups_or_long_samples_breaks_a_law(part: int, request: pytest.FixtureRequest) -> None:
     generator = np.random.default_rng([request.config.getoption("seed"), part])
