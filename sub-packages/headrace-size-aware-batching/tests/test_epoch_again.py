@@ -19,11 +19,11 @@ def make(**options: Any) -> DistributedSizeAwareBatchSampler:
 
 
 def of_epochs(shuffle: bool = True) -> DistributedSampler[Any]:
-    return DistributedSampler(range(60), num_replicas=1, rank=0, shuffle=shuffle)  # type: ignore[arg-type]
+    return DistributedSampler(range(60), num_replicas=1, rank=0, shuffle=shuffle)  # type: ignore[arg-type]  # only its length is read
 
 
 def loader(batches: Any, workers: int = 0) -> Any:
-    return DataLoader(range(60), batch_sampler=batches, num_workers=workers)  # type: ignore[arg-type]
+    return DataLoader(range(60), batch_sampler=batches, num_workers=workers)  # type: ignore[arg-type]  # a range has what a dataset needs
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -149,7 +149,7 @@ def test_a_real_model_is_measured_and_left_as_it_was(steps_before: int) -> None:
 
     def batches_of(indices: Any) -> torch.Tensor:
         random.random()
-        np.random.rand()  # noqa: NPY002
+        np.random.rand()  # noqa: NPY002 - the state of the process has to be put back
         return torch.randn(len(indices), int(lengths[indices].max()), 32)
 
     with SimulatedMemory(limit=6_000_000) as device:

@@ -16,7 +16,7 @@ def gradient_of_the_whole_batch(step: tuple[list[int], list[int]]) -> torch.Tens
     model, parts = network(), [*batches(step, 0), *batches(step, 1)]
     tokens, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     losses = cross_entropy(model(tokens), labels, reduction="sum")
-    (losses / max(1, sum(map(sum, step)))).backward()  # type: ignore[no-untyped-call]
+    (losses / max(1, sum(map(sum, step)))).backward()  # type: ignore[no-untyped-call]  # torch's
     return gradient(model)
 
 

@@ -182,6 +182,7 @@ class BucketedBatching:
         tally.finish(self._info)
 
 
+# Behind the class, because its decorator makes the `__init__`.
 BucketedBatching.__init__ = explains_keywords(BucketedBatching.__init__)  # type: ignore[method-assign]
 
 

@@ -63,7 +63,7 @@ def described(value: object) -> str:
 def kind_of(value: object) -> str:
     """Name the class of a value and its length, if it has one: its own ``repr`` may be as long as a dataset."""
     try:
-        return f"{type(value).__name__} of {len(value):,}"  # type: ignore[arg-type]
+        return f"{type(value).__name__} of {len(value):,}"  # type: ignore[arg-type]  # caught where it has no length
     except Exception:
         return type(value).__name__
 

@@ -85,7 +85,7 @@ class SamplerOrder:
 
     @property
     def epochs_differ(self) -> bool:
-        """Whether the sampler gives another order only where it is told another epoch."""
+        """Whether the sampler shuffles by epoch: without ``set_epoch`` each epoch has the same order."""
         return hasattr(self.sampler, "set_epoch") and getattr(self.sampler, "shuffle", True) is not False
 
     def refuse_other_ranks(self, num_replicas: int) -> None:

@@ -25,7 +25,7 @@ from headrace.webdatamodule.loading.worker import (
 )
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
 
-_AHEAD = 32  # batches that each worker is told of; how many of them it fetches is bound by bytes
+_AHEAD = 32  # batches announced to each worker; `lookahead` bytes limit how many of them it fetches
 _WARNED = 10  # skipped samples that get a warning each
 _DAMAGED = (DamagedShardError, DecodeError)
 
@@ -52,16 +52,16 @@ class Request(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Batches that a worker is asked for next, this one included; of those told before, unless it begins anew."""
+    """A worker's next batches, this one included: behind those announced before, or in their place (`anew`)."""
 
     batches: list[Sequence[int]]
     anew: bool
 
 
 def announced(requests: Iterator[Request], workers: int) -> Iterator[Request]:
-    """Requests that say what else their worker is asked for: the first one says all, later ones one batch more.
+    """Add to each request its worker's next batches: in the first one `_AHEAD` of them, in later ones one more.
 
-    Torch deals requests to its workers in turn. An error on the way comes after the requests before it.
+    Torch gives requests to its workers in turn. An error of `requests` is raised after all requests before it.
     """
     coming, failed = deque[Request](), list[Exception]()
     for number in count():
@@ -266,7 +266,7 @@ class BatchReader:
     def __init__(self, dataset: BatchDataset, loading: Loading) -> None:
         self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
         self._batches: Iterator[Any] = iter(())
-        self._workers = loading.num_workers if dataset.looks_ahead else 0  # that are told what comes
+        self._workers = loading.num_workers if dataset.looks_ahead else 0  # that get announcements
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes

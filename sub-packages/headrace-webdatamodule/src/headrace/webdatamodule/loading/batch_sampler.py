@@ -99,7 +99,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._record = RunRecord()
         self._record.note(0, 0, self._settings())
         self._stretches: tuple[int, list[_Stretch]] | None = None  # of an epoch
-        self._interrupted: object = None  # an iteration that goes on with other batches
+        self._interrupted: object = None  # the iteration that a change interrupted: its next batches are planned anew
         self._finished: object = None  # one that came to its end
 
     @never_raises
@@ -519,7 +519,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._set_inner_epoch(epoch)
         try:
             found = self._stretched(epoch)
-            # Its `take` gives the order of the epoch that it is told.
+            # Read the order now: the sampler's `take` follows its latest `set_epoch`.
             return [one._replace(order=partial(_part, one.position, one.order(one.position, one.end))) for one in found]
         finally:
             self._set_inner_epoch(self.epoch)

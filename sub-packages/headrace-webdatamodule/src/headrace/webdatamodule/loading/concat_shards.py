@@ -67,16 +67,16 @@ class ConcatShards(ConcatDataset[Any]):
 
     @property
     def _looks_ahead(self) -> bool:
-        """As of `IndexedShards`."""
+        """Whether any source fetches announced batches."""
         return any(part._looks_ahead for part in self.parts)
 
     def _take_traffic(self) -> Traffic | None:
-        """As of `IndexedShards`, of all sources together."""
+        """Return what reading took since the last call, over all sources."""
         found = [traffic for part in self.parts if (traffic := part._take_traffic()) is not None]
         return reduce(operator.add, found) if found else None
 
     def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
-        """As of `IndexedShards`; each source is told its samples of each batch."""
+        """Announce batches, as `IndexedShards` does; each source gets its own samples of each batch."""
         own: list[list[list[int]]] = [[] for _ in self.parts]
         for batch in batches:
             shares: dict[int, list[int]] = {}
