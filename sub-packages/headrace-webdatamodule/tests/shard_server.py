@@ -29,13 +29,17 @@ class Faults:
     kind: str = ""
     times: int = 0
     name: str = ".tar"
+    agent: str = ""  # only those of clients that call themselves so
     asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
+    agents: dict[str, int] = field(default_factory=dict)  # requests of each client
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, name: str, span: str) -> str:
+    def take(self, name: str, span: str, agent: str) -> str:
         with self.lock:
             self.asked.append((name, span))
-            if self.times <= 0 or not name.endswith(self.name):
+            client = agent.partition("/")[0]
+            self.agents[client] = self.agents.get(client, 0) + 1
+            if self.times <= 0 or not name.endswith(self.name) or self.agent not in agent:
                 return ""
             self.times -= 1
             return self.kind
@@ -63,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self, head: bool = False) -> None:
         path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
         span = self.headers.get("Range", "")
-        fault = self.faults.take(path.name, span)
+        fault = self.faults.take(path.name, span, self.headers.get("User-Agent", ""))
         if fault.isdigit() or not path.is_file():
             return self.answer(int(fault or 404), b"", head=head)
         data = path.read_bytes()

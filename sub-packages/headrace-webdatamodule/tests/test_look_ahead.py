@@ -130,12 +130,12 @@ def test_requests_of_several_batches_are_under_way_at_the_same_time(site: Site) 
     together, take = threading.Barrier(3), site.faults.take
     seen: list[str] = []
 
-    def held(name: str, span: str) -> str:
+    def held(name: str, span: str, agent: str) -> str:
         if name.endswith(".tar"):
             seen.append(span)
             if 3 < len(seen) <= 6:
                 together.wait(LIMIT)
-        return str(take(name, span))
+        return str(take(name, span, agent))
 
     object.__setattr__(site.faults, "take", held)
     batches = [[i] for i in range(0, COUNT, 6)]

@@ -549,10 +549,10 @@ list(dataset)
     release = threading.Event()
     take = site.faults.take
 
-    def held(name: str, span: str) -> str:
+    def held(name: str, span: str, agent: str) -> str:
         if kind == "killed" and list(cache.glob("*.tar.part")):
             release.wait(30)
-        return take(name, span)
+        return take(name, span, agent)
 
     object.__setattr__(site.faults, "take", held)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
