@@ -124,8 +124,8 @@ class Remote:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
         if self.obstore is not None:
             if self.cache_dir is not None or not self.lookahead:
-                given = "cache_dir" if self.cache_dir is not None else "lookahead=0"
-                raise ValueError(f"obstore must be None with {given}, it is for look-ahead: leave one of them out")
+                other = "cache_dir" if self.cache_dir is not None else "lookahead=0"
+                raise ValueError(f"obstore must be None with {other}, it is for look-ahead: leave one of them out")
             self.store  # noqa: B018 - made here, so that wrong options are an error here
 
     @cached_property
