@@ -161,15 +161,13 @@ def test_s3_reads_what_is_read_from_the_disk(folder: Path) -> None:
         server.stop()
 
 
-def test_wrong_options_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"options of obstore's store for s3://, got \['bogus'\] .*correct them"):
         Remote("s3://bucket/train", obstore={"bogus": 1})
     with pytest.raises(ValueError, match="options of obstore's store for hf://"):
         Remote("hf://datasets/train", obstore={})
     with pytest.raises(ValueError, match="with a query, which it does not send"):
         Remote("https://host/train?signature=1", obstore={})
-    with pytest.raises(ValueError, match="must be None with cache_dir"):
-        Remote("s3://bucket/train", cache_dir=tmp_path, obstore={})
     with pytest.raises(ValueError, match="must be None with lookahead=0"):
         Remote("s3://bucket/train", lookahead=0, obstore={})
     monkeypatch.setitem(sys.modules, "obstore.store", None)

@@ -201,7 +201,7 @@ class IndexedShards:
             shard, places = group
             numbers = [wanted[place] - self._starts[shard] for place in places]
             reader = self._reader(shard)[0]
-            return reader, numbers, reader.read_many(numbers, None if fetched is None else fetched[shard])
+            return reader, numbers, reader.read_many(numbers, None if fetched is None else fetched.get(shard))
 
         samples: list[Any] = [None] * len(wanted)
         each = self._shards.each if fetched is None else map
@@ -245,15 +245,16 @@ class IndexedShards:
         self._ahead.announce(known, anew=anew)
 
     def _spans(self, wanted: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
-        """For each shard the ranges of the members of some samples."""
+        """For each shard the ranges of some samples that have to be fetched."""
         groups = self._by_shard(wanted)
         closed = [shard for shard, _ in groups if shard not in self._readers.things]
         for _ in self._shards.each(self._reader, closed):
             pass
-        return {
-            shard: self._reader(shard)[0].spans([wanted[place] - self._starts[shard] for place in places])
+        found = {
+            shard: self._reader(shard)[0].missing([wanted[place] - self._starts[shard] for place in places])
             for shard, places in groups
         }
+        return {shard: spans for shard, spans in found.items() if spans}
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()

@@ -195,6 +195,10 @@ class ShardReader:
         ends = begins + self.index.sizes[wanted].astype(np.int64)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
+    def missing(self, numbers: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002 - for those that lack some
+        """The ranges of some samples that have to be fetched before they are read."""
+        return []
+
     def _locate(self, number: int) -> tuple[int, MemberColumns]:
         """Where a sample's members begin in the index's arrays, and which of them to read."""
         if number in self._too_large:

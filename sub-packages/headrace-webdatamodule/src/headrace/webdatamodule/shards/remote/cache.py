@@ -7,10 +7,11 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 from zlib import crc32
 
 import xxhash
@@ -41,7 +42,10 @@ _Mapped: TypeAlias = bytes | mmap.mmap
 
 
 class Cache:
-    """Keeps files, and evicts those that were not used for the longest time.
+    """Keeps files, and evicts those that were not used for the longest time, but none of this process's datasets.
+
+    In a full shuffle all shards are used again before any is used twice, so that to evict one of them for another only
+    costs its way here: admitting files until the cache is full, and then none, is the best that can be done.
 
     A file under its name is complete. Who makes one holds a lock, which ends with its process; who waited for the lock
     finds the file. What is evicted is unlinked: who has it open, or mapped, keeps it. Until then it takes room on the
@@ -51,6 +55,12 @@ class Cache:
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         self.directory = expanded(directory).absolute()
         self.max_bytes = checked_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
+        self.wanted: Collection[str] = frozenset()  # names of files that are not evicted while this object lives
+        _IN_USE.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _IN_USE.add(self)
 
     def find(self, name: str) -> BinaryIO | None:
         """Open a file, and note that it was used; None when it is not here."""
@@ -62,8 +72,11 @@ class Cache:
             os.utime(file.fileno())
         return file
 
-    def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
-        """Make a file that `fill` writes and checks, unless another process does so meanwhile; it is returned open."""
+    def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO | None:
+        """Make a file that `fill` writes and checks, unless another process does so meanwhile; it is returned open.
+
+        None where there is no room beside the files that are wanted.
+        """
         if nbytes > self.max_bytes:
             cure = "raise cache_bytes, or read without a cache"
             raise ShardError(f"the file of {nbytes} bytes does not fit into a cache of {self.max_bytes} bytes: {cure}")
@@ -77,7 +90,11 @@ class Cache:
             part.unlink(missing_ok=True)  # of a process that was killed
             file = part.open("w+b")
             try:
-                while not self._reserve(file, nbytes, part):
+                while not (reserved := self._reserve(file, nbytes, part)):
+                    if reserved is None:
+                        part.unlink(missing_ok=True)
+                        file.close()
+                        return None
                     time.sleep(_PAUSE)  # others are writing what cannot be evicted yet
                 fill(file)
                 file.flush()
@@ -110,15 +127,21 @@ class Cache:
                         found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
         return sorted(found)
 
-    def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> bool:
-        """Evict until there is room, and take it by the size of the file, so that others count it."""
+    def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> bool | None:
+        """Evict until there is room, and take it by the size of the file, so that others count it.
+
+        False where there may be room later, None where there will be none.
+        """
+        wanted = [cache.wanted for cache in list(_IN_USE) if cache.directory == self.directory]
         with self._lock():
-            listed = self._listed()
-            room = self.max_bytes - nbytes - sum(size for _, size, _ in listed)
-            for _, size, path in listed:
+            listed = [(size, path, _is_in(path, wanted)) for _, size, path in self._listed()]
+            if nbytes > self.max_bytes - sum(size for size, _, is_wanted in listed if is_wanted):
+                return None
+            room = self.max_bytes - nbytes - sum(size for size, _, _ in listed)
+            for size, path, is_wanted in listed:
                 if room >= 0:
                     break
-                if path != part and self._evict(path, part):
+                if path != part and not is_wanted and self._evict(path, part):
                     room += size
             if room >= 0:
                 file.truncate(nbytes)
@@ -138,18 +161,30 @@ class Cache:
             return False
 
 
+_IN_USE: weakref.WeakSet[Cache] = weakref.WeakSet()  # of this process
+
+
+def _is_in(path: Path, wanted: list[Collection[str]]) -> bool:
+    return any(path.name.removesuffix(_PART) in names for names in wanted)
+
+
 class CachedShard(MappedShard):
     """A map of a shard in the cache; when a member of it is damaged, the file is fetched again once."""
 
-    def __init__(self, index: ShardIndex, data: _Mapped, again: Callable[[], _Mapped], *, verified: bool) -> None:
+    def __init__(
+        self, index: ShardIndex, data: _Mapped, again: Callable[[], _Mapped | None], *, verified: bool
+    ) -> None:
         super().__init__(index, data, verified=verified)
-        self._again: Callable[[], _Mapped] | None = again
+        self._again: Callable[[], _Mapped | None] | None = again
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `ShardBytes`."""
+        """As of `ShardBytes`; None where another file has taken the room meanwhile."""
         again, self._again = self._again, None
         if again is not None:
-            self.data, self.stale = again(), None
+            fetched = again()
+            if fetched is None:
+                return None
+            self.data, self.stale = fetched, None
         return bytes(self.data[begin:end])
 
 
@@ -158,8 +193,11 @@ def cached_name(url: str, checksum: int, suffix: str) -> str:
     return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
 
 
-def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard:
-    """Map a shard that is in the cache, or is fetched now and compared with all checksums of its index."""
+def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard | None:
+    """Map a shard that is in the cache, or is fetched now and compared with all checksums of its index.
+
+    None where the cache has no room for it.
+    """
     name = cached_name(index.shard, index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
@@ -172,39 +210,48 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         file.flush()
         ShardReader(index, MappedShard(index, _map(file)), None, verify=True).check_all()
 
-    def put() -> BinaryIO:
+    def put() -> BinaryIO | None:
         try:
             files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
             _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)
 
-    def put_or_again() -> BinaryIO:
+    def put_or_again() -> BinaryIO | None:
         try:
             return put()
         except (DamagedShardError, StaleIndexError):  # on the way, perhaps
             return put()
 
-    def again() -> _Mapped:
+    def again() -> _Mapped | None:
         cache.drop(name)
-        with _named(cache, index.shard), closing(put()) as file:
-            return _map(file)
+        with _named(cache, index.shard):
+            return _mapped(put())
 
     def use(data: _Mapped) -> CachedShard:
         return CachedShard(index, data, again, verified=verified)
 
-    return _kept(cache, name, put_or_again, use, index.shard)
+    with _named(cache, index.shard):
+        found = _found(cache, name, use)
+        if found is not None:
+            return found
+        data = _mapped(put_or_again())
+        return None if data is None else use(data)
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
     """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
-    def put() -> BinaryIO:
-        index = fetch_index(files, url, most)
-        name = cached_name(url, index.checksum, SUFFIX)
-        return cache.put(name, len(index.data), lambda file: file.writelines([index.data]))
+    def use(data: _Mapped) -> ShardIndex:
+        return _checked_index(data, url)
 
-    return _kept(cache, cached_name(url, checksum, SUFFIX), put, lambda data: _checked_index(data, url), url)
+    with _named(cache, url):
+        found = _found(cache, cached_name(url, checksum, SUFFIX), use)
+        if found is not None:
+            return found
+        index = fetch_index(files, url, most)
+        data = _put(cache, cached_name(url, index.checksum, SUFFIX), index.data)
+        return index if data is None else use(data)
 
 
 def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
@@ -214,13 +261,23 @@ def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
 
 def cached_set_index(cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int) -> SetIndex:
     """Map the index of a whole set that is in the cache, or is fetched now."""
-    name = cached_name(url, int.from_bytes(listed.fingerprint[:8], "big"), SUFFIX)
+    name = set_index_name(url, listed)
 
-    def put() -> BinaryIO:
-        data = files.read_as(url, most, lambda data: SetIndex(data, listed)).data
-        return cache.put(name, len(data), lambda file: file.writelines([data]))
+    def use(data: _Mapped) -> SetIndex:
+        return SetIndex(data, listed)
 
-    return _kept(cache, name, put, lambda data: SetIndex(data, listed), url)
+    with _named(cache, url):
+        found = _found(cache, name, use)
+        if found is not None:
+            return found
+        index = files.read_as(url, most, use)
+        data = _put(cache, name, index.data)
+        return index if data is None else use(data)
+
+
+def set_index_name(url: str, listed: Listed) -> str:
+    """The name under which the index of a whole set is kept."""
+    return cached_name(url, int.from_bytes(listed.fingerprint[:8], "big"), SUFFIX)
 
 
 def beside(url: str, suffix: str) -> str:
@@ -245,17 +302,25 @@ def _map(file: BinaryIO) -> _Mapped:
     return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _kept(cache: Cache, name: str, put: Callable[[], BinaryIO], use: Callable[[_Mapped], _Thing], url: str) -> _Thing:
-    with _named(cache, url):
-        found = cache.find(name)
-        if found is not None:
-            try:
-                with closing(found):
-                    return use(_map(found))
-            except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
-                cache.drop(name)
-        with closing(put()) as file:
-            return use(_map(file))
+def _mapped(file: BinaryIO | None) -> _Mapped | None:
+    if file is None:
+        return None
+    with closing(file):
+        return _map(file)
+
+
+def _put(cache: Cache, name: str, data: Any) -> _Mapped | None:
+    return _mapped(cache.put(name, len(data), lambda file: file.writelines([data])))
+
+
+def _found(cache: Cache, name: str, use: Callable[[_Mapped], _Thing]) -> _Thing | None:
+    data = _mapped(cache.find(name))
+    if data is not None:
+        try:
+            return use(data)
+        except (DamagedIndexError, IndexVersionError, StaleIndexError):  # damaged on this disk
+            cache.drop(name)
+    return None
 
 
 @contextmanager

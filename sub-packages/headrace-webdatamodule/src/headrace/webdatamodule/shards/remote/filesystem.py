@@ -233,6 +233,8 @@ class RemoteFiles:
         attempts = (
             f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
         )
+        if isinstance(error, UnboundedBodyError):
+            reason += "; give cache_dir, and cache_bytes as large as all shards, or serve them where ranges are read"
         return ShardError(f"{what}, {attempts}: {reason}", shard=url, offset=offset)
 
     def _attempts(self) -> int:

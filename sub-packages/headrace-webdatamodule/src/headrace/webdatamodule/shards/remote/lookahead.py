@@ -155,6 +155,8 @@ class LookAhead:
                 stage = _Stage.FAILED
             with self._changed:
                 batch.stage = stage if batch.nbytes <= self._limit else _Stage.FAILED
+                if batch.stage is _Stage.PLANNED and not batch.nbytes:  # all of it is in a cache
+                    batch.stage, batch.parts = _Stage.FETCHED, {}
                 self._changed.notify_all()
 
     def _begin(self, batch: _Batch) -> None:

@@ -40,9 +40,11 @@ from headrace.webdatamodule.shards.remote.cache import (
     Cache,
     beside,
     cached_index,
+    cached_name,
     cached_set_index,
     cached_shard,
     fetch_index,
+    set_index_name,
     split_query,
 )
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span, TrafficCounter
@@ -66,20 +68,22 @@ class Remote:
     """Where shards are on another machine, and how to read them there. `IndexedShards` takes it, or its URL alone.
 
     Without a cache, a batch is read in as few requests as its members lie together. With one, whole shards are
-    copied there when they are first used, and checked; processes of one machine share it. Pieces need a web server
-    that reads ranges; with a cache, one that sends whole files only will do.
+    copied there when they are first used, and checked, as far as they fit; pieces of the others are read. Processes of
+    one machine share it. Pieces need a web server that reads ranges; with a cache for all shards, one that sends whole
+    files only will do.
 
     Args:
         url: Of a directory with a manifest, of a manifest, of a tar file, or several of tar files in one place; numbers
             in braces are expanded. A query, as of signed URLs, is kept for all files that belong to it.
         storage_options: For fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
         cache_dir: Where to keep whole shards; None reads pieces.
-        cache_bytes: Bytes that the cache may have; what was not used for the longest time is evicted first.
+        cache_bytes: Bytes that the cache may have. Other datasets' shards are evicted to make room, those first that
+            were not used for the longest time; shards of datasets that are open in this process stay.
         max_gap: Ranges are merged that are separated by at most this many bytes.
         retry: How often to ask for ranges that failed.
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` fetches while it makes earlier ones;
-            0 fetches a batch when it is read. Without a cache only.
+            0 fetches a batch when it is read. It is for what is read in pieces.
         obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for such a URL, with which workers
             fetch coming batches, for a fraction of the processor time; `{}` for none. None fetches them through fsspec,
             as all else is. Credentials are given to both.
@@ -123,9 +127,8 @@ class Remote:
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
         if self.obstore is not None:
-            if self.cache_dir is not None or not self.lookahead:
-                other = "cache_dir" if self.cache_dir is not None else "lookahead=0"
-                raise ValueError(f"obstore must be None with {other}, it is for look-ahead: leave one of them out")
+            if not self.lookahead:
+                raise ValueError("obstore must be None with lookahead=0, it is for look-ahead: leave one of them out")
             self.store  # noqa: B018 - made here, so that wrong options are an error here
 
     @cached_property
@@ -169,6 +172,13 @@ class RemoteSet(ShardSet):
             return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, listed))
         return cached_set_index(remote.cache, remote.files, url, listed, min(most, remote.cache_bytes))
 
+    def cached_names(self) -> frozenset[str]:
+        """The names of all its files in a cache."""
+        listed = Listed(self.set_fingerprint, self.checksums)
+        named = ((self.path(number), checksum) for number, checksum in enumerate(self.checksums))
+        names = {cached_name(url, checksum, suffix) for url, checksum in named for suffix in (".tar", SUFFIX)}
+        return frozenset(names | {set_index_name(_inside(self.folder, SET_INDEX_NAME), listed)})
+
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
         url, remote = self.path(number), self.remote
@@ -184,7 +194,8 @@ class RemoteSet(ShardSet):
         remote = self.remote
         if remote.cache is not None:
             source = cached_shard(remote.cache, remote.files, index, verified=verify)
-            return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
+            if source is not None:
+                return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
         return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes)
 
     @property
@@ -193,8 +204,9 @@ class RemoteSet(ShardSet):
         return self.remote.files.traffic
 
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
-        """As of `ShardSet`; a cache has whole shards."""
-        if self.remote.cache_dir is not None or not self.remote.lookahead:
+        """As of `ShardSet`; None where a cache has room for all shards."""
+        all_fits = self.remote.cache is not None and sum(self.nbytes) <= self.remote.cache.max_bytes
+        if all_fits or not self.remote.lookahead:
             return None
 
         files, store = self.remote.files, self.remote.store
@@ -237,9 +249,13 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
         manifest = _manifest(folder, remote.files)
         nbytes = tuple(shard.nbytes for shard in manifest.shards)
-        return RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
-    heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
-    return RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
+        found = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
+    else:
+        heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
+        found = RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
+    if remote.cache is not None:
+        remote.cache.wanted = found.cached_names()
+    return found
 
 
 class RangedShard(ShardReader):
@@ -263,6 +279,10 @@ class RangedShard(ShardReader):
         """As of `ShardReader`."""
         read = self.bind(self._fetch(numbers) if data is None else data)
         return [read(number) for number in numbers]
+
+    def missing(self, numbers: Sequence[int]) -> list[Span]:
+        """As of `ShardReader`: all."""
+        return self.spans(numbers)
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
         """As of `ShardReader`; while a few samples are looked at, the next ones come."""

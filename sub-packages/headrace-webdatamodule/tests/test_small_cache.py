@@ -1,0 +1,143 @@
+"""A cache with room for a part of the shards keeps that part; the other shards are read by ranges."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_server import COUNT, QUICK, Site, served, write
+
+from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, Remote, ResumableLoader, ShardError
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    write(tmp_path / "site")
+    with served(tmp_path / "site") as made:
+        yield made
+
+
+def numbers(samples: list[Any]) -> list[int]:
+    return [sample["json"][0] for sample in samples]
+
+
+def loader(dataset: Any, **options: Any) -> ResumableLoader:
+    batches = DistributedBatchSampler(len(dataset), 4, num_replicas=1, rank=0)
+    return ResumableLoader(dataset, batches, collate_fn=numbers, **options)
+
+
+def kept(cache: Path) -> dict[str, int]:
+    """The shards in a cache, and the file that each is: another one where it was written again."""
+    return {path.name: path.stat().st_ino for path in cache.glob("*.tar")}
+
+
+def nbytes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.iterdir() if not path.name.startswith("."))
+
+
+def room_for(site: Site, shards: int) -> int:
+    """Bytes of so many shards, the largest ones, with all indexes."""
+    sizes = sorted((path.stat().st_size for path in site.folder.glob("*.tar")), reverse=True)
+    return sum(sizes[:shards]) + sum(path.stat().st_size for path in site.folder.glob("*.hr*")) + sizes[-1] // 2
+
+
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, None), (2, "spawn")])
+def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(
+    site: Site, tmp_path: Path, workers: int, context: str | None
+) -> None:
+    cache, limit = tmp_path / "cache", room_for(site, 2)
+    made = loader(site.dataset(cache, cache_bytes=limit), num_workers=workers, multiprocessing_context=context)
+    expected, fetched = loader(IndexedShards(site.folder)), []
+    for epoch in range(3):
+        made.set_epoch(epoch)
+        expected.set_epoch(epoch)
+        site.faults.asked.clear()
+        assert list(made) == list(expected)
+        assert nbytes(cache) <= limit
+        fetched.append({name for name, span in site.faults.asked if span and name.endswith(".tar")})
+        if not epoch:
+            first = kept(cache)
+    made.close()
+    assert len(first) == 2
+    assert kept(cache) == first  # none was written again
+    assert len(fetched[1]) == len(fetched[2]) == 2  # the other two shards
+
+
+def test_bytes_are_those_of_the_shards_that_do_not_fit(site: Site, tmp_path: Path) -> None:
+    far = site.dataset(tmp_path / "cache", cache_bytes=room_for(site, 2))
+    made = loader(far, num_workers=1)
+    list(made)
+    before = made.report().remote
+    held = {path.stat().st_size for path in (tmp_path / "cache").glob("*.tar")}
+    made.set_epoch(1)
+    list(made)
+    after = made.report().remote
+    made.close()
+    assert before is not None
+    assert after is not None
+    near, used = IndexedShards(site.folder, decode=None), 0
+    for index, sample in enumerate(near):
+        if Path(near.shard_of(index)).stat().st_size not in held:
+            used += len(sample["bin"]) + len(sample["json"])
+    asked = after.fetched - before.fetched
+    assert used <= asked <= used * 1.02 + COUNT * 1100  # a header and padding within each sample
+
+
+def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
+    """Each of two sources in a mixture would evict the other's shards, again and again."""
+    other = tmp_path / "other"
+    write(other)
+    with served(other) as second:
+        cache, limit = tmp_path / "cache", room_for(site, 3)
+        both = ConcatShards({
+            "a": site.dataset(cache, cache_bytes=limit), "b": second.dataset(cache, cache_bytes=limit)
+        })  # fmt: skip
+        made = loader(both)
+        list(made)
+        first = kept(cache)
+        for epoch in (1, 2):
+            made.set_epoch(epoch)
+            assert sorted(number for batch in made for number in batch) == sorted([*range(COUNT)] * 2)
+            assert nbytes(cache) <= limit
+        assert kept(cache) == first
+        assert first
+
+
+def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
+    cache, limit = tmp_path / "cache", room_for(site, 4)
+    earlier = tmp_path / "earlier"
+    write(earlier)
+    with served(earlier) as old:
+        dataset = old.dataset(cache, cache_bytes=limit)
+        list(dataset)
+        before = kept(cache)
+        assert len(before) == 4
+        del dataset
+        gc.collect()  # as when its process ends
+    list(site.dataset(cache, cache_bytes=limit))
+    assert len(kept(cache)) == 4
+    assert not kept(cache).keys() & before.keys()
+
+
+def test_another_process_finds_what_is_kept(site: Site, tmp_path: Path) -> None:
+    cache, limit = tmp_path / "cache", room_for(site, 2)
+    list(site.dataset(cache, cache_bytes=limit))
+    first = kept(cache)
+    site.faults.asked.clear()
+    again = IndexedShards(Remote(site.url, cache_dir=cache, cache_bytes=limit, retry=QUICK))
+    assert list(again) == list(IndexedShards(site.folder))
+    assert kept(cache) == first
+    assert len({name for name, _ in site.faults.asked if name.endswith(".tar")}) == 2
+
+
+def test_a_server_without_ranges_needs_room_for_all(site: Site, tmp_path: Path) -> None:
+    site.faults.kind, site.faults.times = "no ranges", 10**6
+    roomy = site.dataset(tmp_path / "roomy")
+    assert list(roomy) == list(IndexedShards(site.folder))
+    tight = site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2))
+    with pytest.raises(ShardError, match=r"does not read ranges.*cache_bytes as large as all shards"):
+        list(tight)
