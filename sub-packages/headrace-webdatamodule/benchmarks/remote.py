@@ -6,8 +6,8 @@
 A web server of this machine, a process of its own, answers each request after a latency. A loop takes batches from 2
 workers and sleeps for each step, as a GPU would work. Loaders with and without look-ahead, and one of the same shards
 on disk, take turns, an epoch each. Printed are medians: the speed relative to the disk, the steps that waited more than
-5 ms for a batch, and the bytes and requests of a step.
-`obstore` is look-ahead with that library.
+5 ms for a batch, and the bytes and requests of a step. `obstore` is look-ahead
+with that library, `cache` look-ahead with a cache that has room for a part of the shards.
 """
 
 import argparse
@@ -106,10 +106,11 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=10, help="milliseconds")
     parser.add_argument("--bytes", type=int, default=4096, help="of a sample")
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
+    parser.add_argument("--room", type=float, default=0.2, help="of the shards that fit into the cache")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     count = BATCH * options.steps
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as cache:
         folder, noise = Path(root), np.random.default_rng(0)
         write_tars([(f"s{i:06d}", {"bin": noise.bytes(options.bytes)}) for i in range(count)], folder, n_shards=SHARDS)
         index_shards(folder)
@@ -119,6 +120,9 @@ def main() -> None:
         url = f"http://127.0.0.1:{here.recv()}"
         loaders = {"disk": loader(folder), "lookahead=0": loader(Remote(url, lookahead=0)), "lookahead": loader(url)}
         loaders["obstore"] = loader(Remote(url, obstore={}))
+        shards = sum(path.stat().st_size for path in folder.glob("*.tar"))
+        indexes = sum(path.stat().st_size for path in folder.glob("*.hr*"))
+        loaders["cache"] = loader(Remote(url, cache_dir=Path(cache), cache_bytes=indexes + int(shards * options.room)))
         found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in loaders}
         for turn in range(options.runs + 1):
             for name, one in loaders.items():
