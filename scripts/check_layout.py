@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = {
-    ".ci", ".github", ".gitignore", "LICENSE", "README.md",
+    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CITATION.cff", "LICENSE", "README.md",
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
