@@ -7,10 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headrace.runs import __version__
 from headrace.runs.checkpoints import CheckpointError, chosen, read_checkpoint
 from headrace.runs.data import check_data, export, open_data, read_sizes, rows_of_step
 from headrace.runs.rebuilt import BY_SIZE, Run, epoch_of
@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = _Parser(prog="headrace-runs", description="Ask a run for its steps.", epilog=_CODES)
-    made.add_argument("--version", action="version", version=f"%(prog)s {version('headrace')}")
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", required=True)
     show = commands.add_parser("show", help="print what was or will be in a step", description=_SHOW, epilog=_CODES)
     show.set_defaults(run=_show)
