@@ -343,10 +343,14 @@ def test_a_state_without_a_record_resumes_and_its_record_begins_there() -> None:
     [
         ({"max_total_size"}, {"strategy": "packed"}, r"differs in strategy.*accept=\['max_total_size', 'strategy'\]"),
         ((), {"max_total_size": 100}, r"differs in max_total_size \(here 100\).*accept=\['max_total_size'\]"),
-        ((), {"sizes": SIZES[:-1]}, r"differs in sizes: construct"),
-        ({"data"}, {"sizes": SIZES[:-1]}, r"differs in sizes: construct"),
-        ({"data"}, {"sizes": np.append(SIZES[::-1], 3)}, r"differs in sizes: construct"),
-        ((), {"sizes": np.append(SIZES, 3)}, r"differs in sizes: .*accept=\['data'\]"),
+        ((), {"sizes": SIZES[:-1]}, r"differs in sizes \([0-9]+ samples, here [0-9]+\): construct"),
+        ({"data"}, {"sizes": SIZES[:-1]}, r"differs in sizes \([0-9]+ samples, here [0-9]+\): construct"),
+        (
+            {"data"},
+            {"sizes": np.append(SIZES[::-1], 3)},
+            r"differs in sizes \([0-9]+ samples, here [0-9]+\): construct",
+        ),
+        ((), {"sizes": np.append(SIZES, 3)}, r"differs in sizes \([0-9]+ samples, here [0-9]+\): .*accept=\['data'\]"),
         ({"budget"}, {}, r"accept must be one of .*max_total_size.*, data, got 'budget'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Which states a loader refuses, and why."""
 
 import json
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ from loaders import (
 )
 from torch.utils.data import BatchSampler, RandomSampler
 
-from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader, index_shards, write_tars
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    ResumableLoader,
+    index_shards,
+    write_shards,
+    write_tars,
+)
 
 # Torch says so on machines of fewer cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -162,14 +170,37 @@ def test_a_state_of_another_dataset_is_refused() -> None:
 
     plain = ResumableLoader([1, 2, 3], [[0, 1]])
     plain.load_state_dict(state([1, 2, 3]))
-    for other in (state([1, 2]), state([4, 5, 6]), state([1, 2, 3], fingerprint="v2"), state(Squares())):
-        with pytest.raises(
-            ValueError,
-            match=r"checkpoint is of other train data \(another kind of dataset, .*\): .* resume with the data",
-        ):
+    for other, told in (
+        (state([1, 2]), "its length differs: 2 samples, here 3"),
+        (state([4, 5, 6]), "its rows differ: of 3 that were compared 3 are not here, the first is sample 0"),
+        (state([1, 3, 2]), "its order differs: sample 1 is sample 2 here"),
+        (state([1, 2, 3], fingerprint="v2"), "another kind of dataset, .*"),
+        (state(Squares()), "another kind of dataset, .*|its length differs: .*"),
+    ):
+        with pytest.raises(ValueError, match=rf"checkpoint is of other train data \({told}\): .* resume with the data"):
             plain.load_state_dict(other)
     with pytest.raises(ValueError, match="checkpoint has seed=3, got seed=0: use that seed"):
         plain.load_state_dict(state([1, 2, 3], seed=3))
+
+
+def test_a_state_of_other_shards_names_length_rows_or_order(tmp_path: Path) -> None:
+    def loader(name: str, keys: Sequence[str]) -> ResumableLoader:
+        if not (tmp_path / name).exists():
+            write_shards([(key, {"txt": key.encode()}) for key in keys], tmp_path / name, n_shards=2)
+        batches = DistributedBatchSampler(len(keys), 4, num_replicas=1, rank=0)
+        return ResumableLoader(IndexedShards(tmp_path / name), batches, collate_fn=list, num_replicas=1, rank=0)
+
+    keys = [f"key{number:03d}" for number in range(50)]
+    state = loader("then", keys).state_dict()
+    for name, others, told in (
+        ("fewer", keys[:-1], r"its length differs: 50 samples, here 49"),
+        ("turned", keys[::-1], r"its order differs: sample 0 is sample 49 here"),
+        ("renamed", [*keys[:20], *(f"{key}x" for key in keys[20:])], r"its rows differ: .* 5 are not here.* sample 21"),
+    ):
+        with pytest.raises(ValueError, match=rf"other train data \({told}\): it has fingerprint="):
+            loader(name, others).load_state_dict(state)
+    loader("then", keys).load_state_dict(state)
+    loader("then", keys).load_state_dict({name: value for name, value in state.items() if name != "data"})
 
 
 def _unseeded(data: list[int]) -> list[Any]:

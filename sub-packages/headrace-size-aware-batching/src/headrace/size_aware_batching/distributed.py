@@ -927,6 +927,10 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         grown = plain == ["sizes"] and n_samples < len(self.sizes)
         may = {DATA} if grown else {*plain} if {*plain} <= {*CHANGEABLE} else set()
         cure = f", go on with accept={shown(sorted({*accept, *may}))}" if may and record.changes else ""
+        if "sizes" in names and "n" in held:
+            count = f"{n_samples:,} samples, here {len(self.sizes):,}"
+            others = "others, or in another order" if n_samples == len(self.sizes) else count
+            names[names.index("sizes")] = f"sizes ({others})"
         raise ValueError(
             f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it"
             f"{cure}, or start a new run"

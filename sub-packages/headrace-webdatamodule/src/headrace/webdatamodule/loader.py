@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from headrace.webdatamodule.loading.batch_reading import (
 )
 from headrace.webdatamodule.loading.batch_sampler import DATA
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, sample_place
+from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
 from headrace.webdatamodule.loading.iteration import (
@@ -320,14 +321,15 @@ class ResumableLoader(EpochLoader):
 
         Returns:
             The same on every rank: "version", "seed", "epoch", "steps" delivered in it, "fingerprint" of the dataset,
-            and "batch_sampler", its state.
+            "data", its length and digests of a few samples, and "batch_sampler", its state.
         """
         batches = self._batches()
         steps, own = self._progress.behind(self._loop.steps_done())
         if not foreign.has_state(batches):  # every rank has batches of its own
             own = {**dict(zip(("num_replicas", "rank"), self.ranks, strict=True)), "delivered": None, **(own or {})}
         order = getattr(batches, "order_digest", "") if steps else ""
-        return loader_state(self._seed, self.epoch, steps, self._fingerprint, own, order, self._loading.seed_per)
+        seed, seed_per = self._seed, self._loading.seed_per
+        return loader_state(seed, self.epoch, steps, self._fingerprint, own, order, seed_per, self._sketch)
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state.
@@ -352,11 +354,16 @@ class ResumableLoader(EpochLoader):
     def _restore(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         names = {accept} if isinstance(accept, str) else set(accept)
         prefix = self._prefix if DATA in names else None
-        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix)
+        differs = partial(what_differs, dataset=self.dataset)
+        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix, differs)
         if self._loop.is_own and self._progress.overrules(state["epoch"]):
             return
         before = foreign.resume(self._batches(), state, self.epoch, self.ranks, names)
         self._progress.load(state["epoch"], position_of(self._batch_sampler, state["steps"], before))
+
+    @cached_property
+    def _sketch(self) -> str:
+        return data_sketch(self.dataset)
 
     def _prefix(self, n_samples: int) -> str | None:
         """The fingerprint of the first samples; None if the loader was given one of its own."""

@@ -76,9 +76,9 @@ def _dataset_in_parts(dataset: Any, count: int) -> Any:
     if isinstance(dataset, np.ndarray | torch.Tensor):
         return dataset[chosen]
     if isinstance(dataset, list | tuple):
-        return [_plain(dataset[row]) for row in chosen]
+        return [plain_value(dataset[row]) for row in chosen]
     if hasattr(dataset, "with_format") and hasattr(dataset, "features"):  # of Hugging Face, without its transform
-        return str(dataset.features), _plain(dataset.with_format("arrow")[chosen].to_pylist())
+        return str(dataset.features), plain_value(dataset.with_format("arrow")[chosen].to_pylist())
     name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     inner: Any = getattr(dataset, "dataset", None)
     if hasattr(inner, "__getitem__") and hasattr(inner, "__len__") and len(inner) == len(dataset):
@@ -99,19 +99,19 @@ def _prints(dataset: ConcatDataset[Any], count: int) -> Iterator[str | None]:
             break
 
 
-def _plain(thing: Any, depth: int = 0) -> Any:
+def plain_value(thing: Any, depth: int = 0) -> Any:
     """Values, containers and arrays as they are; of other objects their class and attributes, but no code."""
     if isinstance(thing, np.generic):
         return thing.item()
     if isinstance(thing, str | bytes | int | float | complex | np.ndarray | torch.Tensor | None):
         return thing
     if depth < _DEEP and isinstance(thing, Mapping):
-        return {str(key): _plain(value, depth + 1) for key, value in thing.items()}
+        return {str(key): plain_value(value, depth + 1) for key, value in thing.items()}
     if depth < _DEEP and isinstance(thing, list | tuple):
-        return [_plain(value, depth + 1) for value in thing]
+        return [plain_value(value, depth + 1) for value in thing]
     name = type(thing).__qualname__
     held = getattr(thing, "__dict__", None)
-    return [name, _plain(held, depth + 1)] if held and depth < _DEEP else name
+    return [name, plain_value(held, depth + 1)] if held and depth < _DEEP else name
 
 
 def digest(*things: Any) -> str:

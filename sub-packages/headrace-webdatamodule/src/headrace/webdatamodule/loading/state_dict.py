@@ -59,8 +59,11 @@ def loader_state(
     batch_sampler: Mapping[str, Any] | None,
     order: str,
     seed_per: str,
+    data: str,
 ) -> dict[str, Any]:
     """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name.
+
+    `data` is a sketch of the data, see `data_sketch`.
 
     Every state has all keys: torch.distributed.checkpoint writes into the dict that a loader returns, and reads no key
     which that one lacks.
@@ -74,6 +77,7 @@ def loader_state(
         "batch_sampler": None if batch_sampler is None else {**batch_sampler},
         "order": order,
         "seed_per": seed_per,
+        "data": data,
     }
 
 
@@ -84,18 +88,22 @@ def check_loader_state(
     name: str,
     seed_per: str,
     prefix: Callable[[int], str | None] | None = None,
+    differs: Callable[[Any], str | None] = lambda _: None,
 ) -> None:
     """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed.
 
-    With `prefix`, the fingerprint of the first so many samples, data may have grown.
+    With `prefix`, the fingerprint of the first so many samples, data may have grown. `differs` says in words how the
+    data of a sketch differ, if it can.
     """
-    own, more = {"version": STATE_VERSION, "seed": seed}, ("fingerprint", "batch_sampler", "order?", "seed_per?")
+    own = {"version": STATE_VERSION, "seed": seed}
+    more = ("fingerprint", "batch_sampler", "order?", "seed_per?", "data?")
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if prefix is not None and state["fingerprint"] != fingerprint:
         _check_growth(state, name, prefix)
     elif state["fingerprint"] != fingerprint:
+        found = differs(state.get("data")) or _OTHER_DATA
         raise ValueError(
-            f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
+            f"checkpoint is of other {name} data ({found}): it has fingerprint={state['fingerprint']!r}, "
             f"got {fingerprint!r}; resume with the data it was saved with, go on with accept={{'data'}} where samples "
             "were appended, or start without the checkpoint"
         )
