@@ -12,6 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from indexed_runs import Mesh
+from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DistributedBatchSampler
 from headrace.webdatamodule.loading.batch_sampler import equal_share, n_steps, step_span
@@ -370,3 +371,12 @@ def test_a_copy_of_a_seeded_random_order_while_it_is_iterated() -> None:
     running = iter(batches)
     next(running)
     assert list(copy.deepcopy(batches)) == list(running)
+
+
+def test_as_the_sampler_of_a_data_loader_it_is_refused() -> None:
+    rows = torch.arange(40)
+    batches = DistributedBatchSampler(40, 4, num_replicas=1, rank=0)
+    with pytest.raises(TypeError, match="got a DistributedBatchSampler, .*: give it as batch_sampler="):
+        list(DataLoader(rows, sampler=batches))  # type: ignore[arg-type]  # a tensor has what a dataset needs
+    whole: Any = DataLoader(rows, sampler=batches, batch_size=None)  # type: ignore[arg-type]
+    assert sum(map(len, whole)) == 40

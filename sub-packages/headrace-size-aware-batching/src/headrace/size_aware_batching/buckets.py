@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, shortlist, shown, warn
+from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
 _MAX_BUCKETS = 1_000_000  # a larger number suggests a wrong unit
@@ -183,6 +184,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         return total
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_as_sampler(self)
         if not self.shuffle:
             for base in self.base_batch_samplers:
                 yield from base

@@ -28,6 +28,7 @@ from headrace.size_aware_batching._validation import (
     whole_number,
 )
 from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
+from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.distribution import Steps, distribute_packed, distribute_steps, n_steps
@@ -451,6 +452,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
+        refuse_as_sampler(self)
         while (yield from self._deliver()):  # until no change interrupts it
             pass
 

@@ -14,6 +14,7 @@ from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
+from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize
 from headrace.size_aware_batching.planning.pieces import Piece, pieces_of
@@ -157,6 +158,7 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
         return f"{type(self).__name__}({inner}, budget {self.max_total_size:,}, oversize {self.oversize})"
 
     def __iter__(self) -> Iterator[list[Any]]:
+        refuse_as_sampler(self)
         if self._used_up:
             raise RuntimeError(
                 "sampler is an iterator and its indices are used up: it is good for one epoch, even if that was "

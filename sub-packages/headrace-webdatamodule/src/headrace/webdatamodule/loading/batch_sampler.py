@@ -18,6 +18,7 @@ from torch.utils.data import Sampler
 from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._keywords import explains_keywords
+from headrace.webdatamodule.loading.as_sampler import refuse_as_sampler
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 from headrace.webdatamodule.loading.options import seed_int
@@ -147,6 +148,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return self._of_epoch(self.epoch)[-1].steps(self._cursor.position, self._ranks.world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_as_sampler(self)
         while (yield from self._deliver()):  # until no change interrupts it
             pass
 
