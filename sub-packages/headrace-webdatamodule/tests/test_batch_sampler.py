@@ -376,7 +376,7 @@ def test_a_copy_of_a_seeded_random_order_while_it_is_iterated() -> None:
 def test_as_the_sampler_of_a_data_loader_it_is_refused() -> None:
     rows = torch.arange(40)
     batches = DistributedBatchSampler(40, 4, num_replicas=1, rank=0)
-    with pytest.raises(TypeError, match="got a DistributedBatchSampler, .*: give it as batch_sampler="):
+    with pytest.raises(TypeError, match=r"got a DistributedBatchSampler, .*: give it as batch_sampler="):
         list(DataLoader(rows, sampler=batches))  # type: ignore[arg-type]  # a tensor has what a dataset needs
     whole: Any = DataLoader(rows, sampler=batches, batch_size=None)  # type: ignore[arg-type]
     assert sum(map(len, whole)) == 40

@@ -181,6 +181,24 @@ def test_files_that_are_no_fasta_are_refused(tmp_path: Path, name: str, data: by
 # LMDB
 
 
+def test_a_fasta_that_grows_many_times_warns_and_says_what_to_do(tmp_path: Path) -> None:
+    def packed(name: str, records: int, letters: int) -> tuple[float, str]:
+        source, out = tmp_path / f"{name}.fasta", tmp_path / name
+        source.write_text("".join(f">{number}\n{'A' * letters}\n" for number in range(records)))
+        done = run("pack", source, out, "--n-shards", "2")
+        assert done.returncode == 0, done.stderr
+        return sum(path.stat().st_size for path in out.glob("*.tar")) / source.stat().st_size, done.stderr.decode()
+
+    growth, told = packed("short", 9000, 240)
+    number = re.search(r"warning: the shards take about (\d+) times the bytes of the records, 18 MiB for 2: ", told)
+    assert number is not None, told
+    assert abs(int(number[1]) - growth) <= 1
+    assert "One member for each record halves that" in told
+    assert "columns of a Parquet table, for MapDataModule" in told
+    for name, records, letters in (("few", 800, 240), ("long", 9000, 1200)):
+        assert packed(name, records, letters)[1] == ""
+
+
 def lmdb_of(path: Path, *, subdir: bool = True) -> Path:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(path), subdir=subdir) as environment, environment.begin(write=True) as writing:

@@ -67,3 +67,30 @@ def test_the_adapter_of_grain_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert str(caught.value) == (
         'headrace.webdatamodule.integrations.grain needs the package grain: pip install "headrace-webdatamodule[grain]"'
     )
+
+
+@pytest.mark.parametrize(
+    ("missing", "url", "told"),
+    [
+        ("s3fs", "s3://bucket/train", 'pip install "headrace-webdatamodule[s3]"'),
+        ("s3fs", "simplecache::s3://bucket/train", 'pip install "headrace-webdatamodule[s3]"'),
+        ("fsspec", "s3://bucket/train", 'pip install "headrace-webdatamodule[s3]"'),
+        ("aiohttp", "https://host/train", 'pip install "headrace-webdatamodule[remote]"'),
+        ("fsspec", "https://host/train", 'pip install "headrace-webdatamodule[remote]"'),
+        ("gcsfs", "gs://bucket/train", "gcsfs"),
+    ],
+)
+def test_shards_at_urls_say_what_to_install(missing: str, url: str, told: str) -> None:
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None  # as if it were not installed
+from headrace.webdatamodule import IndexedShards, ShardError
+try:
+    IndexedShards({url!r})
+except ShardError as error:
+    assert {told!r} in str(error) and {missing!r} in str(error), error
+else:
+    raise AssertionError("it is open")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -39,6 +39,9 @@ _LMDB = (".lmdb", ".mdb")
 _OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
 _DIGITS = 9
+# Shards of short records grow by the blocks of a tar; below this size nobody minds.
+_GROWTH, _MIB = 4, 2**20
+_MINDED = 16 * _MIB
 Warn = Callable[[str], object]
 
 
@@ -104,6 +107,7 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
         records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=options.key_from or "number"))
     if options.key_from == "id":
         _refuse_repeated_ids(records)
+    _warn_of_growth(records, warn)
     return Chain(records)
 
 
@@ -271,6 +275,19 @@ def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]
                 found = "no id behind '>'" if not words else f"the id {words[0]!r:.80}, which is no UTF-8"
                 raise ValueError(f"{name}: record {number} has {found}: leave out --key-from id") from None
     return ids
+
+
+def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
+    """Warn where shards take many times the bytes of the records: each of a record's two members takes two blocks."""
+    nbytes = np.concatenate([one.sizes() for one in records]) - 4 * BLOCK
+    held, shards = int(nbytes.sum()), int(np.maximum(4 * BLOCK, nbytes + 3 * BLOCK).sum())
+    if shards >= max(_GROWTH * held, _MINDED):
+        warn(
+            f"the shards take about {shards / held:.0f} times the bytes of the records, {shards / _MIB:,.0f} MiB for "
+            f"{held / _MIB:,.0f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. One "
+            "member for each record halves that, write_shards((id, {'seq.txt': letters}) ...); or keep them as columns "
+            "of a Parquet table, for MapDataModule"
+        )
 
 
 def _refuse_repeated_ids(records: Sequence[Fasta]) -> None:

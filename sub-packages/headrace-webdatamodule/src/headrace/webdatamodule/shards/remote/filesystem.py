@@ -278,15 +278,21 @@ def _measured(got: Any, nbytes: int) -> bytes | BaseException:
 
 def _file_system(url: str, options: Mapping[str, Any]) -> Any:
     try:
-        core = import_module("fsspec.core")
+        return import_module("fsspec.core").url_to_fs(url, **options)[0]
     except ImportError as error:
-        cure = "pip install 'headrace-webdatamodule[remote]'"
-        raise ShardError(f"shards at URLs need the library fsspec: {cure}, or copy them here", shard=url) from error
-    try:
-        return core.url_to_fs(url, **options)[0]
-    except (ImportError, TypeError, ValueError) as error:
+        raise ShardError(f"shards at such a URL need a library ({error}): {_cure(url)}", shard=url) from error
+    except (TypeError, ValueError) as error:
         message = f"fsspec cannot open such a URL with these options ({type(error).__name__}: {error})"
-        raise ShardError(f"{message}: install what it needs, or correct one of them", shard=url) from error
+        raise ShardError(f"{message}: correct one of them", shard=url) from error
+
+
+def _cure(url: str) -> str:
+    """What to install for a URL; of chained ones, such as "simplecache::s3://", for the last."""
+    scheme = url.partition("://")[0].rpartition("::")[2]
+    if scheme in ("s3", "s3a"):
+        return 'pip install "headrace-webdatamodule[s3]"'
+    cure = 'pip install "headrace-webdatamodule[remote]"'
+    return cure if scheme in ("http", "https") else f"{cure}, and what it names"
 
 
 # HTTP: a body that ends at the length that was asked for
