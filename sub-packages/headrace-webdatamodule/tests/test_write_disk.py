@@ -160,13 +160,21 @@ def disk_order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return order
 
 
+def write_here(samples: Any, folder: Path, *, stream: bool, **options: Any) -> None:
+    """Write in this process, as it is the one that is watched; a list may be written by others on a slow machine."""
+    given = {"samples_per_shard": 1, **options}
+    if stream:
+        write_shards(iter(samples), folder, **given)
+    else:
+        write_shards(samples, folder, workers=1, **given)
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_name_follows_its_bytes_to_the_disk_and_the_manifest_follows_all_names(
     tmp_path: Path, stream: bool, disk_order: list[tuple[str, str]]
 ) -> None:
-    samples = some(100)
-    write_shards(iter(samples) if stream else samples, tmp_path, samples_per_shard=1, columns={"n": range(100)})
+    write_here(some(100), tmp_path, stream=stream, columns={"n": range(100)})
     names = [name for what, name in disk_order if what == "name"]
     assert {Path(name).name for name in names} == {path.name for path in tmp_path.iterdir()}
     for name in names:
@@ -187,7 +195,7 @@ def test_the_directory_is_brought_to_the_disk_once_for_all_shards(
     counts = []
     for number in (10, 100):
         folder = tmp_path / str(number)
-        write_shards(iter(some(number)) if stream else some(number), folder, samples_per_shard=1)
+        write_here(some(number), folder, stream=stream)
         counts.append(disk_order.count(("fsync", str(folder))))
         assert len(list(folder.glob("*.tar"))) == number
     assert counts[0] == counts[1]
