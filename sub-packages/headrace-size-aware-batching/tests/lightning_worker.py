@@ -64,8 +64,9 @@ class Model(lightning.LightningModule):
                 raise torch.OutOfMemoryError("CUDA out of memory")
         else:
             self.drawn.append(torch.rand(1).item())
-        fails = self.failing and self.trainer.global_step == FAILING_STEP and len(x) > 3
-        if (fails and self.phase == "forward") or (self.phase == "sample 7" and 7 in index):
+        steps = (FAILING_STEP, FAILING_STEP + 1) if "twice" in self.phase else (FAILING_STEP,)
+        fails = self.failing and self.trainer.global_step in steps and len(x) > 3
+        if (fails and self.phase.startswith("forward")) or (self.phase == "sample 7" and 7 in index):
             raise torch.OutOfMemoryError("CUDA out of memory")
         hidden = self.layers(x)
         loss = (fails_backward(hidden) if fails and self.phase == "backward" else hidden).square().mean()

@@ -117,6 +117,28 @@ def wrapped(rank: int, wrap: str) -> dict[str, Any]:
     return {"bits": found.tolist(), "error": error, "events": len(guard.events)}
 
 
+def repeated(rank: int) -> dict[str, Any]:
+    """Let the second rank run out in two steps of twelve; return the budget after each, and the parts of each."""
+    training = Training(rank)
+    parts = [0] * 12
+    budgets = []
+    with OOMGuard(
+        training.model, training.optimizer, cost=lambda part: 1.0 * len(part) / (3 + rank), window=4
+    ) as guard:
+
+        def loss_of(part: torch.Tensor) -> torch.Tensor:
+            if rank == 1 and guard.steps in (1, 3) and len(part) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            parts[guard.steps] += 1
+            found: torch.Tensor = training.model(part).square().mean()
+            return found
+
+        for step in range(12):
+            guard.step(training.batches[step % STEPS], loss_of)
+            budgets.append(guard.budget)
+    return {"budgets": budgets, "parts": parts, "split": guard.report().split_steps, "bits": str(training.parameters())}
+
+
 def alone(rank: int, place: str) -> list[str]:
     """Let the second rank fail in a place where the first one does not; return what this rank is told, and its loss."""
     training, told = Training(rank), []
@@ -279,4 +301,4 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
     held = {wrap: wrapped(rank, wrap) for wrap in ("compiled", "inside", "fabric")}
     failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
     told = {"alone": failed, "lost": lost(rank), "refused": refused(), "worst of what holds one": run_worst()}
-    return {"guard": outcomes, "wrapped": held, **told, **budgets(rank)}
+    return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank)}

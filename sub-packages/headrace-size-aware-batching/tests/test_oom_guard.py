@@ -270,7 +270,9 @@ def test_a_sample_that_does_not_fit_is_named() -> None:
     assert guard.events[-1].samples == 1
 
 
-def test_the_budget_shrinks_and_the_event_is_logged_with_its_sizes(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_budget_shrinks_at_the_second_event_which_is_logged_with_its_sizes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model, optimizer = make()
     tried = []
 
@@ -284,11 +286,89 @@ def test_the_budget_shrinks_and_the_event_is_logged_with_its_sizes(caplog: pytes
     with OOMGuard(model, optimizer, cost=len, sizes_of=lambda part: [WIDTH] * len(part)) as guard:
         for batch in batches():
             guard.step(batch, loss_of)
-    assert tried == [32, 16, 16, 16, 16, 16, 16]  # from then on it is split at once
+    assert tried == [32, 16, 16, 32, 16, 16, 16, 16]  # from then on it is split at once
     assert guard.budget == 0.95 * 32
-    assert [(event.samples, event.budget) for event in guard.events] == [(32, 0.95 * 32)]
+    assert [(event.samples, event.budget) for event in guard.events] == [(32, np.inf), (32, 0.95 * 32)]
     assert "ran out of memory in the forward with 32 samples (32 samples, largest 24, sum 768)" in caplog.text
     assert_equal(model, unsplit())
+
+
+def run_with(calls: set[int], steps: int, **options: Any) -> tuple[list[int], OOMGuard]:
+    """Train while whole batches run out in these steps; return the parts of each step, and the guard."""
+    model, optimizer = make()
+    parts = [0] * steps
+
+    def loss_of(part: torch.Tensor) -> Any:
+        if guard.steps in calls and len(part) > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        parts[guard.steps] += 1
+        return model(part).square().mean()
+
+    with OOMGuard(model, optimizer, cost=len, **options) as guard:
+        for batch in batches(steps):
+            guard.step(batch, loss_of)
+    return parts, guard
+
+
+def test_one_step_that_ran_out_leaves_the_later_ones_whole() -> None:
+    parts, guard = run_with({2}, steps=12)
+    assert parts == [1, 1, 2, *[1] * 9]
+    assert guard.budget == np.inf
+    report = guard.report()
+    assert (report.steps, report.split_steps, report.extra_parts, report.failed_tries) == (12, 1, 1, 1)
+
+
+def test_the_budget_recovers_after_steps_that_went_well() -> None:
+    parts, guard = run_with({1, 3}, steps=14, window=5)
+    # Steps 4 to 6 are split at once; then the first failure is more than five steps ago.
+    assert parts == [1, 2, 1, 2, 2, 2, 2, *[1] * 7]
+    assert [event.budget for event in guard.events] == [np.inf, 0.95 * 32]
+    assert guard.budget == np.inf
+    assert str(guard.report()).splitlines() == [
+        "steps            14",
+        "split            5, 35.7%",
+        "extra parts      5",
+        "failed tries     2",
+        "budget           none",
+    ]
+
+
+def test_failures_that_lie_far_apart_do_not_shrink_the_budget() -> None:
+    parts, guard = run_with({1, 8}, steps=14, window=5)
+    assert parts == [1, 2, *[1] * 6, 2, *[1] * 5]
+    assert len(guard.events) == 2
+
+
+def test_the_budget_shrinks_to_the_cost_that_has_failed_twice() -> None:
+    model, optimizer = make()
+
+    def loss_of(most: int, part: torch.Tensor) -> Any:
+        if len(part) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(part).square().mean()
+
+    with OOMGuard(model, optimizer, cost=len) as guard:
+        guard.step(batches(1)[0], partial(loss_of, 9))  # 32 and 16 fail: one step, which counts once
+        assert guard.budget == np.inf
+        guard.step(batches(1)[0], partial(loss_of, 20))
+    assert guard.budget == 0.95 * 32
+
+
+def test_a_budget_that_was_given_stays_the_upper_limit() -> None:
+    parts, guard = run_with({1, 2}, steps=9, window=3, budget=31.0)
+    assert parts == [2] * 9
+    assert (guard.budget, guard.events) == (31.0, [])
+
+
+def test_what_the_guard_has_learned_goes_on_in_another_process() -> None:
+    _, guard = run_with({1, 2}, steps=4, window=9)
+    model, optimizer = make()
+    with OOMGuard(model, optimizer, cost=len, window=9) as again:
+        again.load_state_dict(guard.state_dict())
+        assert again.budget == guard.budget == 0.95 * 32
+        for step, batch in enumerate(batches(9)):
+            again.step(batch, lambda part: model(part).square().mean())
+            assert (again.budget == np.inf) == (step + 1 > 6)
 
 
 def test_other_errors_pass() -> None:
@@ -583,6 +663,12 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert found["bits"] == other["bits"], name
         assert found["error"] < 1e-12, name
         assert (found["events"], other["events"]) == (0, 1), name
+    again = first["repeated"], second["repeated"]
+    assert again[0]["budgets"] == again[1]["budgets"] == [*[np.inf] * 3, *[0.95 * 2] * 2, *[np.inf] * 7]
+    assert again[0]["bits"] == again[1]["bits"]
+    assert again[0]["parts"] == [1, 1, 1, 1, 2, 2, *[1] * 6]  # all ranks split what one has failed at
+    assert again[1]["parts"] == [1, 2, 1, 2, 2, 2, *[1] * 6]
+    assert (again[0]["split"], again[1]["split"]) == (2, 4)
     for place in ("loss", "cost", "split"):
         assert second["alone"][place][0] == f"ValueError: the {place} is wrong"
         assert first["alone"][place][0] == f"RuntimeError: rank 1: ValueError: the {place} is wrong"
@@ -609,4 +695,4 @@ def test_a_step_that_runs_out_of_a_real_memory() -> None:
     with OOMGuard(model, optimizer) as guard:
         guard.step(batch, lambda part: model(part).square().mean())
     assert guard.events
-    assert np.isfinite(guard.budget)
+    assert guard.report().split_steps == 1

@@ -9,7 +9,7 @@ from headrace.size_aware_batching.collate.padded import PaddedBatch, PaddedColla
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.fit import design_batches, fit_budget
 from headrace.size_aware_batching.memory.model import BatchMemoryModel
-from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
+from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport
 from headrace.size_aware_batching.memory.peaks import Peaks, collect_cuda_peak_alloc, measure_peaks
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.simulated import SimulatedMemory, estimate_peaks
@@ -35,6 +35,7 @@ __all__ = [
     "DistributedSizeAwareBatchSampler",
     "OOMEvent",
     "OOMGuard",
+    "OOMReport",
     "PackedBatch",
     "PackedCollate",
     "PaddedBatch",

@@ -12,7 +12,7 @@ import torch
 from headrace.size_aware_batching._display import described, inner, never_raises
 from headrace.size_aware_batching.memory.data_parallel import unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
-from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard
+from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport
 from headrace.size_aware_batching.memory.snapshot import unchanged
 from headrace.size_aware_batching.memory.worst_batches import raise_if_out_of_memory, with_optimizer_state
 from headrace.size_aware_batching.planning.pieces import as_indices
@@ -104,7 +104,7 @@ class OOMRescue(Callback):
 
     Args:
         options: Options of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
-            ``cost``, ``budget``, ``shrink``, ``copy_weights``. The trainer clips gradients itself.
+            ``cost``, ``budget``, ``shrink``, ``window``, ``copy_weights``. The trainer clips gradients itself.
 
     Raises:
         TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
@@ -122,7 +122,7 @@ class OOMRescue(Callback):
             raise ValueError('reduction must be "mean" or "scaled", got "sum": Lightning does not rescale the loss')
         self.options = options
         self.guard: OOMGuard | None = None
-        self._budget: float | None = None
+        self._learned: dict[str, Any] = {}
         self._batch: tuple[Any, int] = None, 0
         self._stack = ExitStack()
 
@@ -137,6 +137,16 @@ class OOMRescue(Callback):
         """Steps that ran out of memory so far."""
         return [] if self.guard is None else self.guard.events
 
+    def report(self) -> OOMReport:
+        """Return how many steps were split on this rank and what that cost, as `OOMGuard` does.
+
+        Raises:
+            RuntimeError: If no training has begun.
+        """
+        if self.guard is None:
+            raise RuntimeError("report() needs a training that has begun: call it after trainer.fit, or in its hooks")
+        return self.guard.report()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the optimizer's steps."""
         refuse_manual_optimization(pl_module, type(self).__name__)
@@ -145,8 +155,8 @@ class OOMRescue(Callback):
         if model is None:
             raise ValueError("OOMRescue needs a strategy that has a model, got none")
         self.guard = OOMGuard(model, optimizer, **self.options)
-        if self._budget is not None:
-            self.guard.budget = self._budget
+        if self._learned:
+            self.guard.load_state_dict(self._learned)
         self._stack = ExitStack()
         self._stack.enter_context(self.guard)
         strategy_step = strategy.optimizer_step
@@ -189,12 +199,12 @@ class OOMRescue(Callback):
         self.on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the budget, for the checkpoint."""
-        return {"budget": self._budget if self.guard is None else self.guard.budget}
+        """Return what was learned about the budget, for the checkpoint."""
+        return self._learned if self.guard is None else self.guard.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the budget of a checkpoint."""
-        self._budget = state_dict["budget"]
+        """Restore what a checkpoint's run has learned about the budget."""
+        self._learned = state_dict
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         before = owner.__dict__.get(name)

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from headrace.size_aware_batching._display import never_raises
-from headrace.size_aware_batching._validation import counted, one_of, real_number
+from headrace.size_aware_batching._display import html, never_raises
+from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
+from headrace.size_aware_batching.memory.step_budget import StepBudget
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
 
@@ -35,7 +36,7 @@ class OOMEvent:
         phase: ``"forward"``, ``"backward"``, ``"forward or backward"`` (Lightning's first try) or ``"optimizer"``.
         samples: Samples in the part that did not fit.
         sizes: Sizes of that part as text: from ``sizes_of``, or else the shapes of its tensors.
-        budget: The guard's new budget.
+        budget: The guard's budget from then on.
         error: The device's error message.
     """
 
@@ -45,6 +46,40 @@ class OOMEvent:
     sizes: str
     budget: float
     error: str
+
+
+@dataclass(frozen=True)
+class OOMReport:
+    """What the steps of an `OOMGuard` cost on this rank, because memory ran out.
+
+    Args:
+        steps: Number of steps so far.
+        split_steps: Steps that ran in parts.
+        extra_parts: Forward and backward passes that these steps took more than one each.
+        failed_tries: Tries that ran out of memory and were repeated: the number of events.
+        budget: Batches of higher cost are split at once; infinite if there is no budget.
+    """
+
+    steps: int
+    split_steps: int
+    extra_parts: int
+    failed_tries: int
+    budget: float
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:17}{text}" for name, text in self._cells().items())
+
+    def _repr_html_(self) -> str:
+        return html("Steps that ran out of memory", [*self._cells().items()])
+
+    def _cells(self) -> dict[str, str]:
+        return {
+            "steps": f"{self.steps:,}",
+            "split": f"{self.split_steps:,}, {self.split_steps / max(1, self.steps):.1%}",
+            "extra parts": f"{self.extra_parts:,}",
+            "failed tries": f"{self.failed_tries:,}",
+            "budget": "none" if math.isinf(self.budget) else f"{self.budget:,.10g}",
+        }
 
 
 class OOMGuard:
@@ -60,8 +95,10 @@ class OOMGuard:
     reduce their gradients with one explicit all-reduce, and check again after the optimizer step. So no rank hangs, and
     all stay bit-equal. Communication then does not overlap with the backward pass.
 
-    After an event the ``budget`` shrinks, so that batches of the same cost are split at once. Every event is logged as
-    a warning under ``headrace.size_aware_batching`` with the sizes of the batch, and recorded in ``events``.
+    After one event later batches are still tried whole. After a second one within ``window`` steps the ``budget``
+    shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
+    Every event is logged as a warning under ``headrace.size_aware_batching`` with the sizes of the batch, and recorded
+    in ``events``; ``report()`` says how many steps were split and what that cost.
 
     An optimizer that runs out of memory is retried. Its first step allocates its state; if that step has already
     changed weights, it is undone from a copy on the host. Later steps are undone only with ``copy_weights=True``.
@@ -86,7 +123,8 @@ class OOMGuard:
         sizes_of: Returns the sizes of a batch's samples, ``[n]`` or ``[n, k]``, for the log.
         cost: Returns the cost of a batch; by default the number of elements of its tensors.
         budget: Batches of higher cost are split at once.
-        shrink: After running out of memory, the budget becomes this share of the batch's cost.
+        shrink: The budget becomes this share of the lowest cost that ran out of memory in two steps.
+        window: Number of steps for which the guard remembers that it ran out of memory.
         clip_norm: Maximum norm of the gradients.
         copy_weights: Whether to copy weights and optimizer state to the host before every update, not only the first.
 
@@ -121,12 +159,12 @@ class OOMGuard:
         cost: Callable[[Any], float] | None = None,
         budget: float = math.inf,
         shrink: float = 0.95,
+        window: int = 100,
         clip_norm: float | None = None,
         copy_weights: bool = False,
     ) -> None:
         one_of("reduction", reduction, ("mean", "sum", "scaled"))
-        if not 0 < real_number(shrink, "shrink") < 1:
-            raise ValueError(f"shrink must be between 0 and 1, got {shrink}")
+        self._budget = StepBudget(budget, shrink, window)
         if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
             raise TypeError("model must be unsharded or a DistributedDataParallel, got one whose weights are sharded")
         if "ZeroRedundancyOptimizer" in _names(optimizer):
@@ -136,9 +174,11 @@ class OOMGuard:
         self.model, self.optimizer, self.reduction = model, optimizer, reduction
         self.split, self.length, self.cost = split or split_batch, length or batch_length, cost or batch_elements
         self.count, self.indices, self.sizes_of = count or self.length, indices, sizes_of
-        self.budget, self.shrink, self.clip_norm, self.copy_weights = float(budget), shrink, clip_norm, copy_weights
+        self.clip_norm, self.copy_weights = clip_norm, copy_weights
         self.events: list[OOMEvent] = []
         self.steps = 0
+        self._split_steps, self._extra_parts = 0, 0
+        self._failing = math.inf  # the lowest cost that ran out of memory in this step on this rank
         self.phase = "forward"
         self._updated = False
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
@@ -158,6 +198,27 @@ class OOMGuard:
             f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}, {self.reduction}, "
             f"{budget}, {counted(self.steps, 'step')}, {counted(len(self.events), 'event')})"
         )
+
+    @property
+    def budget(self) -> float:
+        """Batches of higher cost are split at once. Setting it forgets the steps that ran out of memory."""
+        return self._budget.at(self.steps, self._failing)
+
+    @budget.setter
+    def budget(self, budget: float) -> None:
+        self._budget = StepBudget(budget, self._budget.shrink, self._budget.window)
+
+    def report(self) -> OOMReport:
+        """Return how many steps were split on this rank and what that cost; ``str()`` of it is a short text."""
+        return OOMReport(self.steps, self._split_steps, self._extra_parts, len(self.events), self.budget)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the guard has learned about its budget, for a checkpoint."""
+        return self._budget.state_dict(self.steps)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with what another guard has learned; load the same on all ranks."""
+        self._budget.load_state_dict(state_dict, self.steps)
 
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()
@@ -247,7 +308,8 @@ class OOMGuard:
         """Return the loss of a batch, and the error of a sample that does not fit."""
         self.refuse_batch_norm()
         before = TrainingState(None)
-        parts, lost = self._within_budget(batch), None
+        self._failing = math.inf
+        parts, lost = self._within_budget(batch, self.budget), None
         while True:
             loss, failed, place = self._try(parts, run, whole)
             if failed is None:
@@ -259,7 +321,7 @@ class OOMGuard:
             smaller = self.split(parts[place])
             limit = self.cost(parts[place])
             if len(smaller) > 1:
-                self.budget = min(self.budget, self.shrink * limit)
+                self._failing = min(self._failing, limit)
             self._record(parts[place], self.phase, failed)
             if len(smaller) < 2:
                 lost = self._name_of(batch, sum(self.length(part) for part in parts[:place]), failed)
@@ -267,6 +329,8 @@ class OOMGuard:
             parts = [
                 half for part in parts for half in (self.split(part) if self.cost(part) >= limit else [part]) or [part]
             ]
+        self._split_steps += len(parts) > 1
+        self._extra_parts += len(parts) - 1
         return loss, lost
 
     def _clip(self, clip_norm: float) -> None:
@@ -329,11 +393,11 @@ class OOMGuard:
                 "GroupNorm, or put these modules into eval()"
             )
 
-    def _within_budget(self, batch: Any) -> list[Any]:
+    def _within_budget(self, batch: Any, budget: float) -> list[Any]:
         """Split a batch until its parts cost no more than the budget."""
-        if self.cost(batch) <= self.budget or len(parts := self.split(batch)) < 2:
+        if self.cost(batch) <= budget or len(parts := self.split(batch)) < 2:
             return [batch]
-        return [smaller for part in parts for smaller in self._within_budget(part)]
+        return [smaller for part in parts for smaller in self._within_budget(part, budget)]
 
     def _try(
         self, parts: list[Any], run: Run, whole: Callable[[], Any] | None
@@ -400,15 +464,16 @@ class OOMGuard:
     def _agree(self, lost: str | None, count: float, room: bool, failed: int = _LOST) -> tuple[float, bool]:
         """Return the count over all ranks and whether all have room; raise on all ranks if one has failed."""
         if self._group is None:
+            self._learn(self._failing)
             if lost is not None:
                 raise torch.OutOfMemoryError(lost)
             return count, room
-        message = [float(lost is not None and failed), count, self.budget, float(room)]
+        message = [float(lost is not None and failed), count, self._failing, float(room)]
         self._answers.zero_()
         self._answers[dist.get_rank(self._group)].copy_(torch.tensor(message, dtype=torch.float64))
         dist.all_reduce(self._answers, group=self._group)  # in place: an all_gather allocates
         answers = self._answers.cpu()
-        self.budget = float(answers[:, 2].min())
+        self._learn(float(answers[:, 2].min()))
         if answers[:, 0].any():
             texts: list[str | None] = [None] * len(answers)
             dist.all_gather_object(texts, lost, group=self._group)
@@ -417,6 +482,12 @@ class OOMGuard:
             self._told = kind(f"rank {rank}: {texts[rank]}")
             raise self._told
         return float(answers[:, 1].sum()), bool(answers[:, 3].all())
+
+    def _learn(self, failing: float) -> None:
+        """Take note of the lowest cost that ran out of memory in this step on any rank."""
+        if failing < math.inf:
+            self._budget.add(self.steps, failing)
+        self._failing = math.inf
 
     def _record(self, part: Any, phase: str, failed: str) -> None:
         samples, sizes = 0, "the update"
