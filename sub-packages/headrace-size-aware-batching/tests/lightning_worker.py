@@ -11,7 +11,7 @@ from fails_backward import fails_backward
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
 LENGTHS = np.arange(1, 61) % 13 + 1
@@ -104,8 +104,33 @@ class Model(lightning.LightningModule):
         return [value for p in self.parameters() for value in p.detach().reshape(-1).tolist()]
 
 
+class Weighted(Model):
+    """Its loss is the mean over the targets of all ranks, counted in one place or another."""
+
+    def on_train_batch_start(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.num_tokens = self.count(batch)
+
+    def count(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return global_num_tokens([torch.where(batch["index"] % 3 == 0, -100, 1)])
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
+        x, targets = batch["x"], batch["index"] % 3 > 0
+        if self.failing and self.trainer.global_step == FAILING_STEP and len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        num_tokens = self.count(batch) if self.phase == "count" else self.num_tokens
+        self.seen.update(0.0)
+        loss = token_weighted_loss(self.layers(x).square()[:, 0] * targets, num_tokens)
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(x), sync_dist=self.phase == "log")
+        return loss
+
+
 def fit(
-    callbacks: list[Any], phase: str = "", failing: bool = True, clip: float | None = None, **options: Any
+    callbacks: list[Any],
+    phase: str = "",
+    failing: bool = True,
+    clip: float | None = None,
+    kind: type[Model] = Model,
+    **options: Any,
 ) -> Model:
     """Train for two epochs."""
     ddp = dist.is_initialized()
@@ -124,7 +149,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Model(phase, failing, **options)
+    model = kind(phase, failing, **options)
     trainer.fit(model)
     return model
 
@@ -140,6 +165,13 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         result[phase] = fit([rescue], phase, failing=rank == 1).weights()
         if bool(rescue.events) != (rank == 1):
             raise ValueError(f"rank {rank} has the events {rescue.events}")
+    result["weighted unbroken"] = fit([], kind=Weighted, failing=False).weights()
+    result["weighted"] = fit([OOMRescue(reduction="scaled")], kind=Weighted, failing=rank == 1).weights()
+    for phase in ("count", "log"):
+        try:
+            fit([OOMRescue(reduction="scaled")], phase, kind=Weighted, failing=rank == 1)
+        except RuntimeError as error:
+            result[phase] = str(error)
     try:
         fit([OOMRescue()], "clipping", failing=rank == 1, clip=0.1)
     except RuntimeError as error:

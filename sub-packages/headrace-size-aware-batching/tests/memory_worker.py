@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,33 @@ def alone(rank: int, place: str) -> list[str]:
     return [*told, str(training.parameters().tolist())]
 
 
+def communicating(rank: int) -> list[str]:
+    """Call a collective in the loss; the second rank runs out of memory before it."""
+    training, told = Training(rank), []
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.zeros(1)),
+        dist.barrier,
+        lambda: dist.all_gather_object([None, None], rank),
+        lambda: dist.broadcast(torch.zeros(1), 0),
+    ]
+    for call in calls:
+
+        def loss_of(part: torch.Tensor, call: Callable[[], Any] = call) -> torch.Tensor:
+            if rank == 1 and len(part) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            call()
+            found: torch.Tensor = training.model(part).square().mean()
+            return found
+
+        try:
+            with OOMGuard(training.model, training.optimizer) as guard:
+                guard.step(training.batches[0], loss_of)
+        except RuntimeError as error:
+            told.append(str(error))
+        call()  # outside the guard it works
+    return told
+
+
 def run_worst() -> str:
     """Run the worst batches of a model that holds a DistributedDataParallel; one rank does not call its step."""
     training = Training(0)
@@ -300,5 +328,6 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
     }
     held = {wrap: wrapped(rank, wrap) for wrap in ("compiled", "inside", "fabric")}
     failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
-    told = {"alone": failed, "lost": lost(rank), "refused": refused(), "worst of what holds one": run_worst()}
+    told = {"alone": failed, "lost": lost(rank), "refused": refused(), "told": communicating(rank)}
+    told |= {"worst of what holds one": run_worst()}
     return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank)}

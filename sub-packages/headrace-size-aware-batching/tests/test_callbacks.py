@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning_worker import Model, fit, sampler_of
+from lightning_worker import Model, Weighted, fit, sampler_of
 from processes import run_ranks
 
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
@@ -45,6 +45,20 @@ def test_a_rescued_run_equals_an_unbroken_one(phase: str) -> None:
         assert len(rescue.state_dict()["failures"]) == 1
         assert (rescue.report().split_steps, rescue.report().budget) == (1, np.inf)
     assert "step" not in vars(rescued.trainer.optimizers[0]) or rescued.trainer.lr_scheduler_configs
+
+
+def test_a_loss_over_the_targets_of_the_whole_batch_is_rescued() -> None:
+    rescue = OOMRescue(reduction="scaled")
+    rescued, unbroken = fit([rescue], kind=Weighted), fit([], kind=Weighted, failing=False)
+    assert len(rescue.events) == 1
+    assert_equal(rescued.weights(), unbroken.weights())
+    assert rescued.losses == pytest.approx(unbroken.losses, rel=1e-12)
+
+
+def test_targets_that_are_counted_for_every_part_are_refused() -> None:
+    told = "global_num_tokens must not run in the loss of a part, .* in Lightning in on_train_batch_start"
+    with pytest.raises(RuntimeError, match=told):
+        fit([OOMRescue(reduction="scaled")], "count", kind=Weighted)
 
 
 def test_a_sample_that_does_not_fit_ends_the_run_with_its_index() -> None:
@@ -116,6 +130,11 @@ def test_two_ranks_under_ddp(tmp_path: Path) -> None:
     for name in ("forward", "backward", "optimizer"):
         assert first[name] == second[name]
         assert_equal(first[name], first["unbroken"])
+    assert first["weighted"] == second["weighted"]
+    assert_equal(first["weighted"], first["weighted unbroken"])
+    for name, called in (("count", "global_num_tokens"), ("log", "a collective (barrier)")):
+        assert f"{called} must not run in the loss of a part" in first[name]
+        assert f"{called} must not run in the loss of a part" in second[name]
     assert (first["clipping"], second["clipping"]) == (
         "rank 1: OutOfMemoryError: CUDA out of memory",
         "CUDA out of memory",

@@ -678,6 +678,8 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert len(found["alone"]["nowhere"]) == 1
         assert found["alone"]["clip once"] == found["alone"]["nowhere"]
         assert found["refused"] == REFUSED
+        for name, words in zip(("allreduce", "barrier", "allgather", "broadcast"), found["told"], strict=True):
+            assert f"a collective ({name}) must not run in the loss of a part" in words
         assert "does not fit on rank 0" in found["worst of what holds one"]
         assert "rank 1: sample 3 of the batch does not fit into memory by itself" in found["lost"]
         assert "does not fit on rank 1" in found["worst"]

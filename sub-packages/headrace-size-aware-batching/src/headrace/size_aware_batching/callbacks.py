@@ -98,8 +98,10 @@ class OOMRescue(Callback):
     """Completes training steps that run out of memory, as `OOMGuard` does, under Lightning's ``Trainer``.
 
     ``training_step`` must return the mean over the samples of the batch (or over its ``count``), or, with
-    ``reduction="scaled"``, the result of `token_weighted_loss`. Metrics that it logs count every part, and every
-    attempt that ran out of memory. Under DDP one all-reduce after the backward pass reduces the gradients, before
+    ``reduction="scaled"``, the result of `token_weighted_loss`. It may run once for each part of a batch, on one rank
+    alone: count targets in ``on_train_batch_start``, which runs once for the whole batch. `global_num_tokens`,
+    collectives, and logging a step with ``sync_dist=True`` raise in it. Metrics that it logs count every part, and
+    every attempt that ran out of memory. Under DDP one all-reduce after the backward pass reduces the gradients, before
     clipping.
 
     Args:
@@ -107,6 +109,7 @@ class OOMRescue(Callback):
             ``cost``, ``budget``, ``shrink``, ``window``, ``copy_weights``. The trainer clips gradients itself.
 
     Raises:
+        RuntimeError: From ``fit``, if ``training_step`` communicates or counts the targets of its part.
         TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
         ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, gradients are
             accumulated over several batches, or the module uses manual optimization.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace.size_aware_batching.memory.parts import refuse_in_part
 from headrace.size_aware_batching.planning.ranks import Ranks, process_group
 
 
@@ -42,12 +43,14 @@ def global_num_tokens(
     Raises:
         TypeError: If an item is neither a tensor of integers nor an int, or ``mesh`` has no ``get_group()``.
         ValueError: If a number of targets is negative, or ``labels`` is an exhausted iterator.
+        RuntimeError: In the loss of an `OOMGuard` or ``OOMRescue``, which may be that of a part of the batch.
 
     >>> global_num_tokens([torch.tensor([-100, 4, 2]), torch.tensor([-100, 7])])
     tensor(3)
     >>> global_num_tokens([20, 0, 11])
     tensor(31)
     """
+    refuse_in_part("global_num_tokens")
     if isinstance(labels, torch.Tensor):
         labels = [labels]
     counts: list[torch.Tensor | int] = []

@@ -15,6 +15,7 @@ from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
+from headrace.size_aware_batching.memory.parts import refused_collectives, running_part
 from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
@@ -93,7 +94,8 @@ class OOMGuard:
 
     Under ``DistributedDataParallel`` each rank splits its own batch if necessary. The ranks check that all succeeded,
     reduce their gradients with one explicit all-reduce, and check again after the optimizer step. So no rank hangs, and
-    all stay bit-equal. Communication then does not overlap with the backward pass.
+    all stay bit-equal. Communication then does not overlap with the backward pass. The loss of a part must not
+    communicate: `global_num_tokens`, also on a single rank, and collectives of ``torch.distributed`` raise in it.
 
     After one event later batches are still tried whole. After a second one within ``window`` steps the ``budget``
     shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
@@ -223,6 +225,8 @@ class OOMGuard:
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()
         self._entered.enter_context(unsynchronized(self.model))
+        if self._group is not None:
+            self._entered.enter_context(refused_collectives())
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -418,7 +422,8 @@ class OOMGuard:
                 else:
                     found[0] = run(part, weight)
 
-            failed = out_of_memory(work)
+            with running_part():
+                failed = out_of_memory(work)
             if failed is not None:
                 return None, failed, place
             total = found[0] if total is None or found[0] is None else total + found[0]
