@@ -293,6 +293,7 @@ def budgets(rank: int) -> dict[str, Any]:
     training = Training(0)
 
     def step(batch: torch.Tensor) -> None:
+        steps[0] += 1
         training.optimizer.zero_grad()
         torch.autograd.backward(training.model(batch).square().mean())
         training.optimizer.step()
@@ -302,8 +303,18 @@ def budgets(rank: int) -> dict[str, Any]:
         return torch.ones(len(indices) * int(lengths[indices].max()) + extra, WIDTH, dtype=torch.float64)
 
     both = {"model": training.model, "optimizer": training.optimizer}
+    reduced: list[int] = []  # steps before each reduction
+    steps = [0]
+    all_reduce = dist.all_reduce
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        reduced.append(steps[0])
+        return all_reduce(*arguments, **options)
+
+    dist.all_reduce = counted
     with SimulatedMemory(limit=8_000_000 - 2_000_000 * rank) as device:
         found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]  # a dict of both
+    dist.all_reduce = all_reduce
     sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
     told = "nothing"
     with SimulatedMemory(limit=8_000_000 if rank == 0 else 1_000_000):
@@ -311,7 +322,7 @@ def budgets(rank: int) -> dict[str, Any]:
             run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]  # a dict of both
         except torch.OutOfMemoryError as error:
             told = str(error)
-    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told}
+    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told, "reduced": reduced}
 
 
 def main(rank: int, world: int, store: str) -> dict[str, Any]:

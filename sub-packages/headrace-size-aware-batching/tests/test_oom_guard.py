@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from headrace.size_aware_batching import (
     OOMGuard,
@@ -488,6 +489,38 @@ def test_a_gradient_that_no_rank_has_stays_none_without_room(monkeypatch: pytest
         dist.destroy_process_group()
 
 
+class Synchronizing(TorchFunctionMode):
+    """Counts the calls for which a CUDA tensor waits for its device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("tolist", "item", "cpu", "nonzero", "__bool__", "__float__", "__int__"):
+            self.calls.append(name)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_step_waits_for_the_device_only_to_agree(grouped: bool, tmp_path: Path) -> None:
+    packed = PackedCollate()([{"x": torch.rand(n, WIDTH, dtype=torch.float64)} for n in (3, 1, 4)])
+    model, optimizer = make()
+    if grouped:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        with OOMGuard(DistributedDataParallel(model) if grouped else model, optimizer) as guard:
+            guard.step(packed, lambda part: model(part["x"]).square().mean())  # later ones copy no weights
+            with Synchronizing() as waits:
+                guard.step(packed, lambda part: model(part["x"]).square().mean())
+        # AdamW counts its steps in host tensors, which wait for nothing.
+        assert [call for call in waits.calls if call != "item"] == (["cpu", "cpu"] if grouped else [])
+    finally:
+        if grouped:
+            dist.destroy_process_group()
+
+
 def test_optimizers_that_are_sharded_are_refused() -> None:
     class ZeroRedundancyOptimizer(torch.optim.SGD):
         """Has the name of torch's, which needs a process group."""
@@ -683,6 +716,7 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert "does not fit on rank 0" in found["worst of what holds one"]
         assert "rank 1: sample 3 of the batch does not fit into memory by itself" in found["lost"]
         assert "does not fit on rank 1" in found["worst"]
+    assert first["reduced"] == second["reduced"] == [0]  # connections take memory, and no measured step makes them
     assert first["cost"] == second["cost"]
     assert first["capacity"] == second["capacity"] == 6_000_000
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,12 +91,8 @@ def test_what_does_not_fit_becomes_a_bound(place: tuple[Any, torch.device], capl
         RuntimeError("CUDA out of memory. Tried to allocate"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if the input is not contiguous."),
-        RuntimeError("GET was unable to find an engine to execute this computation"),
-        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
         RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
         RuntimeError("HIP out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
@@ -112,6 +109,45 @@ def test_every_kind_of_running_out_is_survived(error: Exception) -> None:
     with SimulatedMemory(limit=100) as memory:
         peaks = measure_peaks(work, [[1], [1, 1]], memory)
     assert peaks.fits.tolist() == [True, False]
+
+
+AMBIGUOUS = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if the input is not contiguous.",
+    "GET was unable to find an engine to execute this computation",
+    "Unable to find a valid cuDNN algorithm to run convolution",
+)
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+@pytest.mark.parametrize(("failed", "free", "counts"), [(0, 40, False), (1, 40, True), (0, 2, True)])
+def test_codes_that_bugs_have_too_count_where_the_allocator_agrees(
+    text: str, failed: int, free: int, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("is_available", lambda: True),
+        ("is_initialized", lambda: True),
+        ("empty_cache", lambda: None),
+        ("memory_stats", lambda: {"num_ooms": failed}),
+        ("mem_get_info", lambda: (free * 2**30, 80 * 2**30)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def work(sizes: list[int]) -> None:
+        if len(sizes) > 1:
+            raise RuntimeError(text)
+
+    with SimulatedMemory(limit=100) as memory:
+        if counts:
+            assert measure_peaks(work, [[1], [1, 1]], memory).fits.tolist() == [True, False]
+        else:
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                measure_peaks(work, [[1], [1, 1]], memory)
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_codes_that_bugs_have_too_are_bugs_without_a_device(text: str) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
 
 
 def test_other_errors_pass_after_the_cleanup() -> None:

@@ -96,6 +96,26 @@ def test_an_estimate_has_the_shape_of_the_real_curve() -> None:
     assert estimated.scaled_to(real[[8]]).allocated[8] == real.allocated[8]
 
 
+def test_a_model_that_copies_its_layers_is_estimated() -> None:
+    def make() -> Callable[[Any], object]:
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+        def step(sizes: Any) -> None:
+            optimizer.zero_grad()
+            model(torch.ones(len(sizes), int(sizes.max()), 64)).sum().backward()
+            optimizer.step()
+
+        return step
+
+    shapes = [np.full(2, 16), np.full(8, 64)]
+    estimated = estimate_peaks(make, shapes)
+    with SimulatedMemory() as memory:
+        real = measure_peaks(make(), shapes, memory)
+    assert (np.abs(estimated.allocated / real.allocated - 1) < 0.02).all()
+
+
 def test_a_model_far_beyond_this_machine_is_estimated() -> None:
     def make() -> Callable[[Any], object]:
         model = torch.nn.Linear(2**20, 2**20, dtype=torch.bfloat16)  # 2 TiB

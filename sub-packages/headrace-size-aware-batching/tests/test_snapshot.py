@@ -1,5 +1,6 @@
 """Everything that a trial step changes is put back."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -34,6 +35,32 @@ def test_buffers_that_a_step_replaces() -> None:
     assert model.average is before
     assert model.average.tolist() == [0, 0]
     assert len(model.positions) == len(model.table) == 5
+
+
+def test_a_trial_holds_one_copy_of_weights_and_optimizer_state() -> None:
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    weights = sum(p.nbytes for p in model.parameters())
+    tracemalloc.start()
+    try:
+        with unchanged(model, optimizer):
+            held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 3.1 * weights  # Adam keeps two numbers for each weight
+
+
+def test_weights_of_another_model_are_put_back_with_their_optimizer() -> None:
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0)
+    before = [p.detach().clone() for p in (*model.parameters(), *other.parameters())]
+    with unchanged(model, optimizer):
+        (model(torch.ones(1, 2)) + other(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+    assert all(map(torch.equal, (*model.parameters(), *other.parameters()), before))
 
 
 def test_options_of_an_optimizer() -> None:

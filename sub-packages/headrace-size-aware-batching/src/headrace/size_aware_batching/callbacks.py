@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headrace.size_aware_batching._display import described, inner, never_raises
-from headrace.size_aware_batching.memory.data_parallel import unsynchronized
+from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport
 from headrace.size_aware_batching.memory.snapshot import unchanged
@@ -70,6 +70,7 @@ class WorstBatchesFirst(Callback):
             )
         batches_of = self.batches_of or partial(collated, loader)
         model = trainer.strategy.model
+        connect(model)
         with unchanged(model, trainer.optimizers), unsynchronized(model), ExitStack() as stack:
             for metric in new_metrics(pl_module):  # called in reverse: a collection last
                 stack.callback(metric.reset)

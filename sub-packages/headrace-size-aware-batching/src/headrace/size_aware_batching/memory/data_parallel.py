@@ -55,6 +55,16 @@ def the_data_parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
     return found[0]
 
 
+def connect(model: torch.nn.Module | None) -> None:
+    """Let the ranks of a DistributedDataParallel connect: NCCL takes memory for it in the first reduction.
+
+    A collective; steps that are measured leave out their reductions.
+    """
+    for one in all_data_parallel(model):
+        device = next(one.parameters()).device
+        dist.all_reduce(torch.zeros(1, device=device), group=one.process_group)
+
+
 @contextmanager
 def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
     """Keep a model from any collective of DistributedDataParallel; does nothing with another model.

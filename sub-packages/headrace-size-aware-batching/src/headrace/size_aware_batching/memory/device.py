@@ -12,14 +12,17 @@ _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, HIP and XPU, the driver and NCCL
     "alloc_failed",  # CUBLAS_STATUS_, CUDNN_STATUS_, CUSOLVER_STATUS_, CUFFT_
     "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ and _HOST_
-    "cublas_status_not_initialized",  # cublasCreate found no room for its workspace
     "cusparse_status_insufficient_resources",
-    "cudnn_status_not_supported",  # and what torch says where no algorithm of cuDNN gets its workspace
-    "unable to find an engine to execute this computation",
-    "unable to find a valid cudnn algorithm",
     "can't allocate memory",  # torch's allocator on the CPU
     "not enough memory: you tried to allocate",  # and that of Windows
 )
+_MAYBE = (  # bugs are reported so, too
+    "cublas_status_not_initialized",  # cublasCreate found no room for its workspace
+    "cudnn_status_not_supported",  # and what torch says where no algorithm of cuDNN gets its workspace
+    "unable to find an engine to execute this computation",
+    "unable to find a valid cudnn algorithm",
+)
+_NEARLY_FULL = 0.05  # of a device is free: workspaces of cuBLAS and cuDNN may take more
 
 
 class Meter(Protocol):
@@ -99,6 +102,9 @@ def device_memory(device: torch.device | str | DeviceMemory) -> DeviceMemory:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device ran out of memory: torch's own, or that of cuBLAS, cuDNN and the like.
 
+    Some codes of cuBLAS and cuDNN are those of bugs as well. They count if torch's allocator has run out of memory in
+    this process, or the device is nearly full.
+
     >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     True
     >>> is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
@@ -107,9 +113,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError | MemoryError) and (
-        isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and (any(words in text for words in _OUT_OF_MEMORY) or (any(words in text for words in _MAYBE) and _short()))
     )
+
+
+def _short() -> bool:
+    """Whether the current device has too little memory, as the allocator or the driver says."""
+    if not uses_cuda():
+        return False
+    free, whole = torch.cuda.mem_get_info()
+    return free < _NEARLY_FULL * whole or torch.cuda.memory_stats().get("num_ooms", 0) > 0
+
+
+def uses_cuda() -> bool:
+    """Whether this process uses CUDA already; asking for more would initialise it."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
 
 
 def out_of_memory(work: Callable[[], object]) -> str | None:
@@ -126,5 +146,5 @@ def out_of_memory(work: Callable[[], object]) -> str | None:
 def free_memory() -> None:
     """Collect garbage and release the allocator's unused blocks; skips CUDA if it was not used."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
+    if uses_cuda():
         torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.memory.data_parallel import unsynchronized
+from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
 from headrace.size_aware_batching.memory.model import BatchMemoryModel
 from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
@@ -154,6 +154,7 @@ def fit_budget(
     if not len(array):
         raise ValueError("sizes must hold at least one sample, got none")
     calibration = whole_number("calibration", calibration) or 1
+    connect(model)
     memory_model = BatchMemoryModel(features, coverage=coverage, memory=memory)
     with unchanged(model, optimizer) as before, unsynchronized(model):
         probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh).mesh, before, target)

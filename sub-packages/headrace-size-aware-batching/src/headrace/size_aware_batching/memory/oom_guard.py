@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -22,6 +23,15 @@ from headrace.size_aware_batching.memory.split import batch_elements, batch_leng
 from headrace.size_aware_batching.memory.step_budget import StepBudget
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
+
+
+class _Answer(NamedTuple):
+    """What all ranks say together before they reduce their gradients."""
+
+    count: float  # over all ranks
+    room: bool  # for all gradients in one tensor
+    gradients: list[bool]  # for each parameter, whether a rank has one
+
 
 _LOST, _BROKEN = 1, 2  # what has failed on a rank: its memory, or its code
 
@@ -191,7 +201,8 @@ class OOMGuard:
         self.refuse_batch_norm()
         if self._group is not None:  # allocated now, because there may be no memory later
             device = next(model.parameters()).device
-            self._answers = torch.zeros(dist.get_world_size(self._group), 4, dtype=torch.float64, device=device)
+            answers = 4 * dist.get_world_size(self._group) + sum(1 for _ in model.parameters())
+            self._answers = torch.zeros(answers, dtype=torch.float64, device=device)
 
     @never_raises
     def __repr__(self) -> str:
@@ -301,7 +312,7 @@ class OOMGuard:
         """
         with self.on_all_ranks():
             loss, lost = self._gradients(batch, run, whole)
-            count = float(self.count(batch))
+            count = float(self.count(batch)) if self.reduction == "sum" else 0.0
         self._reduce(count, lost)
         self.steps += 1
         return loss
@@ -408,10 +419,12 @@ class OOMGuard:
     ) -> tuple[torch.Tensor | None, str | None, int]:
         """Run all parts; return the loss, the error of a part that ran out of memory, and its place."""
         total: torch.Tensor | None = None
-        counts = [float(self.count(part)) for part in parts]
-        for place, part in enumerate(parts):
-            weight = counts[place] / (sum(counts) or 1) if self.reduction == "mean" and len(parts) > 1 else 1.0
-            if weight == 0 and any(counts):
+        weights = [1.0] * len(parts)
+        if self.reduction == "mean" and len(parts) > 1:  # else nothing is counted, which may wait for the device
+            counts = [float(self.count(part)) for part in parts]
+            weights = [count / (sum(counts) or 1) for count in counts]
+        for place, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+            if weight == 0 and any(weights):
                 continue  # its mean is over nothing, NaN as a rule
             found: list[torch.Tensor | None] = [None]
 
@@ -438,55 +451,56 @@ class OOMGuard:
         else:
             flat: list[torch.Tensor] = []
             no_room = None if lost else out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
-            total_count, room = self._agree(lost, count, room=no_room is None)
-            total = total_count if self.reduction == "sum" else float(dist.get_world_size(self._group))
-            if room:
-                _reduce_flat(flat, parameters, self._group)
+            answer = self._agree(lost, count, room=no_room is None)
+            total = answer.count if self.reduction == "sum" else float(dist.get_world_size(self._group))
+            used = [p for p, has in zip(self.model.parameters(), answer.gradients, strict=True) if has]
+            if answer.room:
+                _reduce_flat(flat, parameters, used, self._group)
             else:
                 flat.clear()
-                self._reduce_each(parameters)
+                self._reduce_each(used)
         if total not in (0.0, 1.0):  # without a target there is no gradient
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)
 
-    def _reduce_each(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def _reduce_each(self, used: Sequence[torch.nn.Parameter]) -> None:
         """Sum gradients over the ranks one by one, if there is no memory for all of them in one tensor."""
-        group = self._group
-        marks = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-        dist.all_reduce(marks, group=group)
-        used = [parameter for parameter, mark in zip(parameters, marks.tolist(), strict=True) if mark]
 
         def fill() -> None:
-            for parameter in used:  # one that no rank has stays None
+            for parameter in used:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
         failed = out_of_memory(fill)
         self._agree(failed and f"a gradient that another rank has does not fit: {failed}", 0.0, room=True)
         for parameter in used:
-            dist.all_reduce(parameter.grad, group=group)
+            dist.all_reduce(parameter.grad, group=self._group)
 
-    def _agree(self, lost: str | None, count: float, room: bool, failed: int = _LOST) -> tuple[float, bool]:
-        """Return the count over all ranks and whether all have room; raise on all ranks if one has failed."""
+    def _agree(self, lost: str | None, count: float, room: bool, failed: int = _LOST) -> _Answer:
+        """Return what all ranks say together; raise on all ranks if one has failed."""
+        gradients = [parameter.grad is not None for parameter in self.model.parameters()]
         if self._group is None:
             self._learn(self._failing)
             if lost is not None:
                 raise torch.OutOfMemoryError(lost)
-            return count, room
-        message = [float(lost is not None and failed), count, self._failing, float(room)]
-        self._answers.zero_()
-        self._answers[dist.get_rank(self._group)].copy_(torch.tensor(message, dtype=torch.float64))
+            return _Answer(count, room, gradients)
+        place, world = 4 * dist.get_rank(self._group), dist.get_world_size(self._group)
+        message = np.zeros(len(self._answers))
+        message[place : place + 4] = lost is not None and failed, count, self._failing, room
+        message[4 * world :] = gradients
+        self._answers.copy_(torch.from_numpy(message))
         dist.all_reduce(self._answers, group=self._group)  # in place: an all_gather allocates
-        answers = self._answers.cpu()
+        message = self._answers.cpu().numpy()  # the one time that a step waits for the device
+        answers = message[: 4 * world].reshape(world, 4)
         self._learn(float(answers[:, 2].min()))
         if answers[:, 0].any():
-            texts: list[str | None] = [None] * len(answers)
+            texts: list[str | None] = [None] * world
             dist.all_gather_object(texts, lost, group=self._group)
-            rank = int(answers[:, 0].nonzero()[0])
+            rank = int(np.flatnonzero(answers[:, 0])[0])
             kind = torch.OutOfMemoryError if answers[rank, 0] == _LOST else RuntimeError
             self._told = kind(f"rank {rank}: {texts[rank]}")
             raise self._told
-        return float(answers[:, 1].sum()), bool(answers[:, 3].all())
+        return _Answer(float(answers[:, 1].sum()), bool(answers[:, 3].all()), (message[4 * world :] > 0).tolist())
 
     def _learn(self, failing: float) -> None:
         """Take note of the lowest cost that ran out of memory in this step on any rank."""
@@ -512,30 +526,33 @@ class OOMGuard:
 
 
 def _flat_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Return all gradients in one tensor per dtype; the first ends with a 1 for each parameter that has a gradient."""
+    """Return all gradients in one tensor per dtype."""
     flat: list[torch.Tensor] = []
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.dtype == dtype]
-        marks = [] if flat else [torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype)]
-        marks = [mark.to(parameters[0].device) for mark in marks]
-        flat.append(torch.cat([piece.reshape(-1) for piece in pieces] + marks))
+        flat.append(torch.cat([piece.reshape(-1) for piece in pieces]))
     return flat
 
 
-def _reduce_flat(flat: list[torch.Tensor], parameters: Sequence[torch.nn.Parameter], group: Any) -> None:
-    """Sum gradients over the ranks; one that no rank has stays None."""
+def _reduce_flat(
+    flat: list[torch.Tensor],
+    parameters: Sequence[torch.nn.Parameter],
+    used: Sequence[torch.nn.Parameter],
+    group: Any,
+) -> None:
+    """Sum gradients over the ranks; one that no rank has used stays None."""
     for tensor in flat:
         dist.all_reduce(tensor, group=group)
     dtypes = list(dict.fromkeys(p.dtype for p in parameters))
     places = dict.fromkeys(dtypes, 0)
-    marks = flat[0][len(flat[0]) - len(parameters) :].tolist()
-    for parameter, mark in zip(parameters, marks, strict=True):
+    known = set(used)
+    for parameter in parameters:
         start = places[parameter.dtype]
         places[parameter.dtype] = start + parameter.numel()
         found = flat[dtypes.index(parameter.dtype)][start : start + parameter.numel()].view_as(parameter)
         if parameter.grad is not None:
             parameter.grad.copy_(found)
-        elif mark:
+        elif parameter in known:
             parameter.grad = found  # a copy may not fit, and the other ranks would wait for this one
 
 

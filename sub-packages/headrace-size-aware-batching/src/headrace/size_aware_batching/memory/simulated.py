@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -154,6 +155,13 @@ def estimate_peaks(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
+    class OneMode(FakeTensorMode):
+        """Stays the same in deep copies of its tensors, which models make of their layers."""
+
+        def __deepcopy__(self, _: Any) -> "OneMode":
+            return self
+
     memory = SimulatedMemory()
-    with FakeTensorMode(), memory:
+    with warnings.catch_warnings(), OneMode(), memory:
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
         return measure_peaks(make_step(), batches, memory, sizes_of=sizes_of, warm_up=warm_up)

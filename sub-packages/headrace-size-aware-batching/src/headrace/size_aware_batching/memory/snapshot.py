@@ -1,7 +1,7 @@
 """Trial steps without side effects: copies of weights, optimizer and random state to restore."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeAlias
@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from headrace.size_aware_batching.memory.device import uses_cuda
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -61,11 +63,15 @@ class DictCopy:
 
 
 class OptimizerCopy:
-    """The parameters that an optimizer changes, its state and its options; ``restore`` drops new entries."""
+    """The parameters that an optimizer changes, its state and its options; ``restore`` drops new entries.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    Parameters in ``held`` are restored by others.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, held: Container[torch.Tensor] = frozenset()) -> None:
         self.optimizer = optimizer
-        self.parameters = [(p, HostCopy(p)) for group in optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p not in held]
+        self.parameters = [(p, HostCopy(p)) for p in parameters]
         self.options = [DictCopy(group, leave="params") for group in optimizer.param_groups]
         self.state = {parameter: DictCopy(entry) for parameter, entry in optimizer.state.items()}
 
@@ -86,8 +92,9 @@ class TrainingState:
     """Weights, buffers and gradients of a model, its optimizers' state and all random states."""
 
     def __init__(self, model: torch.nn.Module | None, optimizer: Optimizers = None) -> None:
-        self.optimizers = [OptimizerCopy(each) for each in as_optimizers(optimizer)]
         self.parameters = [] if model is None else list(model.parameters())
+        held = set(self.parameters)
+        self.optimizers = [OptimizerCopy(each, held) for each in as_optimizers(optimizer)]
         tensors = [] if model is None else [*self.parameters, *model.buffers()]
         self.tensors = [(tensor, HostCopy(tensor)) for tensor in tensors]
         modules = () if model is None else model.modules()
@@ -97,7 +104,7 @@ class TrainingState:
             random.getstate(),
             np.random.get_state(),  # noqa: NPY002 -- users' augmentations draw from it
             torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if _uses_cuda() else [],  # the current device may be another one
+            torch.cuda.get_rng_state_all() if uses_cuda() else [],  # the current device may be another one
         )
 
     @torch.no_grad()
@@ -138,7 +145,3 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, without its graph."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
-
-
-def _uses_cuda() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's

@@ -12,7 +12,7 @@ _LONGEST = ("max_seqlen", "max_length_q", "max_length_k")
 class _Packed(NamedTuple):
     """Where the samples of a packed batch begin and, last, where the last one ends; the dimension of its tokens."""
 
-    offsets: list[int]
+    offsets: torch.Tensor  # on the device, where a step that needs no split must not wait for them
     dim: int
 
 
@@ -32,7 +32,10 @@ def split_batch(batch: Any) -> list[Any]:
     if samples < 2:
         return [batch]
     middle = samples // 2
-    return [_cut(batch, samples, start, stop, _packed(batch)) for start, stop in ((0, middle), (middle, samples))]
+    packed = _packed(batch)
+    if packed is not None:
+        packed = packed._replace(offsets=packed.offsets.cpu())
+    return [_cut(batch, samples, start, stop, packed) for start, stop in ((0, middle), (middle, samples))]
 
 
 def batch_length(batch: Any) -> int:
@@ -87,9 +90,9 @@ def _packed(batch: Any) -> _Packed | None:
     """Return how a batch is packed; None for others."""
     fields = batch if isinstance(batch, Mapping) else {"cu_seqlens": getattr(batch, "cu_seqlens", None)}
     if (offsets := fields.get("cu_seqlens")) is not None:
-        return _Packed(offsets.tolist(), 0)
+        return _Packed(offsets, 0)
     if (offsets := fields.get("cu_seq_lens_q")) is not None:
-        return _Packed(offsets.tolist(), 1)
+        return _Packed(offsets, 1)
     positions, mask = fields.get("position_ids"), fields.get("attention_mask")
     if not isinstance(positions, torch.Tensor) or positions.ndim != 2 or len(positions) != 1:
         return None
@@ -97,13 +100,13 @@ def _packed(batch: Any) -> _Packed | None:
         return None
     row = positions[0]
     begins = (row[1:] != row[:-1] + 1).nonzero()[:, 0] + 1
-    return _Packed([0, *begins.tolist(), len(row)], 1)
+    return _Packed(torch.cat([begins.new_zeros(1), begins, begins.new_full((1,), len(row))]), 1)
 
 
 def _cut(batch: Any, samples: int, start: int, stop: int, packed: _Packed | None, name: str = "") -> Any:
     """Return the samples from ``start`` to ``stop`` of a batch, or of one of its fields."""
     if packed is not None and name in _LONGEST:
-        return max(packed.offsets[at + 1] - packed.offsets[at] for at in range(start, stop))
+        return int(packed.offsets[start : stop + 1].diff().max())
     if isinstance(batch, torch.Tensor):
         return _cut_tensor(batch, samples, start, stop, packed, name)
     if isinstance(batch, Mapping):
@@ -122,7 +125,7 @@ def _cut_tensor(
 ) -> torch.Tensor:
     if packed is None or not tensor.ndim:
         return tensor[start:stop] if tensor.ndim else tensor
-    offsets, dim = packed
+    offsets, dim = packed.offsets.tolist(), packed.dim
     if name in _OFFSETS:
         return tensor[start : stop + 1] - tensor[start]
     if tensor.ndim > dim and tensor.shape[dim] == offsets[-1] and (dim == 0 or len(tensor) == 1):

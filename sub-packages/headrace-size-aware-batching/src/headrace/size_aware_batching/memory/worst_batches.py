@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.memory.data_parallel import unsynchronized
+from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import Optimizers, as_optimizers, unchanged
@@ -57,6 +57,7 @@ def run_worst_batches(
     True
     """
     mesh = Ranks(mesh=mesh).mesh  # checked
+    connect(model)
     with unchanged(model, optimizer), unsynchronized(model):
         for number, batch in with_optimizer_state(sampler.worst_batches(k), optimizer):
             indices = as_indices(batch)
