@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from headrace.size_aware_batching import (
+    BatchMemoryModel,
     DistributedSizeAwareBatchSampler,
     OOMGuard,
     SimulatedMemory,
@@ -287,7 +288,7 @@ def lost(rank: int) -> str:
     return "nothing"
 
 
-def budgets(rank: int) -> dict[str, Any]:
+def budgets(rank: int, path: str) -> dict[str, Any]:
     """Fit a budget where the second rank has less memory and needs more; run a batch that only it cannot."""
     lengths = np.random.default_rng(0).integers(4, 60, 400)
     training = Training(0)
@@ -315,6 +316,8 @@ def budgets(rank: int) -> dict[str, Any]:
     with SimulatedMemory(limit=8_000_000 - 2_000_000 * rank) as device:
         found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]  # a dict of both
     dist.all_reduce = all_reduce
+    found.save(path)
+    moved = BatchMemoryModel.load(path, SimulatedMemory(limit=16_000_000 - 2_000_000 * rank)).capacity
     sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
     told = "nothing"
     with SimulatedMemory(limit=8_000_000 if rank == 0 else 1_000_000):
@@ -322,7 +325,7 @@ def budgets(rank: int) -> dict[str, Any]:
             run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]  # a dict of both
         except torch.OutOfMemoryError as error:
             told = str(error)
-    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told, "reduced": reduced}
+    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told, "reduced": reduced, "moved": moved}
 
 
 def main(rank: int, world: int, store: str) -> dict[str, Any]:
@@ -341,4 +344,4 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
     failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
     told = {"alone": failed, "lost": lost(rank), "refused": refused(), "told": communicating(rank)}
     told |= {"worst of what holds one": run_worst()}
-    return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank)}
+    return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank, f"{store}.json")}

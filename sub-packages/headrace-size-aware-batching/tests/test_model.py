@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from headrace.size_aware_batching import (
     Peaks,
     PolynomialRegression,
     SimulatedMemory,
+    fit_budget,
 )
 
 FLOOR = 9e8
@@ -200,10 +202,69 @@ def test_a_model_survives_a_file(tmp_path: Path) -> None:
         BatchMemoryModel.load(tmp_path / "wrong.json")
 
 
+class Shared(SimulatedMemory):
+    """A device of which other processes hold a part."""
+
+    def __init__(self, size: int, held: int) -> None:
+        super().__init__(size - held)
+        self.whole = size
+
+    def size(self) -> int:
+        return self.whole
+
+
+def measured_on(device: SimulatedMemory) -> BatchMemoryModel:
+    lengths = np.arange(10, 210)
+    with device:
+        return fit_budget(
+            lambda shape: torch.zeros(shape, dtype=torch.uint8),
+            lambda indices: (len(indices), int(lengths[indices].max()), 100),
+            lengths,
+            device,
+            memory="allocated",
+        )
+
+
+def test_a_run_goes_on_with_the_saved_model_where_less_memory_is_free(tmp_path: Path) -> None:
+    lengths, path = np.arange(10, 210), tmp_path / "model.json"
+
+    def sampler_of(model: BatchMemoryModel) -> DistributedSizeAwareBatchSampler:
+        return DistributedSizeAwareBatchSampler(lengths, model.budget(), cost=model.cost(), strategy="bucketed")
+
+    model = measured_on(Shared(4_000_000, held=300_000))
+    model.save(path)
+    sampler = sampler_of(model)
+    steps = iter(sampler)
+    next(steps)
+    state, rest = sampler.state_dict(), [list(step) for step in steps]
+    later = Shared(4_000_000, held=300_000 + 2**17)
+    with pytest.raises(ValueError, match=r"the run that saved it \(max_total_size=3515000.0\), go on with accept"):
+        sampler_of(measured_on(later)).load_state_dict(state)
+    again = sampler_of(BatchMemoryModel.load(path, later))
+    again.load_state_dict(state)
+    assert [list(step) for step in again] == rest
+
+
+def test_a_model_loaded_on_another_device_has_its_capacity(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    measured_on(Shared(4_000_000, held=300_000)).save(path)
+    for size in (3_000_000, 6_000_000):
+        with pytest.warns(UserWarning, match=f"measured on a device of 4,000,000 bytes, this one has {size:,}"):
+            model = BatchMemoryModel.load(path, Shared(size, held=0))
+        assert (model.capacity, model.device_bytes) == (size - 300_000, size)
+        assert model.budget() == 0.95 * (size - 300_000)
+    for same in (None, Shared(3_970_000, held=0)):
+        assert BatchMemoryModel.load(path, same).capacity == 3_700_000
+    by_hand = fitted()
+    by_hand.save(path)
+    assert BatchMemoryModel.load(path, Shared(6_000_000, held=0)).capacity is None
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"capacity": "much"},
+        {"device_bytes": 0},
         {"capacity": -1},
         {"reserve": 1.5},
         {"points": {}},

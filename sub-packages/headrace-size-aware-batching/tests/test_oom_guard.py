@@ -719,6 +719,7 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
     assert first["reduced"] == second["reduced"] == [0]  # connections take memory, and no measured step makes them
     assert first["cost"] == second["cost"]
     assert first["capacity"] == second["capacity"] == 6_000_000
+    assert first["moved"] == second["moved"] == 14_000_000
 
 
 @pytest.mark.gpu

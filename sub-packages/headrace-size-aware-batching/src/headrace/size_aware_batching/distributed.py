@@ -9,6 +9,7 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -933,9 +934,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             count = f"{n_samples:,} samples, here {len(self.sizes):,}"
             others = "others, or in another order" if n_samples == len(self.sizes) else count
             names[names.index("sizes")] = f"sizes ({others})"
+        saved = {name: held["options"][name] for name in plain if name in held["options"]}
+        saved = {name: value for name, value in saved.items() if value is None or isinstance(value, Real)}
+        as_saved = f" ({', '.join(f'{name}={value!r}' for name, value in saved.items())})" if saved else ""
         raise ValueError(
             f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it"
-            f"{cure}, or start a new run"
+            f"{as_saved}{cure}, or start a new run"
         )
 
     def _checked_position(self, position: Any, epoch: int | None = None) -> int:

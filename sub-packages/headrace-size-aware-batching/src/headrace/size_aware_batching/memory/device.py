@@ -75,6 +75,15 @@ class CudaMeter:
         fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(self.device)  # torch 2.8
         return min(free + torch.cuda.memory_reserved(self.device), int(fraction * whole))
 
+    def size(self) -> int:
+        """Return the device's bytes, however many of them are free."""
+        return torch.cuda.mem_get_info(self.device)[1]
+
+
+def device_size(memory: DeviceMemory) -> int:
+    """Return the bytes that a memory has, free or not; of one that does not say so, those available."""
+    return int(getattr(memory, "size", memory.total)())
+
 
 def cuda_device(device: torch.device | str) -> torch.device:
     """Return a CUDA device with its number; refuse any other."""

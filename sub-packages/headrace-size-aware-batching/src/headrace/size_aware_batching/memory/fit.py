@@ -13,7 +13,7 @@ from tqdm import tqdm
 from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
-from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
+from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
 from headrace.size_aware_batching.memory.model import BatchMemoryModel
 from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
@@ -165,7 +165,8 @@ def fit_budget(
             points = _explore(memory_model, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
             tested = _calibrate(memory_model, points, probes, calibration, max_items, seed, bar)
     memory_model.fit(points, tested)
-    memory_model.capacity, memory_model.reserve = probes.capacity, 1 - target
+    memory_model.capacity, memory_model.device_bytes = probes.capacity, probes.device_bytes
+    memory_model.reserve = 1 - target
     return memory_model
 
 
@@ -187,6 +188,7 @@ class _Probes:
         self.work, self.sizes, self.mesh, self.before, self.target = work, sizes, mesh, before, target
         self.memory = device_memory(device)
         self.capacity: int = min(gather_json(self.memory.total(), mesh))
+        self.device_bytes: int = min(gather_json(device_size(self.memory), mesh))
         self._too_large: list[NDArray[np.float64]] = []
         self._warm = False
 

@@ -13,17 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._display import html, never_raises
-from headrace.size_aware_batching._validation import one_of, real_number, whole_number
-from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory
+from headrace.size_aware_batching._validation import one_of, real_number, warn, whole_number
+from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
 from headrace.size_aware_batching.memory.peaks import Peaks
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.terms import MemoryCost, Term, default_terms
 from headrace.size_aware_batching.planning.costs import largest_count
+from headrace.size_aware_batching.planning.gather import gather_json
+from headrace.size_aware_batching.planning.ranks import Ranks
 
 Floats = NDArray[np.float64]
 MOST_TERMS = 6  # each subset of them is tried
 _FORMAT = 1  # of a saved model
+_SAME_SIZE = 0.01  # by which drivers report another size of the same device
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class BatchMemoryModel:
         self.coverage = float(coverage)
         self.memory = memory
         self.capacity: int | None = None  # bytes of the device that was measured, where fit_budget did it
+        self.device_bytes: int | None = None  # all that this device has, free or not
         self.reserve = 0.05
         self.points: Peaks | None = None
         self.calibration: Peaks | None = None
@@ -304,7 +308,7 @@ class BatchMemoryModel:
             name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
             for name in ("points", "calibration")
         }
-        names = ("features", "coverage", "memory", "capacity", "reserve")
+        names = ("features", "coverage", "memory", "capacity", "device_bytes", "reserve")
         options = {name: getattr(self, name) for name in names}
         text = json.dumps({"format": _FORMAT, **options, "cost": asdict(self.cost()), **measured}, indent=1)
         part = Path(f"{path}.{secrets.token_hex(4)}.part")  # ranks may write at the same time
@@ -315,8 +319,20 @@ class BatchMemoryModel:
             part.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(
+        cls, path: str | Path, device: torch.device | str | DeviceMemory | None = None, *, mesh: Any = None
+    ) -> Self:
         """Read a model that ``save`` wrote.
+
+        The budget is that of the saved model, however much memory is free now, so that a run goes on with the plan that
+        it began with. On a device of another size (by more than 1 %), the capacity changes by the difference, with a
+        warning.
+
+        Args:
+            path: The file.
+            device: The device that trains, as for `fit_budget`; None to keep the saved capacity. With a process group,
+                every rank must give its device; the smallest one counts.
+            mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if these are not all ranks.
 
         Raises:
             ValueError: If the file does not contain a saved model.
@@ -327,13 +343,30 @@ class BatchMemoryModel:
                 raise ValueError(f"format {found['format']}")
             model = cls(found["features"], coverage=found["coverage"], memory=found["memory"])
             model.capacity = whole_number("capacity", found["capacity"])
+            model.device_bytes = whole_number("device_bytes", found.get("device_bytes"))
             model.reserve = checked_reserve(found["reserve"])
             model._cost = MemoryCost.of_dict(found["cost"])
             for name in ("points", "calibration"):
                 setattr(model, name, Peaks.of_lists(found[name], len(model._cost.terms[0].largest)))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"{path} must be a file that BatchMemoryModel.save wrote: {error!r}") from None
+        if device is not None:
+            model._move_to(min(gather_json(device_size(device_memory(device)), Ranks(mesh=mesh).mesh)), path)
         return model
+
+    def _move_to(self, device_bytes: int, path: str | Path) -> None:
+        """Take over the capacity of a device of this size."""
+        if self.capacity is None or self.device_bytes is None:
+            return
+        if abs(device_bytes / self.device_bytes - 1) <= _SAME_SIZE:
+            return
+        capacity = max(1, self.capacity + device_bytes - self.device_bytes)
+        warn(
+            f"{path} was measured on a device of {self.device_bytes:,} bytes, this one has {device_bytes:,}: the "
+            f"capacity is now {capacity:,} bytes, was {self.capacity:,}; batches beyond the measured range stay out: "
+            "measure anew with fit_budget to use all of it"
+        )
+        self.capacity, self.device_bytes = capacity, device_bytes
 
     def _bytes(self, peaks: Peaks) -> Floats:
         found: Floats = getattr(peaks, self.memory).astype(np.float64)

@@ -28,7 +28,7 @@ Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its w
 class _Answer(NamedTuple):
     """What all ranks say together before they reduce their gradients."""
 
-    count: float  # over all ranks
+    total: float  # the counts of all ranks
     room: bool  # for all gradients in one tensor
     gradients: list[bool]  # for each parameter, whether a rank has one
 
@@ -452,7 +452,7 @@ class OOMGuard:
             flat: list[torch.Tensor] = []
             no_room = None if lost else out_of_memory(lambda: flat.extend(_flat_gradients(parameters)))
             answer = self._agree(lost, count, room=no_room is None)
-            total = answer.count if self.reduction == "sum" else float(dist.get_world_size(self._group))
+            total = answer.total if self.reduction == "sum" else float(dist.get_world_size(self._group))
             used = [p for p, has in zip(self.model.parameters(), answer.gradients, strict=True) if has]
             if answer.room:
                 _reduce_flat(flat, parameters, used, self._group)

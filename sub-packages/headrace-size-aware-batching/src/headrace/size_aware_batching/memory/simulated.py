@@ -155,7 +155,7 @@ def estimate_peaks(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
-    class OneMode(FakeTensorMode):
+    class OneMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's own has no annotations
         """Stays the same in deep copies of its tensors, which models make of their layers."""
 
         def __deepcopy__(self, _: Any) -> "OneMode":
