@@ -33,8 +33,8 @@ class Failing(torch.optim.AdamW):
         return loss
 
 
-def sampler_of() -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(LENGTHS, 60, strategy="bucketed", cost="padded")
+def sampler_of(**options: Any) -> DistributedSizeAwareBatchSampler:
+    return DistributedSizeAwareBatchSampler(LENGTHS, 60, strategy="bucketed", cost="padded", **options)
 
 
 def collate(samples: list[tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
@@ -98,7 +98,8 @@ class Model(lightning.LightningModule):
         data = TensorDataset(torch.randn(60, 5, dtype=torch.float64, generator=generator), torch.arange(60))
         if self.options.get("plain"):
             return DataLoader(data, batch_size=4, collate_fn=collate)
-        return DataLoader(data, batch_sampler=sampler_of(), collate_fn=collate)
+        sampler = sampler_of(tokens_per_step=130) if self.options.get("tokens") else sampler_of()
+        return DataLoader(data, batch_sampler=sampler, collate_fn=collate)
 
     def weights(self) -> list[float]:
         return [value for p in self.parameters() for value in p.detach().reshape(-1).tolist()]
@@ -165,6 +166,8 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
         result[phase] = fit([rescue], phase, failing=rank == 1).weights()
         if bool(rescue.events) != (rank == 1):
             raise ValueError(f"rank {rank} has the events {rescue.events}")
+    result["accumulated unbroken"] = fit([], accumulate=2).weights()
+    result["accumulated"] = fit([OOMRescue()], "backward", failing=rank == 1, accumulate=2).weights()
     result["weighted unbroken"] = fit([], kind=Weighted, failing=False).weights()
     result["weighted"] = fit([OOMRescue(reduction="scaled")], kind=Weighted, failing=rank == 1).weights()
     for phase in ("count", "log"):

@@ -89,6 +89,33 @@ def guarded(rank: int, reduction: Any, phase: str, step: int, failing: bool) -> 
     }
 
 
+def accumulated(rank: int, guarded: bool) -> list[float]:
+    """Train steps of two batches each, while the second rank runs out in the second batch of the second step."""
+    training = Training(rank)
+    groups = [[training.batches[step], training.batches[step - 1][:3]] for step in range(STEPS)]
+    if not guarded:
+        for first, second in groups:
+            training.optimizer.zero_grad()
+            with training.model.no_sync():
+                torch.autograd.backward(training.model(first).square().mean() / 2)
+            torch.autograd.backward(training.model(second).square().mean() / 2)
+            training.optimizer.step()
+        return training.parameters().tolist()
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        if rank == 1 and guard.steps == 1 and len(part) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found: torch.Tensor = training.model(part).square().mean()
+        return found
+
+    with OOMGuard(training.model, training.optimizer) as guard:
+        for group in groups:
+            guard.accumulated_step(group, loss_of)
+    if len(guard.events) != rank:
+        raise ValueError(f"rank {rank} has the events {guard.events}")
+    return training.parameters().tolist()
+
+
 def wrapped(rank: int, wrap: str) -> dict[str, Any]:
     """Train what holds a DistributedDataParallel, while the second rank runs out of memory in its second step."""
     training = Training(rank)
@@ -344,4 +371,5 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
     failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
     told = {"alone": failed, "lost": lost(rank), "refused": refused(), "told": communicating(rank)}
     told |= {"worst of what holds one": run_worst()}
+    told |= {"accumulated": [accumulated(rank, guarded) for guarded in (True, False)]}
     return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank, f"{store}.json")}

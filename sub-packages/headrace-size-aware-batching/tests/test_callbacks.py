@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning_worker import Model, Weighted, fit, sampler_of
 from processes import run_ranks
 
-from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
+from headrace.size_aware_batching.callbacks import OOMRescue, TokensPerStep, WorstBatchesFirst
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
 
@@ -91,7 +91,6 @@ def test_a_batch_that_does_not_fit_is_found_before_the_training() -> None:
         (WorstBatchesFirst(), {"plain": True}, "the loader's batch_sampler must have worst_batches"),
         (WorstBatchesFirst(), {"manual": True}, "WorstBatchesFirst needs automatic optimization"),
         (OOMRescue(), {"manual": True}, "OOMRescue needs automatic optimization"),
-        (OOMRescue(), {"accumulate": 2}, "accumulate_grad_batches=1, got 1 and 2"),
     ],
 )
 def test_what_is_refused(callback: Any, change: dict[str, Any], match: str) -> None:
@@ -103,9 +102,32 @@ def test_what_is_refused(callback: Any, change: dict[str, Any], match: str) -> N
         OOMRescue(clip_norm=1.0)
 
 
-def test_gradients_that_are_accumulated_from_some_epoch_on_are_refused() -> None:
-    with pytest.raises(ValueError, match="accumulate_grad_batches=1, got 1 and 2"):
-        fit([OOMRescue(), GradientAccumulationScheduler({1: 2})])
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "forward twice"])
+def test_a_rescued_run_with_accumulated_gradients_equals_an_unbroken_one(phase: str) -> None:
+    rescue = OOMRescue(window=3)
+    rescued, unbroken = fit([rescue], phase, accumulate=3, clip=0.5), fit([], accumulate=3, clip=0.5)
+    failed = {event.step for event in rescue.events}
+    assert failed == {"optimizer": {3}, "forward twice": {2, 3}}.get(phase, {2})
+    assert len(rescue.events) >= 3 or phase == "optimizer"  # each of the step's batches, and maybe a part
+    assert_equal(rescued.weights(), unbroken.weights())
+    assert rescued.losses == pytest.approx(unbroken.losses, rel=1e-12)
+    assert rescued.trainer.global_step == unbroken.trainer.global_step < len(unbroken.losses)
+
+
+def test_a_rescued_run_with_a_number_of_tokens_in_each_step_equals_an_unbroken_one() -> None:
+    rescue = OOMRescue()
+    rescued = fit([TokensPerStep(), rescue], phase="forward", tokens=True)
+    unbroken = fit([TokensPerStep()], tokens=True)
+    assert {event.step for event in rescue.events} == {2}
+    assert_equal(rescued.weights(), unbroken.weights())
+    assert 2 < rescued.trainer.global_step == unbroken.trainer.global_step < len(unbroken.losses)
+
+
+def test_gradients_that_are_accumulated_from_some_epoch_on() -> None:
+    rescue = OOMRescue()
+    rescued = fit([rescue, GradientAccumulationScheduler({1: 2})], phase="forward")
+    assert rescue.events
+    assert_equal(rescued.weights(), fit([GradientAccumulationScheduler({1: 2})]).weights())
 
 
 def test_what_was_learned_about_the_budget_goes_into_the_checkpoint(tmp_path: Path) -> None:
@@ -130,6 +152,8 @@ def test_two_ranks_under_ddp(tmp_path: Path) -> None:
     for name in ("forward", "backward", "optimizer"):
         assert first[name] == second[name]
         assert_equal(first[name], first["unbroken"])
+    assert first["accumulated"] == second["accumulated"]
+    assert_equal(first["accumulated"], first["accumulated unbroken"])
     assert first["weighted"] == second["weighted"]
     assert_equal(first["weighted"], first["weighted unbroken"])
     for name, called in (("count", "global_num_tokens"), ("log", "a collective (barrier)")):

@@ -489,6 +489,93 @@ def test_a_gradient_that_no_rank_has_stays_none_without_room(monkeypatch: pytest
         dist.destroy_process_group()
 
 
+def groups(n: int = 32) -> list[list[torch.Tensor]]:
+    """Return the batches of three steps, all of different sizes."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = (n, n // 2, n - 3), (n // 4, n), (n // 2, n - 1, n // 3)
+    return [[torch.randn(m, WIDTH, dtype=torch.float64, generator=generator) for m in step] for step in sizes]
+
+
+def accumulated_unsplit(reduction: str, clip: float | None) -> tuple[list[torch.Tensor], list[float]]:
+    model, optimizer = make()
+    losses = []
+    for group in groups():
+        optimizer.zero_grad()
+        loss = torch.tensor(0.0, dtype=torch.float64)
+        for batch in group:
+            errors = model(batch).square()
+            share = errors.mean() / len(group) if reduction == "mean" else errors.sum() / sum(map(len, group))
+            share.backward()
+            loss += share.detach()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return [p.detach() for p in model.parameters()], losses
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "scaled"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "budget"])
+def test_accumulated_gradients_are_those_of_the_unsplit_batches(reduction: Any, phase: str) -> None:
+    model, optimizer = make()
+    tried: list[int] = []
+
+    def loss_of(targets: torch.Tensor, part: torch.Tensor) -> Any:
+        tried.append(len(part))
+        fails = Fails(0) if guard.steps == 1 and len(part) > 16 and phase != "budget" else Fails()
+        if phase == "forward":
+            fails()
+        hidden = model[:3](part)
+        errors = model[3](apply(hidden, fails) if phase == "backward" else hidden).square()
+        return token_weighted_loss(errors, targets) if reduction == "scaled" else getattr(errors, reduction)()
+
+    budget = 20.0 if phase == "budget" else np.inf
+    losses = []
+    with OOMGuard(model, optimizer, reduction=reduction, clip_norm=0.01, cost=len, budget=budget) as guard:
+        for group in groups():
+            targets = global_num_tokens([sum(map(len, group))])
+            losses.append(guard.accumulated_step(iter(group), partial(loss_of, targets)).item())
+    if phase == "budget":
+        assert not guard.events
+        assert guard.report().split_steps == 3
+    else:
+        assert [(event.step, event.samples) for event in guard.events] == [(1, 32)]
+        assert tried[3:8] == [8, 32, 8, 16, 16]  # the first batch runs again
+        assert (guard.report().steps, guard.report().split_steps, guard.report().extra_parts) == (3, 1, 1)
+    expected, expected_losses = accumulated_unsplit(reduction, clip=0.01)
+    assert_equal(model, expected)
+    assert losses == pytest.approx(expected_losses, rel=1e-12)
+
+
+def test_random_numbers_of_accumulated_batches_are_drawn_again_in_the_second_try() -> None:
+    torch.manual_seed(0)
+    model, optimizer = make()
+    drawn: list[tuple[int, float]] = []
+
+    def read() -> Iterator[torch.Tensor]:
+        for batch in batches(2):
+            drawn.append((0, torch.rand(1).item()))  # such as an augmentation
+            yield batch
+
+    def loss_of(part: torch.Tensor) -> Any:
+        drawn.append((len(part), torch.rand(1).item()))
+        if len(drawn) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(part).mean()
+
+    with OOMGuard(model, optimizer) as guard:
+        guard.accumulated_step(read(), loss_of)
+    assert [size for size, _ in drawn] == [0, 0, 32, 32, 32, 16, 16]
+    assert drawn[2] == drawn[4]
+    assert drawn[3][1] == drawn[5][1]
+
+
+def test_a_step_without_a_batch_is_refused() -> None:
+    model, optimizer = make()
+    with OOMGuard(model, optimizer) as guard, pytest.raises(ValueError, match="batches must hold at least one batch"):
+        guard.accumulated_step([], lambda part: model(part).mean())
+
+
 class Synchronizing(TorchFunctionMode):
     """Counts the calls for which a CUDA tensor waits for its device."""
 
@@ -696,6 +783,8 @@ def test_two_ranks_stay_equal_wherever_one_or_both_run_out(tmp_path: Path) -> No
         assert found["bits"] == other["bits"], name
         assert found["error"] < 1e-12, name
         assert (found["events"], other["events"]) == (0, 1), name
+    assert first["accumulated"] == second["accumulated"]
+    np.testing.assert_allclose(*first["accumulated"], rtol=0, atol=1e-12)
     again = first["repeated"], second["repeated"]
     assert again[0]["budgets"] == again[1]["budgets"] == [*[np.inf] * 3, *[0.95 * 2] * 2, *[np.inf] * 7]
     assert again[0]["bits"] == again[1]["bits"]

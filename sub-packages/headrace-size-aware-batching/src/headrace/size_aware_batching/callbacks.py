@@ -112,8 +112,8 @@ class OOMRescue(Callback):
     Raises:
         RuntimeError: From ``fit``, if ``training_step`` communicates or counts the targets of its part.
         TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
-        ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, gradients are
-            accumulated over several batches, or the module uses manual optimization.
+        ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, or the module uses
+            manual optimization.
 
     >>> OOMRescue(shrink=0.9).events
     []
@@ -154,7 +154,8 @@ class OOMRescue(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the optimizer's steps."""
         refuse_manual_optimization(pl_module, type(self).__name__)
-        refuse_accumulation(trainer)
+        if len(trainer.optimizers) != 1:
+            raise ValueError(f"OOMRescue needs one optimizer, got {len(trainer.optimizers)}")
         model, optimizer, strategy = trainer.strategy.model, trainer.optimizers[0], trainer.strategy
         if model is None:
             raise ValueError("OOMRescue needs a strategy that has a model, got none")
@@ -163,13 +164,24 @@ class OOMRescue(Callback):
             self.guard.load_state_dict(self._learned)
         self._stack = ExitStack()
         self._stack.enter_context(self.guard)
-        strategy_step = strategy.optimizer_step
+        loop, strategy_step = trainer.fit_loop.epoch_loop.automatic_optimization, strategy.optimizer_step
+        make_closure, update, guard = loop._make_closure, optimizer.step, self.guard
 
-        def closure_in_parts(optimizer: Any, closure: Any, model: Any = None, **arguments: Any) -> Any:
-            return strategy_step(optimizer, partial(self._gradients, trainer, pl_module, closure), model, **arguments)
+        def closure_in_parts(*arguments: Any, **options: Any) -> Any:
+            made = make_closure(*arguments, **options)
+            made.__dict__["closure"] = partial(self._gradients, trainer, pl_module, made.closure)
+            return made
 
-        self._replace(strategy, "optimizer_step", closure_in_parts)
-        update, guard = optimizer.step, self.guard
+        def optimizer_step(optimizer: Any, closure: Any, model: Any = None, **arguments: Any) -> Any:
+            def closure_of_last() -> Any:
+                loss = closure()
+                guard.finish()
+                return loss
+
+            return strategy_step(optimizer, closure_of_last, model, **arguments)
+
+        self._replace(loop, "_make_closure", closure_in_parts)  # accumulated batches have nothing else
+        self._replace(strategy, "optimizer_step", optimizer_step)
 
         def step(_: Any, closure: Callable[[], Any] | None = None, *arguments: Any, **options: Any) -> Any:
             loss = None
@@ -184,13 +196,12 @@ class OOMRescue(Callback):
 
     def on_train_batch_start(  # Lightning names the arguments
         self,
-        trainer: Trainer,
+        trainer: Trainer,  # noqa: ARG002 -- Lightning's hook
         pl_module: LightningModule,  # noqa: ARG002 -- Lightning's hook
         batch: Any,
         batch_idx: int,
     ) -> None:
         """Store the batch."""
-        refuse_accumulation(trainer)  # a GradientAccumulationScheduler may have changed it since
         self._batch = batch, batch_idx
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 -- Lightning's hook
@@ -218,16 +229,17 @@ class OOMRescue(Callback):
         else:
             self._stack.callback(owner.__dict__.__setitem__, name, before)
 
-    def _gradients(self, trainer: Trainer, module: LightningModule, closure: Any) -> Any:
+    def _gradients(self, trainer: Trainer, module: LightningModule, closure: Callable[[], ClosureResult]) -> Any:
         """Compute the gradients of the current batch, in place of Lightning's closure."""
         if self.guard is None:
             raise RuntimeError("OOMRescue must be a callback of the trainer that runs the module")
-        guard, (batch, batch_idx) = self.guard, self._batch
+        guard, (batch, batch_idx), accumulated = self.guard, self._batch, trainer.accumulate_grad_batches
+        results: list[ClosureResult] = []
 
         def run(part: Any, weight: float) -> torch.Tensor | None:
             guard.phase = "forward"
             output = training_step(trainer, module, part, batch_idx)
-            loss = ClosureResult.from_training_step_output(output).closure_loss
+            loss = ClosureResult.from_training_step_output(output, accumulated).closure_loss
             if loss is None:
                 return None
             found = (loss * weight).detach()
@@ -235,11 +247,12 @@ class OOMRescue(Callback):
             call._call_strategy_hook(trainer, "backward", loss * weight, trainer.optimizers[0])
             return found
 
-        guard.model.zero_grad(set_to_none=True)
-        loss = guard.accumulate(batch, run, whole=closure)
-        if loss is not None:  # in parts: Lightning reads the result from its closure
-            closure._result = ClosureResult(loss)
-        return closure._result.loss
+        def whole() -> None:
+            results.append(closure())
+
+        with torch.enable_grad():
+            loss = guard.add(batch, run, whole)
+        return ClosureResult(loss) if loss is not None or not results else results[0]
 
 
 class TokensPerStep(Callback):
@@ -377,13 +390,4 @@ def refuse_manual_optimization(module: LightningModule, name: str) -> None:
     if not module.automatic_optimization:
         raise ValueError(
             f"{name} needs automatic optimization, got a module with manual optimization: use OOMGuard in the module"
-        )
-
-
-def refuse_accumulation(trainer: Trainer) -> None:
-    """Refuse several optimizers and gradient accumulation: each batch must be one step."""
-    if len(trainer.optimizers) != 1 or trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"OOMRescue needs one optimizer and accumulate_grad_batches=1, got {len(trainer.optimizers)} and "
-            f"{trainer.accumulate_grad_batches}"
         )

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -23,6 +23,18 @@ from headrace.size_aware_batching.memory.split import batch_elements, batch_leng
 from headrace.size_aware_batching.memory.step_budget import StepBudget
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
+
+
+@dataclass
+class _Batch:
+    """One of the batches whose gradients a step accumulates."""
+
+    batch: Any
+    parts: list[Any]
+    run: Run
+    share: float
+    before: TrainingState  # the random state
+    loss: torch.Tensor | None = None
 
 
 class _Answer(NamedTuple):
@@ -197,6 +209,8 @@ class OOMGuard:
         parallel = the_data_parallel(model)
         self._group = None if parallel is None else parallel.process_group
         self._entered: ExitStack | None = None
+        self._batches: list[_Batch] = []  # of the step so far
+        self._lost: str | None = None  # the error of a sample that does not fit
         self._told: Exception | None = None  # an error that is raised on all ranks
         self.refuse_batch_norm()
         if self._group is not None:  # allocated now, because there may be no memory later
@@ -260,8 +274,40 @@ class OOMGuard:
             RuntimeError: If it is called outside the ``with`` block.
             ValueError: If BatchNorm is in training mode.
         """
+        return self.accumulated_step([batch], loss_of)
+
+    def accumulated_step(self, batches: Iterable[Any], loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """Take one training step over several batches, whose gradients are accumulated.
+
+        The result equals that of the usual loop, which divides the mean of each batch by the number of batches. With
+        ``reduction="sum"`` the sum over all batches is divided by their ``count``, with ``"scaled"`` losses add up. If
+        one of the batches does not fit, those before it run once more.
+
+        Args:
+            batches: The batches of this rank, such as ``itertools.islice(loader, 4)``. They are kept until the step is
+                complete. The ranks may have different numbers of them.
+            loss_of: Returns the loss of a batch, or of a part of one: see ``reduction``.
+
+        Returns:
+            The loss of the step, a mean (or scaled by ``loss_of``), without a graph.
+
+        Raises:
+            torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks.
+            RuntimeError: If it is called outside the ``with`` block, or accelerate accumulates as well.
+            ValueError: If there is no batch, or BatchNorm is in training mode.
+        """
         if self._entered is None:
             raise RuntimeError("step() must be called inside the block: with OOMGuard(...) as guard: ...")
+        state = getattr(self.optimizer, "gradient_state", None)  # of accelerate, whose optimizer would skip the update
+        if state is not None and not state.sync_gradients:
+            raise RuntimeError(
+                "a step must not be called in accelerator.accumulate(): give all batches of a step to accumulated_step"
+            )
+        batches = list(batches)
+        if not batches:
+            raise ValueError("batches must hold at least one batch, got none")
+        share = 1 / len(batches) if self.reduction == "mean" else 1.0
+        self._batches = []  # of a step that failed
 
         def run(part: Any, weight: float) -> torch.Tensor:
             self.phase = "forward"
@@ -270,15 +316,16 @@ class OOMGuard:
             torch.autograd.backward(loss)
             return loss.detach()
 
-        self.model.zero_grad(set_to_none=True)
-        loss = self.accumulate(batch, run)
+        for batch in batches:
+            self.add(batch, run, share=share)
+        losses = [each.loss for each in self._batches if each.loss is not None]
+        self.finish()
         with self.on_all_ranks():
             if self.clip_norm is not None:
                 self._clip(self.clip_norm)
         self.update(self.optimizer.step)
-        if loss is None:
-            raise ValueError("loss_of must return a tensor, got None")
-        return loss / (self.count(batch) or 1) if self.reduction == "sum" else loss
+        total = torch.stack(losses).sum()
+        return total / (sum(map(self.count, batches)) or 1) if self.reduction == "sum" else total
 
     @contextmanager
     def on_all_ranks(self) -> Iterator[None]:
@@ -295,58 +342,83 @@ class OOMGuard:
                 self._told = error
             raise
 
-    def accumulate(self, batch: Any, run: Run, whole: Callable[[], Any] | None = None) -> torch.Tensor | None:
-        """Compute the gradients of a batch, in parts if necessary, and reduce them over the ranks.
+    def add(
+        self, batch: Any, run: Run, whole: Callable[[], Any] | None = None, share: float = 1.0
+    ) -> torch.Tensor | None:
+        """Compute the gradients of a batch, in parts if necessary, and add them to those of the step's earlier ones.
+
+        If it runs out of memory, the earlier batches of the step run once more: what has failed may have left a share
+        of its gradients.
 
         Args:
-            batch: The batch of this rank. There must be no gradients of an earlier batch.
+            batch: A batch of this rank.
             run: Forward and backward of a part, its loss times a weight.
-            whole: In place of ``run`` while nothing is split; its result is not used.
+            whole: In place of ``run`` at the first try, if nothing is split; its result is not used.
+            share: Weight of the batch in the step.
 
         Returns:
-            The sum of the results of ``run``, None if ``whole`` ran.
+            The sum of the results of ``run``, None if ``whole`` ran or a sample does not fit.
 
         Raises:
-            torch.OutOfMemoryError: If a single sample does not fit, on all ranks.
             ValueError: If BatchNorm is in training mode.
         """
         with self.on_all_ranks():
-            loss, lost = self._gradients(batch, run, whole)
-            count = float(self.count(batch)) if self.reduction == "sum" else 0.0
-        self._reduce(count, lost)
-        self.steps += 1
-        return loss
+            if not self._batches:
+                self.refuse_batch_norm()
+                self.model.zero_grad(set_to_none=True)
+                self._failing, self._lost = math.inf, None
+            added = _Batch(batch, self._within_budget(batch, self.budget), run, share, TrainingState(None))
+            self._batches.append(added)
+            if self._lost is None:
+                self._complete(added, whole)
+            return added.loss
 
-    def _gradients(
-        self, batch: Any, run: Run, whole: Callable[[], Any] | None
-    ) -> tuple[torch.Tensor | None, str | None]:
-        """Return the loss of a batch, and the error of a sample that does not fit."""
-        self.refuse_batch_norm()
-        before = TrainingState(None)
-        self._failing = math.inf
-        parts, lost = self._within_budget(batch, self.budget), None
-        while True:
-            loss, failed, place = self._try(parts, run, whole)
-            if failed is None:
-                break
+    def finish(self) -> None:
+        """Reduce the gradients of the added batches over the ranks.
+
+        Raises:
+            torch.OutOfMemoryError: If a single sample does not fit, on all ranks.
+        """
+        batches, self._batches = self._batches, []
+        with self.on_all_ranks():
+            count = float(sum(self.count(each.batch) for each in batches)) if self.reduction == "sum" else 0.0
+        self._reduce(count, self._lost)
+        self.steps += 1
+        extra = sum(len(each.parts) - 1 for each in batches)
+        self._split_steps += extra > 0
+        self._extra_parts += extra
+
+    def _complete(self, last: _Batch, whole: Callable[[], Any] | None) -> None:
+        """Run the last batch; where memory runs out, run all batches of the step again, in smaller parts."""
+        failing, place, failed = last, *self._try(last, whole)
+        while failed is not None:
             for parameter in self.model.parameters():
                 parameter.grad = None
-            before.restore()  # the random state
             free_memory()
-            smaller = self.split(parts[place])
-            limit = self.cost(parts[place])
-            if len(smaller) > 1:
-                self._failing = min(self._failing, limit)
-            self._record(parts[place], self.phase, failed)
-            if len(smaller) < 2:
-                lost = self._name_of(batch, sum(self.length(part) for part in parts[:place]), failed)
-                break
-            parts = [
-                half for part in parts for half in (self.split(part) if self.cost(part) >= limit else [part]) or [part]
-            ]
-        self._split_steps += len(parts) > 1
-        self._extra_parts += len(parts) - 1
-        return loss, lost
+            self._lost = self._make_smaller(failing, place, failed)
+            if self._lost is not None:
+                return
+            for each in self._batches:
+                each.before.restore()  # the random state
+                failing, place, failed = each, *self._try(each)
+                if failed is not None:
+                    break
+
+    def _make_smaller(self, failing: _Batch, place: int, failed: str) -> str | None:
+        """Split the part of a batch that ran out of memory, and those that cost as much; the error if it cannot be."""
+        part = failing.parts[place]
+        smaller, limit = self.split(part), self.cost(part)
+        if len(smaller) > 1:
+            self._failing = min(self._failing, limit)
+        self._record(part, self.phase, failed)
+        if len(smaller) < 2:
+            return self._name_of(failing.batch, sum(self.length(each) for each in failing.parts[:place]), failed)
+        failing.parts = [
+            half
+            for each in failing.parts
+            for half in (self.split(each) if self.cost(each) >= limit else [each]) or [each]
+        ]
+        return None
 
     def _clip(self, clip_norm: float) -> None:
         """Clip the gradients; once more with the memory of what is not used."""
@@ -414,11 +486,10 @@ class OOMGuard:
             return [batch]
         return [smaller for part in parts for smaller in self._within_budget(part, budget)]
 
-    def _try(
-        self, parts: list[Any], run: Run, whole: Callable[[], Any] | None
-    ) -> tuple[torch.Tensor | None, str | None, int]:
-        """Run all parts; return the loss, the error of a part that ran out of memory, and its place."""
+    def _try(self, batch: _Batch, whole: Callable[[], Any] | None = None) -> tuple[int, str | None]:
+        """Run all parts of a batch; return the place of one that ran out of memory, and its error."""
         total: torch.Tensor | None = None
+        parts, run = batch.parts, batch.run
         weights = [1.0] * len(parts)
         if self.reduction == "mean" and len(parts) > 1:  # else nothing is counted, which may wait for the device
             counts = [float(self.count(part)) for part in parts]
@@ -433,14 +504,15 @@ class OOMGuard:
                     self.phase = "forward or backward"
                     whole()
                 else:
-                    found[0] = run(part, weight)
+                    found[0] = run(part, weight * batch.share)
 
             with running_part():
                 failed = out_of_memory(work)
             if failed is not None:
-                return None, failed, place
+                return place, failed
             total = found[0] if total is None or found[0] is None else total + found[0]
-        return total, None, -1
+        batch.loss = total
+        return -1, None
 
     def _reduce(self, count: float, lost: str | None) -> None:
         """Check that all ranks have their gradients, and reduce them."""
