@@ -86,8 +86,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     **Changes in a run.** A state also holds a short record of the run: the step at which each epoch began, and each
     change since. ``step(n)`` returns the samples of any past or coming step. A run can change in the middle of an
     epoch: ``load_state_dict(state, accept={"max_total_size"})`` resumes with another budget, ``exclude`` removes
-    samples, ``skip`` skips steps, and ``reshard`` changes the number of ranks. The remaining samples of the epoch are
-    then planned anew: none is lost, none is repeated. Call these methods on all ranks at the same step.
+    samples, ``skip`` skips steps, ``reshard`` changes the number of ranks, and ``reweight`` the weights of a mixture.
+    The remaining samples of the epoch are then planned anew: none is lost, none is repeated. Call these methods on all
+    ranks at the same step.
 
     **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
     world size; `optimizer_steps` gives a loop the micro-batches of each. A state saved inside an optimizer step also
@@ -676,10 +677,20 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             one_of("accept", name, (*CHANGEABLE, DATA))
         epoch = self._checked_epoch_of(state)
         state = {**state, "epoch": epoch, "position": checked_int("position", state["position"], end=2**62)}
-        record = RunRecord.of(state)
+        record, before, loaded = RunRecord.of(state), self._reweights, False
+        try:  # a fingerprint is that of the weights there were
+            self._set_reweights(record.settings(epoch, state["position"])["reweight"])
+            loaded = self._load(state, record, accept)
+        finally:
+            if not loaded:
+                self._set_reweights(before)
+
+    def _load(self, state: dict[str, Any], record: RunRecord, accept: Collection[str]) -> bool:
+        """Resume where a state was taken; return whether, as a later ``set_epoch`` may have chosen another epoch."""
+        epoch = state["epoch"]
         accepted = self._checked_fingerprint(state, epoch, record, accept)
         if self._cursor.overrules(epoch):
-            return
+            return False
         order, changed = self._order, epoch != self.epoch
         if order is not None:
             if state["position"]:
@@ -710,6 +721,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             raise
         self._cursor.resume(epoch, position)
         self._began, self._segments, self._ranks_of_run = None, segments, ranks
+        return True
 
     def _split(self) -> Pieces | None:
         """Return the pieces that samples are cut into; None where none is."""
@@ -921,7 +933,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if (accept and record.changes) and (DATA in accept or n_samples == len(self.sizes)):
             before = {name: value for name, value in held["options"].items() if name in accept}
             if n_samples <= len(self.sizes):
-                then = self._with({"options": {**self._own_options, **before}, "n": n_samples})
+                then = self._with({"options": {**self._own_options, **before}, "n": n_samples}, epoch)
                 if (own := then._epoch_fingerprint(epoch)) == other:
                     return True
                 parts = then._fingerprint_parts(None)

@@ -21,6 +21,7 @@ from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
 from headrace.size_aware_batching.planning.last_step import Balance, Tail
 from headrace.size_aware_batching.planning.optimizer_steps import Segment, TokenSteps
 from headrace.size_aware_batching.planning.options import Options
+from headrace.size_aware_batching.planning.order import SliceOrder
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.planner import Planner, make_planner
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, without
@@ -30,7 +31,10 @@ from headrace.size_aware_batching.planning.rest import (
     RestPlanner,
     delivered,
     filtered,
+    first_unread,
+    place_of_draw,
     place_of_step,
+    reordered,
     rest_of_order,
     still_sorted,
 )
@@ -53,6 +57,7 @@ CHANGEABLE = (  # arguments that a run may change; in the order of the signature
     "tokens_per_step",
 )
 DATA = "data"  # samples that were appended
+DRAWS = 1024  # of a mixture: its weights change at multiples of this
 
 
 class RunChanges(Sampler[list[Any]]):
@@ -181,6 +186,84 @@ class RunChanges(Sampler[list[Any]]):
         self._interrupt(place)
         return skipped
 
+    def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
+        """Change the weights of the mixture that is the ``sampler``; call it on every rank at the same step.
+
+        Passes over its sources go on unbroken, and shares are exact before and after. States hold the change.
+
+        Args:
+            weights: As the mixture was given them, for the same sources.
+            draw: Where they begin, in draws of the mixture since epoch 0. By default the next multiple of 1,024 that is
+                in no window that has begun.
+
+        Returns:
+            That draw, and the step of the run from which on it is felt.
+
+        Raises:
+            TypeError: If the ``sampler`` has no weights that can change, or a weight has the wrong type.
+            ValueError: If the weights are not allowed, the run has not begun, or the mixture's schedule has a later
+                change; or with ``tokens_per_step``.
+        """
+        order = self._order
+        if order is None or not order.mixes:
+            raise TypeError(
+                "sampler must mix sources by weight for that, got "
+                f"{type(None if order is None else order.sampler).__name__}: give a WeightedDistributedSampler"
+            )
+        if self._steps is not None:
+            raise ValueError(
+                f"tokens_per_step must be None for that, got {shown(self.tokens_per_step)}: give the weights to the "
+                "mixture's schedule=, and resume from a state of the beginning of an epoch"
+            )
+        if draw is None:
+            begin, position = self.epoch * order.epoch_length, self._cursor.position
+            planner = self._plan_epoch()
+            unread = order.epoch_length if position >= planner.n_samples else first_unread(planner, position)
+            draw = -(-(begin + unread) // DRAWS) * DRAWS
+        record, before = deepcopy(self._record), self._reweights
+        try:
+            self._set_reweights(order.sampler.reweighted(weights, draw))
+            self._change(self.epoch, self._cursor.position)
+            found = draw, self._step_of_draw(draw, order.epoch_length)
+        except ValueError:
+            self._set_reweights(before)
+            self._set_record(record, self._excluded)
+            raise
+        self._interrupt()
+        return found
+
+    def _step_of_draw(self, draw: int, epoch_length: int) -> int:
+        """Return the first step that may hold a draw or a later one: that of the window that has it."""
+        epoch, position, number, world = self.epoch, self._cursor.position, self._record.step, self.num_replicas
+        while True:
+            with nullcontext() if self._order is None else self._order.at_epoch(epoch, self.epoch):
+                planner, key, begin = self._plan_epoch(epoch), self._key(epoch), epoch * epoch_length
+                place = place_of_draw(planner, draw - begin)
+                coming = self._dealt(planner, self, key, position, world) if place < planner.n_samples else ()
+                for step, (_, end) in enumerate(coming):
+                    if end > place:
+                        return number + step
+                left = n_steps(planner.count(key, position), world, self.tail)
+                if begin >= draw and not left:  # epochs are empty
+                    return number
+            epoch, position, number = epoch + 1, 0, number + left
+
+    @property
+    def _reweights(self) -> list[Any]:
+        """Changes of the mixture's weights that runs have made, as the mixture has them."""
+        return [] if self._order is None else self._order.reweights
+
+    def _set_reweights(self, changes: list[Any]) -> None:
+        if changes == self._reweights:
+            return
+        if self._order is None:
+            raise ValueError(
+                "state is of a run whose mixture got other weights, and sampler is None: give the "
+                "WeightedDistributedSampler of that run"
+            )
+        self._order.set_reweights(changes)
+        self._planner = self._plans = None
+
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
         """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
 
@@ -250,7 +333,7 @@ class RunChanges(Sampler[list[Any]]):
         self, epoch: int, part: Part, before: list[PlannedPart], retired: NDArray[np.bool_]
     ) -> PlannedPart:
         """Plan what the plan before leaves of an epoch; ``retired`` are the samples that were delivered before."""
-        sampler = self._with(part.settings)
+        sampler = self._with(part.settings, epoch)
         if not before:
             return PlannedPart(0, sampler, sampler._plan_epoch(epoch))
         sampler._refuse_within_epoch()
@@ -269,6 +352,7 @@ class RunChanges(Sampler[list[Any]]):
             by_size = still_sorted(earlier.planner, earlier.sampler._prepared.sizes, prepared)
         else:
             order = rest_of_order(earlier.planner, earlier.sampler._key(epoch), position)
+            order = self._reweighted(order, epoch, earlier.sampler, sampler)
             if prepared.kept is not None:
                 order = filtered(order, prepared.kept, len(prepared.sizes))
         key = int(fold_in(self.seed, epoch, position)[0])
@@ -278,13 +362,27 @@ class RunChanges(Sampler[list[Any]]):
             RestPlanner(position, make_planner(prepared, sampler.options, order, by_size=by_size), key),
         )
 
-    def _with(self, settings: Mapping[str, Any]) -> RunChanges:
+    @staticmethod
+    def _reweighted(order: SliceOrder, epoch: int, before: RunChanges, now: RunChanges) -> SliceOrder:
+        """Return the rest of a mixture's order, from the draw on with other weights where they have changed."""
+        mixture, known = now._order, before._reweights
+        changed = [draw for draw, weights in now._reweights if [draw, weights] not in known]
+        if mixture is None or not changed or changed[0] >= (epoch + 1) * mixture.epoch_length:
+            return order
+        draw = changed[0] - epoch * mixture.epoch_length
+        if draw < order.read:
+            raise ValueError("state['run'] must have weights from a later draw on: it was changed")
+        return reordered(order, mixture.order(), draw)
+
+    def _with(self, settings: Mapping[str, Any], epoch: int) -> RunChanges:
         """Return a sampler of its own with the options, the samples and what was excluded at a time of the run."""
         options, n_samples = settings["options"], settings.get("n", len(self.sizes))
         changed = {
             name: value for name, value in options.items() if name in CHANGEABLE and self._own_options[name] != value
         }
-        order = None if self._order is None else self._order.sampler
+        order = self._order
+        if order is not None:
+            order = order.sampler_with(settings.get("reweight", order.reweights), epoch)
         if not changed and n_samples == len(self.sizes):
             made = copy(self)
             made._order = (
@@ -322,7 +420,8 @@ class RunChanges(Sampler[list[Any]]):
     def _settings(self, replicas: int | None = None) -> dict[str, Any]:
         """Return what the record holds of the present."""
         ranks = {} if replicas is None else {"world": replicas, "all": self._of_all}
-        return {**ranks, "n": len(self.sizes), "options": self._own_options, "exclude": self._excluded}
+        held = {"options": self._own_options, "exclude": self._excluded, "reweight": self._reweights}
+        return {**ranks, "n": len(self.sizes), **held}
 
     def _change(self, epoch: int, position: int) -> None:
         """Note that other options or samples hold from a place on, and refuse that where the epoch cannot."""
@@ -360,7 +459,7 @@ class RunChanges(Sampler[list[Any]]):
             if planned:
                 _, sampler, planner = planned[-1]
             else:
-                sampler = self._with(part.settings)
+                sampler = self._with(part.settings, epoch)
                 planner = sampler._plan_epoch(epoch)
             sampler._of_all = part.settings.get("all", False)
             return self._dealt_step(planner, sampler, epoch, part.position, number - part.step, part.settings["world"])

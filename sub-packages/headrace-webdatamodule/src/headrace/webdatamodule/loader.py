@@ -70,9 +70,9 @@ class ResumableLoader(EpochLoader):
     training loop. So a single rank may look at a batch, and evaluate.
 
     With a batch sampler of headrace a run can change in its middle, and its steps can be asked for: `exclude`, `skip`,
-    `reshard`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. A change takes effect at the
-    loop's position: prefetched batches are dropped, and a running loop continues with the new ones. All ranks have to
-    make changes at the same step; they compare their plans before the next batch.
+    `reshard`, `reweight`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. A change takes
+    effect at the loop's position: prefetched batches are dropped, and a running loop continues with the new ones. All
+    ranks have to make changes at the same step; they compare their plans before the next batch.
 
     The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 
@@ -422,6 +422,36 @@ class ResumableLoader(EpochLoader):
         skipped: npt.NDArray[np.int64] = self._change("skip", lambda batches: batches.skip(steps))
         return skipped
 
+    def reweight(self, weights: Any) -> tuple[int, int]:
+        """Change the weights of the mixture from here on; call it on every rank at the same step.
+
+        For a batch sampler whose `sampler` is a `WeightedDistributedSampler`. The new weights begin at the next draw
+        that is a multiple of 1,024 and in no window of batches that has begun. Passes over the sources go on unbroken,
+        and shares are exact before and after. Every state that is saved afterwards has the change: the mixture of a
+        resumed run is made with the weights of the beginning, as before.
+
+        Args:
+            weights: As the mixture was given them, for the same sources.
+
+        Returns:
+            That draw, counted over all epochs and ranks, and the step of the run (see `run_steps`) from which on it is
+            felt.
+
+        Raises:
+            TypeError: The batch sampler has no mixture, or a weight has the wrong type.
+            ValueError: The weights are not allowed, the run has not begun, or the mixture's schedule has a change that
+                is still to come.
+        """
+        draws = list[int]()  # the same at positions before
+
+        def change(batches: Any) -> tuple[int, int]:
+            draw, step = batches.reweight(weights, *draws)
+            draws[:] = [draw]
+            return draw, step
+
+        found: tuple[int, int] = self._change("reweight", change, again=True)
+        return found
+
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
         """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
 
@@ -537,18 +567,23 @@ class ResumableLoader(EpochLoader):
         """
         batches, progress = self._present(), self._progress
         foreign.need(batches, method)
-        latest, result = progress.iteration, None
+        latest = progress.iteration
         places = [progress.place] if latest is None else [*latest.positions]
-        chosen, changed = places if again else places[-1:], list[Position]()
-        foreign.go_back(batches, progress.epoch, chosen[0].state)  # where this is refused, all stays as it is
+        *others, last = places if again else places[-1:]
+        foreign.go_back(batches, progress.epoch, last.state)  # where this is refused, all stays as it is
+        changed = [last]
         try:
-            for place in chosen:
+            result = change(batches)
+            changed = [Position(last.steps, batches.state_dict())]
+            for place in reversed(others):
                 foreign.go_back(batches, progress.epoch, place.state)
-                result = change(batches)
-                changed.append(Position(place.steps, batches.state_dict()))
+                change(batches)
+                changed.insert(0, Position(place.steps, batches.state_dict()))
+            if others:
+                foreign.go_back(batches, progress.epoch, changed[-1].state)
         except Exception:
-            changed = [places[-1]]
-            foreign.go_back(batches, progress.epoch, places[-1].state)
+            changed = [last]
+            foreign.go_back(batches, progress.epoch, last.state)
             raise
         finally:
             self._go_on(latest, batches, [*places[: -len(changed)], *changed])

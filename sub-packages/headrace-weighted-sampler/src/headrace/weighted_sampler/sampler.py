@@ -3,8 +3,10 @@
 from __future__ import annotations  # help() shows the names of types, not the unions behind them
 
 import operator
-from collections.abc import Iterator, Mapping, Sized
+import re
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from copy import copy
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
@@ -188,7 +190,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
-        self._schedule: Schedule = schedule
+        self._given: Schedule = schedule  # as constructed, and what `reweight` added
+        self._reweights: list[list[Any]] = []
         self._max_passes = max_passes
         self._parse = partial(
             parse_mixture,
@@ -202,10 +205,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             sizes=sizes,
             stopping=stopping,
         )
-        self._spec = cap_passes(self._parse(schedule=schedule), max_passes, self.seed)
-        self._order = self._spec.order(self.seed)
+        self._plan()
         self._taken: dict[int, int] = {}  # by epoch, the end of what take() has returned of it
-        self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
         self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
 
@@ -367,17 +368,104 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
         if position < free:
             raise ValueError(f"position must be at least {free}, the first that was not taken, got {position}")
-        last = self._schedule[-1][0] if self._schedule else 0
-        if position < last:
+        if position < (last := self._last_change()):
             raise ValueError(f"position must not lie before the last change of the schedule, at {last}, got {position}")
-        kept = self._schedule if position > last else self._schedule[:-1]  # two changes at one position are one
-        schedule = [*kept, (position, weights)]
-        spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
-        self._spec, self._order, self._schedule = spec, spec.order(self.seed), schedule
-        self._fingerprints.clear()
-        if self._cursor.iteration is not None:
-            self._cursor.iteration.forget_rest()
+        before = self._given, self._reweights
+        self._given = [*(one for one in self._given if one[0] < position), (position, weights)]
+        self._reweights = [one for one in self._reweights if one[0] < position]  # two changes at one position are one
+        self._plan(instead=before)
         return position
+
+    @property
+    def reweights(self) -> list[list[Any]]:
+        """Changes of the weights that a batch sampler made in mid-run: what its states hold of the mixture.
+
+        ``[[position, [weight, ...]], ...]``, with a weight for each source in the order of their samples, in JSON: an
+        int, or a fraction such as ``"3/10"``. They come beside those of ``schedule`` and `reweight`, which states do
+        not hold. Batch samplers set them when a state is loaded.
+        """
+        return [[position, list(weights)] for position, weights in self._reweights]
+
+    @reweights.setter
+    def reweights(self, changes: Sequence[Sequence[Any]]) -> None:
+        before, checked, last = (self._given, self._reweights), list[list[Any]](), 0
+        for change in changes:
+            fault = f"reweights must be [[position, weights], ...] as the mixture gave them, got {shown(change)}"
+            if not isinstance(change, (list, tuple)) or len(change) != 2 or not isinstance(change[1], (list, tuple)):
+                raise ValueError(fault)
+            last = as_int("reweights position", change[0], last + 1, MAX_POSITION)
+            weights = list(change[1])
+            if not self._are_plain(weights):
+                raise ValueError(f"{fault}: one weight for each of {len(self._spec.sources.parts)} sources")
+            checked.append([last, weights])
+        if checked != self._reweights:
+            self._reweights = checked
+            self._plan(instead=before)
+
+    def reweighted(self, weights: Weights, position: int) -> list[list[Any]]:
+        """Return `reweights` with one more change, which replaces those at its position and behind; nothing changes.
+
+        For batch samplers, which know what they have used of what they have taken.
+
+        Args:
+            weights: As at construction, for the same sources, or as `reweights` has them.
+            position: Of the endless sequence, behind all changes of the schedule.
+
+        Raises:
+            TypeError: If a weight has the wrong type.
+            ValueError: If the weights are not allowed, or the position lies before a later change of the schedule.
+
+        >>> both = WeightedDistributedSampler(range(100), {(0, 50): 1, (50, 100): 1})
+        >>> both.reweights = both.reweighted({(0, 50): 1, (50, 100): 0.3}, 1024)
+        >>> both.reweights
+        [[1024, [1, '3/10']]]
+        """
+        position = as_int("position", position, 0, MAX_POSITION)
+        if position == 0:
+            raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
+        if position < (last := max((start for start, _ in self._given), default=0)):
+            raise ValueError(
+                f"position must not lie before the last change of the schedule, at {last}, got {position}: wait until "
+                "the run is there, or resume it with another schedule, of which the part for later epochs may change"
+            )
+        given = self._by_source(weights) if isinstance(weights, list) and self._are_plain(weights) else weights
+        *_, stage = self._parse(schedule=[(position, given)]).weights
+        kept = [one for one in self._reweights if one[0] < position]
+        return [*kept, [position, [w.numerator if w.denominator == 1 else str(w) for w in stage]]]
+
+    def _are_plain(self, weights: list[Any]) -> bool:
+        """Whether weights are as `reweights` has them: one for each source."""
+        return len(weights) == len(self._spec.sources.parts) and all(map(_is_plain, weights))
+
+    def _by_source(self, weights: list[Any]) -> Any:
+        """Plain weights as they were given for the first stage, by range or by position."""
+        sources = self._spec.sources
+        keys: list[Any] = [
+            (part.begin, part.end) if sources.by_range else place for place, part in enumerate(sources.parts)
+        ]
+        return dict(zip(keys, map(Fraction, weights), strict=True))
+
+    def _last_change(self) -> int:
+        return max((start for start, _ in [*self._given, *self._reweights]), default=0)
+
+    def _plan(self, instead: tuple[Schedule, list[list[Any]]] | None = None) -> None:
+        """Work out the stages of the schedule; where one is refused, what was planned ``instead`` of it stays."""
+        schedule: Schedule = self._given
+        if self._reweights:
+            positions = {position for position, _ in self._reweights}
+            kept = [one for one in schedule if one[0] not in positions]
+            changes = [(position, self._by_source(own)) for position, own in self._reweights]
+            schedule = sorted([*kept, *changes], key=lambda one: one[0])
+        try:
+            spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
+        except (TypeError, ValueError):
+            if instead is not None:
+                self._given, self._reweights = instead
+            raise
+        self._spec, self._order = spec, spec.order(self.seed)
+        self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
+        if instead is not None and self._cursor.iteration is not None:
+            self._cursor.iteration.forget_rest()
 
     def padded(self, start: int | None = None) -> Indices:
         """Return the samples that are repeated so that every rank gets the same number.
@@ -605,3 +693,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._order = self._spec.order(self.seed)  # its tables need not travel
+
+
+def _is_plain(weight: object) -> bool:
+    """Whether a weight is as states have it."""
+    if isinstance(weight, str):
+        return len(weight) < 2000 and re.fullmatch(r"[0-9]+/[1-9][0-9]*", weight) is not None
+    return type(weight) is int and weight >= 0

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from numbers import Integral
 from operator import index
@@ -55,7 +56,7 @@ class SamplerOrder:
         self.sampler: Any = sampler
         self.kept, self.pieces = kept, pieces
         self.n_samples = n_samples
-        self._positions: NDArray[Any] | None = None
+        self._positions: tuple[NDArray[Any], NDArray[Any] | None] | None = None  # samples, and their draws if others
         self._order: SliceOrder | None = None  # over these positions
 
     @property
@@ -171,9 +172,49 @@ class SamplerOrder:
                 self._order = SliceOrder(length, self._take, epoch)
             return self._order
         if self._order is None:
-            positions = self._positions = self._read() if self._positions is None else self._positions
-            self._order = SliceOrder(len(positions), lambda start, stop: positions[start:stop])
+            positions, draws = self._positions = self._read() if self._positions is None else self._positions
+            self._order = SliceOrder(
+                len(positions),
+                lambda start, stop: positions[start:stop],
+                draw=int if draws is None else lambda place: int(draws[place]),
+            )
         return self._order
+
+    @property
+    def epoch_length(self) -> int:
+        """Draws of an epoch of a mixture."""
+        return self._length()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the sampler has weights that a run may change."""
+        own = self.sampler
+        reads = hasattr(own, "take") and callable(getattr(own, "set_epoch", None))
+        return reads and hasattr(own, "reweights") and callable(getattr(own, "reweighted", None))
+
+    @property
+    def reweights(self) -> list[Any]:
+        """Changes of a mixture's weights that runs have made, as the mixture has them."""
+        return list(self.sampler.reweights) if self.mixes else []
+
+    def set_reweights(self, changes: list[Any]) -> None:
+        """Give a mixture the weights of a run."""
+        if not self.mixes:
+            raise ValueError(
+                f"state is of a run whose mixture got other weights, and sampler is a {type(self.sampler).__name__}: "
+                "give the WeightedDistributedSampler of that run"
+            )
+        self.sampler.reweights = changes
+        self.finished()
+
+    def sampler_with(self, changes: list[Any], epoch: int) -> Any:
+        """Return the sampler as it was with these changes of its weights; another one reads that epoch alone."""
+        if changes == self.reweights:
+            return self.sampler
+        other = copy(self.sampler)
+        other.reweights = changes
+        other.set_epoch(epoch)
+        return other
 
     def finished(self) -> None:
         """Forget the order: the next iteration reads the sampler again."""
@@ -205,18 +246,24 @@ class SamplerOrder:
             )
         return taken
 
-    def _read(self) -> NDArray[Any]:
+    def _read(self) -> tuple[NDArray[Any], NDArray[Any] | None]:
         if hasattr(self.sampler, "take"):
             length = self._length()
             parts = [self._take(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
             taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         else:
             taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
+        draws = None
         if self.kept is not None:
             known = np.zeros(self.n_samples, bool)
             known[self.kept] = True
-            taken = taken[known[taken]]
-        return taken if self.pieces is None else self.pieces.of(taken)
+            draws = np.flatnonzero(known[taken])
+            taken = taken[draws]
+        if self.pieces is not None:
+            counts = self.pieces.counts(taken)
+            draws = np.repeat(np.arange(len(taken)) if draws is None else draws, counts)
+            taken = self.pieces.of(taken)
+        return taken, draws
 
     def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
         if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):

@@ -1,5 +1,6 @@
 """The order of samples: shuffled by a key, or as a function gives it."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -43,15 +44,25 @@ class ShuffledOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """An order given by a function from two positions to the samples between them."""
+    """An order given by a function from two positions to the samples between them.
+
+    ``draw`` gives a position's place in the sampler's whole order of the epoch. It never falls: of samples that stand
+    together in another order, as windows may leave them, it is the last one. ``read`` are the draws before all these.
+    """
 
     n_samples: int
     give: Callable[[int, int], NDArray[Any]]
     epoch: Any = None  # of a sampler that is asked; another one makes this another order
+    draw: Callable[[int], int] = int
+    read: int = 0
 
     def take(self, epoch_key: int, start: int, stop: int) -> NDArray[Any]:  # noqa: ARG002  # the function knows the epoch
         """Return the samples at these positions."""
         return self.give(start, min(stop, self.n_samples))
+
+    def place_of(self, draw: int) -> int:
+        """Return the first position of a draw or a later one."""
+        return bisect_left(range(self.n_samples), draw, key=self.draw)
 
 
 Order: TypeAlias = ShuffledOrder | SliceOrder  # the samples of an epoch, in order

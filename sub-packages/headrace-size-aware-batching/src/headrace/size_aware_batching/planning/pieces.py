@@ -81,10 +81,14 @@ class Pieces:
             return np.ones(len(self.sizes))
         return shares_of(self.lengths, self.sizes[self.samples])
 
+    def counts(self, samples: NDArray[Any]) -> NDArray[np.int64]:
+        """Return how many pieces each of some samples has."""
+        found: NDArray[np.int64] = self.ends[samples] - np.append(0, self.ends)[samples]
+        return found
+
     def of(self, samples: NDArray[Any]) -> NDArray[Any]:
         """Return the pieces of some samples, one sample after another."""
-        begins = np.append(0, self.ends)[samples]
-        counts = self.ends[samples] - begins
+        begins, counts = np.append(0, self.ends)[samples], self.counts(samples)
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         found: NDArray[Any] = np.repeat(begins, counts) + places
         return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.last_step import Batches, Tail
 from headrace.size_aware_batching.planning.order import SliceOrder
-from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, WindowPlanner
+from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, WindowPlanner, last_below
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
 
@@ -57,14 +57,11 @@ def rest_of_order(planner: Planner | RestPlanner, epoch_key: int, position: int)
     if isinstance(planner, RestPlanner):
         return rest_of_order(planner.inner, planner.key, position - planner.origin)
     order, begun = planner.order, np.zeros(0, np.int64)  # type: ignore[union-attr]  # an order has no strata
-    behind = position
-    if isinstance(planner, WindowPlanner) and position:
-        window = int(np.searchsorted(planner.starts, position))  # the first one that was not begun
-        behind = int(planner.starts[window])
-        if behind > position:
-            indices, _ = planner.group(epoch_key, window - 1)
-            begun = indices[len(indices) - (behind - position) :]
-    left = len(begun)
+    behind = windows_begun(planner, position)
+    if behind > position:
+        indices, _ = planner.group(epoch_key, int(np.searchsorted(planner.starts, position)) - 1)  # type: ignore[union-attr]  # has windows
+        begun = indices[len(indices) - (behind - position) :]
+    left, read = len(begun), first_unread(planner, position)
 
     def give(start: int, stop: int) -> NDArray[Any]:
         own = begun[start:stop]
@@ -73,15 +70,66 @@ def rest_of_order(planner: Planner | RestPlanner, epoch_key: int, position: int)
         taken = order.take(epoch_key, behind + max(start - left, 0), behind + stop - left)
         return np.concatenate([own, taken]) if len(own) else taken
 
-    return SliceOrder(left + order.n_samples - behind, give)
+    def draw(place: int) -> int:
+        return read - 1 if place < left else order.draw(behind + place - left)
+
+    return SliceOrder(left + order.n_samples - behind, give, draw=draw, read=read)
+
+
+def windows_begun(planner: Planner, position: int) -> int:
+    """Return where the windows end that have begun before a position of a list."""
+    if isinstance(planner, WindowPlanner):
+        return int(planner.starts[np.searchsorted(planner.starts, position)])
+    return position
+
+
+def first_unread(planner: Planner | RestPlanner, position: int) -> int:
+    """Return the first draw of a user's order that no list has read for what comes before a position."""
+    if isinstance(planner, RestPlanner):
+        return first_unread(planner.inner, position - planner.origin)
+    order: SliceOrder = planner.order  # type: ignore[union-attr,assignment]  # an order has no strata
+    behind = windows_begun(planner, position)
+    return order.draw(behind - 1) + 1 if behind else order.read
+
+
+def place_of_draw(planner: Planner | RestPlanner, draw: int) -> int:
+    """Return the first position of a list that may hold a draw of a user's order: where its window begins."""
+    if isinstance(planner, RestPlanner):
+        return planner.origin + place_of_draw(planner.inner, draw)
+    place: int = planner.order.place_of(draw)  # type: ignore[union-attr]  # an order has no strata
+    if isinstance(planner, WindowPlanner) and place < planner.n_samples:
+        return int(planner.starts[last_below(planner.starts, place)])
+    return place
+
+
+def reordered(order: SliceOrder, other: SliceOrder, draw: int) -> SliceOrder:
+    """Return an order whose samples from a draw on are those of another one."""
+    cut, begin = order.place_of(draw), other.place_of(draw)
+
+    def give(start: int, stop: int) -> NDArray[Any]:
+        parts = [order.take(0, start, min(stop, cut))] if start < cut else []
+        if stop > cut:
+            parts.append(other.take(0, begin + max(start - cut, 0), begin + stop - cut))
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def place(at: int) -> int:
+        return order.draw(at) if at < cut else other.draw(begin + at - cut)
+
+    return SliceOrder(cut + other.n_samples - begin, give, draw=place, read=order.read)
 
 
 def filtered(order: SliceOrder, kept: NDArray[Any], n_samples: int) -> SliceOrder:
     """Return the positions of an order whose samples are kept; the order is read for that."""
     listed, known = order.take(0, 0, order.n_samples), np.zeros(n_samples, bool)
     known[kept] = True
-    left = listed[known[listed]]
-    return SliceOrder(len(left), lambda start, stop: left[start:stop])
+    places = np.flatnonzero(known[listed])
+    left = listed[places]
+    return SliceOrder(
+        len(left),
+        lambda start, stop: left[start:stop],
+        draw=lambda place: order.draw(int(places[place])),
+        read=order.read,
+    )
 
 
 def still_sorted(planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes) -> NDArray[Any] | None:

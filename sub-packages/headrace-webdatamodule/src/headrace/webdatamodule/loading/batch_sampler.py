@@ -32,6 +32,8 @@ OLDER = (1,)  # states without a record of the run
 CHANGEABLE = ("batch_size", "drop_last", "shuffle")  # arguments that a run may change
 DATA = "data"  # samples that were appended
 _AHEAD = 2**14  # places of the order that are worked out together
+Samples = npt.NDArray[np.int64]
+_DRAWS = 1024  # of a mixture: its weights change at multiples of this
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
@@ -42,8 +44,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
     some repeat, with a warning that names them. After a `break`, a new iteration restarts the epoch.
 
     States hold a short record of the run, so that `step` tells which samples any step had or will have, and the run
-    can change without a new epoch: `load_state_dict(state, accept=...)`, `exclude`, `skip`, `reshard`. The rest of the
-    epoch is then everything that was not delivered. All ranks have to call these at the same step.
+    can change without a new epoch: `load_state_dict(state, accept=...)`, `exclude`, `skip`, `reshard`, `reweight`. The
+    rest of the epoch is then everything that was not delivered. All ranks have to call these at the same step.
 
     Args:
         n_samples: Number of samples.
@@ -241,11 +243,21 @@ class DistributedBatchSampler(Sampler[list[int]]):
         own = {"version": VERSION, "seed": self.seed}
         optional = ("fingerprint", *(f"{name}?" for name in RECORD))
         check_state(state, type(self).__name__, own, ("epoch", "position"), optional, OLDER)
-        epoch, position, record = state["epoch"], state["position"], RunRecord.of(state)
+        record, before, loaded = RunRecord.of(state), self._reweights, False
+        try:  # a fingerprint is that of the weights there were
+            self._set_reweights(record.settings(state["epoch"], state["position"])["reweight"])
+            loaded = self._load(state, record, accept)
+        finally:
+            if not loaded:
+                self._set_reweights(before)
+
+    def _load(self, state: Mapping[str, Any], record: RunRecord, accept: set[str]) -> bool:
+        """Resume where a state was taken; return whether, as a later `set_epoch` may have chosen another epoch."""
+        epoch, position = state["epoch"], state["position"]
         held = self._in_full(record.settings(epoch, position))
         accepted = self._refuse_others(state, held, accept)
         if self._cursor.overrules(epoch):
-            return
+            return False
         before, excluded = self._record, self._excluded
         self._set_inner_epoch(epoch)
         try:
@@ -265,6 +277,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             raise
         self._cursor.resume(epoch, position)
         self._stretches = epoch, stretches
+        return True
 
     def _refuse_others(self, state: Mapping[str, Any], held: dict[str, Any], accept: set[str]) -> bool:
         """Refuse a state of other data or options than may differ; return whether any of these do."""
@@ -345,6 +358,82 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._stretches = None
         self._interrupt(place)
         return stretch.order(start, place)
+
+    def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
+        """Change the weights of the mixture that is the `sampler`; call it on every rank at the same step.
+
+        Passes over its sources go on unbroken, and shares are exact before and after. States hold the change.
+
+        Args:
+            weights: As the mixture was given them, for the same sources.
+            draw: Where they begin, in draws of the mixture since epoch 0. By default the next multiple of 1,024 that
+                was not delivered.
+
+        Returns:
+            That draw, and the step of the run that has it.
+
+        Raises:
+            TypeError: The `sampler` has no weights that can change, or a weight has the wrong type.
+            ValueError: The weights are not allowed, the run has not begun, or the mixture's schedule has a later
+                change.
+        """
+        if not (_mixes(self.sampler) and self._has_slices):
+            raise TypeError(
+                f"sampler must mix sources by weight for that, got {type(self.sampler).__name__}: give a "
+                "WeightedDistributedSampler"
+            )
+        position, length = self._cursor.position, self._epoch_length
+        if draw is None:
+            first = self._of_epoch(self.epoch)[-1].first_draw(position)
+            draw = -(-(self.epoch * length + (length if first is None else first)) // _DRAWS) * _DRAWS
+        self._set_reweights(self.sampler.reweighted(weights, draw))  # type: ignore[union-attr]  # a mixture
+        self._record.note(self.epoch, position, self._settings())
+        self._interrupt(position, unless_finished=True)
+        return draw, self._step_of_draw(draw)
+
+    def _step_of_draw(self, draw: int) -> int:
+        """The step that delivers a draw, or the first one behind it."""
+        world, epoch, position, number = self._ranks.world_size(), self.epoch, self._cursor.position, self._record.step
+        while True:
+            stretch, begin = self._of_epoch(epoch)[-1], epoch * self._epoch_length
+            steps = stretch.steps(position, world)
+            place = stretch.place_of(draw - begin)
+            for step in range(min(max(0, place - position) // (stretch.batch_size * world), max(0, steps - 2)), steps):
+                if stretch.span(position, step, world)[1] > place:
+                    return number + step
+            if begin >= draw and not steps:  # epochs are empty
+                return number
+            epoch, position, number = epoch + 1, 0, number + steps
+
+    @property
+    def _epoch_length(self) -> int:
+        """Draws of an epoch of the mixture."""
+        return int(self.sampler.epoch_length)  # type: ignore[union-attr]  # a mixture
+
+    @property
+    def _reweights(self) -> list[Any]:
+        """Changes of the mixture's weights that runs have made, as the mixture has them."""
+        return list(self.sampler.reweights) if _mixes(self.sampler) else []  # type: ignore[union-attr]  # a mixture
+
+    def _set_reweights(self, changes: list[Any]) -> None:
+        if changes == self._reweights:
+            return
+        if not _mixes(self.sampler):
+            raise ValueError(
+                f"state is of a run whose mixture got other weights, and sampler is {type(self.sampler).__name__}: "
+                "give the WeightedDistributedSampler of that run"
+            )
+        self.sampler.reweights = changes  # type: ignore[union-attr]  # a mixture
+        self._stretches = None
+
+    def _sampler_with(self, changes: list[Any], epoch: int) -> Any:
+        """The sampler as it was with these changes of its weights."""
+        if changes == self._reweights:
+            return self.sampler
+        other: Any = copy(self.sampler)
+        other.reweights = changes
+        other.set_epoch(epoch)
+        return other
 
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
         """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
@@ -465,7 +554,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def _settings(self, world: int | None = None) -> dict[str, Any]:
         """What the record holds of the present."""
         ranks = {} if world is None else {"world": world}
-        return {**ranks, "n": self.n_samples, "options": self._options, "exclude": self._excluded}
+        held = {"n": self.n_samples, "options": self._options, "exclude": self._excluded, "reweight": self._reweights}
+        return {**ranks, **held}
 
     def _in_full(self, held: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a record, checked; those of the present where it has none."""
@@ -481,7 +571,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             raise ValueError(fault)
         if not all(type(index) is int and 0 <= index < n_samples for index in held["exclude"]):
             raise ValueError(fault)
-        return {"n": n_samples, "options": options, "exclude": list(held["exclude"])}
+        own = {"exclude": list(held["exclude"]), "reweight": list(held["reweight"])}
+        return {"n": n_samples, "options": options, **own}
 
     def _set_record(self, record: RunRecord, excluded: list[int]) -> None:
         self._record, self._excluded, self._stretches = record, excluded, None
@@ -548,26 +639,31 @@ class DistributedBatchSampler(Sampler[list[int]]):
             # A shuffle of an epoch is worked out in microseconds, or in no more than a sort of 65,536 words.
             order = Shuffle(count, self.seed, epoch).take if options["shuffle"] else np.arange
             return _Stretch(0, count, partial(_without, left_out, order) if len(left_out) else order, *sizes)
+        draws = None
         if self._has_slices:
-            end, order = int(self.sampler.epoch_length), self.sampler.take  # type: ignore[attr-defined]
+            end, order = self._epoch_length, self._sampler_with(settings["reweight"], epoch).take
         else:
             listed = self._list(epoch)
             end, order = len(listed), partial(_part, 0, listed)
         if len(left_out):
             whole = np.asarray(order(0, end), np.int64)
-            whole = whole[~np.isin(whole, left_out)]
-            end, order = len(whole), partial(_part, 0, whole)
-        return _Stretch(0, end, order, *sizes)
+            draws = np.flatnonzero(~np.isin(whole, left_out))
+            end, order = len(draws), partial(_part, 0, whole[draws])
+        return _Stretch(0, end, order, *sizes, draws)
 
     def _rest(
         self, epoch: int, before: _Stretch, position: int, then: Mapping[str, Any], now: Mapping[str, Any]
     ) -> _Stretch:
         """What a change leaves of an epoch, in the same order; in a new one where samples or `shuffle` are new."""
         options = now["options"]
-        rest = np.asarray(before.order(min(position, before.end), before.end), np.int64)
+        begin = min(position, before.end)
+        rest, draws = np.asarray(before.order(begin, before.end), np.int64), before.draws_from(begin)
+        if changed := [draw for draw, weights in now["reweight"] if [draw, weights] not in then["reweight"]]:
+            rest, draws = self._reweighted(epoch, rest, draws, changed[0], now["reweight"])
         new = np.arange(then["n"], now["n"])
-        rest = np.concatenate([rest, new])
-        rest = rest[~np.isin(rest, now["exclude"])]
+        rest, draws = np.concatenate([rest, new]), np.concatenate([draws, new])  # a mixture has no new samples here
+        kept = ~np.isin(rest, now["exclude"])
+        rest, draws = rest[kept], draws[kept]
         if self.sampler is None and (len(new) or options["shuffle"] != then["options"]["shuffle"]):
             rest = (
                 rest[Shuffle(len(rest), self.seed, epoch, position).take(0, len(rest))]
@@ -575,7 +671,21 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 else np.sort(rest)
             )
         end = position + len(rest)
-        return _Stretch(position, end, partial(_part, position, rest), options["batch_size"], options["drop_last"])
+        sizes = options["batch_size"], options["drop_last"]
+        return _Stretch(position, end, partial(_part, position, rest), *sizes, draws)
+
+    def _reweighted(
+        self, epoch: int, rest: Samples, draws: Samples, draw: int, changes: list[Any]
+    ) -> tuple[Samples, Samples]:
+        """The rest of an epoch, and its draws, with other weights from a draw of the run on."""
+        length = self._epoch_length
+        if (low := draw - epoch * length) >= length:
+            return rest, draws
+        if not len(draws) or low < draws[0]:
+            raise ValueError("state['run'] must be as state_dict() returned it: it was changed")
+        cut = int(np.searchsorted(draws, low))
+        coming = np.asarray(self._sampler_with(changes, epoch).take(low, length), np.int64)
+        return np.concatenate([rest[:cut], coming]), np.concatenate([draws[:cut], np.arange(low, length)])
 
     @property
     def _has_slices(self) -> bool:
@@ -592,9 +702,24 @@ class _Stretch(NamedTuple):
 
     position: int
     end: int
-    order: Callable[[int, int], npt.NDArray[np.int64]]  # of two places, the samples between them
+    order: Callable[[int, int], Samples]  # of two places, the samples between them
     batch_size: int
     drop_last: bool
+    draws: Samples | None = None  # of each place from `position` on, its place in the sampler's order; None: the same
+
+    def draws_from(self, place: int) -> Samples:
+        """The draws of the places from one on."""
+        return np.arange(place, self.end) if self.draws is None else self.draws[place - self.position :]
+
+    def first_draw(self, place: int) -> int | None:
+        """The draw of a place; None where the epoch ends."""
+        if place >= self.end:
+            return None
+        return place if self.draws is None else int(self.draws[place - self.position])
+
+    def place_of(self, draw: int) -> int:
+        """The first place that has this draw or a later one."""
+        return draw if self.draws is None else self.position + int(np.searchsorted(self.draws, draw))
 
     def steps(self, start: int, world: int) -> int:
         """Steps from a place on."""
@@ -603,6 +728,11 @@ class _Stretch(NamedTuple):
     def span(self, start: int, step: int, world: int) -> tuple[int, int]:
         """The places of a step, counted from a place."""
         return step_span(step, start, self.end, self.batch_size, world, drop_last=self.drop_last)
+
+
+def _mixes(sampler: object) -> bool:
+    """Whether a sampler has weights that a run may change."""
+    return hasattr(sampler, "reweights") and callable(getattr(sampler, "reweighted", None))
 
 
 def _part(position: int, listed: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.int64]:

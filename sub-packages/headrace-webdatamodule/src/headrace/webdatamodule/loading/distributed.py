@@ -67,7 +67,7 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
     cure = "iterate it on every rank, or take one batch at most where one rank looks at it"
     what = f"begin epoch {plan.get('epoch')}"
     if "changed" in plan:  # in the middle of the epoch
-        what, cure = "make the same change", "call exclude, skip and reshard on every rank at the same step"
+        what, cure = "make the same change", "call exclude, skip, reshard and reweight on every rank at the same step"
     with waiting(f"the other ranks to {what} of the {name} loader: {cure}"):
         dist.all_gather(numbers, own, group=group)
         if len({int(number) for number in numbers}) == 1:
@@ -80,7 +80,7 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
     )
     cure = (
         "give every rank the same shards, sizes, options and seed, resume all of them from one checkpoint, and call "
-        "exclude, skip and reshard on every rank at the same step"
+        "exclude, skip, reshard and reweight on every rank at the same step"
     )
     raise RankMismatchError(f"the ranks differ in what the {name} loader is to deliver ({message}): {cure}")
 

@@ -109,7 +109,24 @@ def at_beginning(state: Mapping[str, Any], epoch: int, position: int = 0) -> dic
         last = {name: value for name, value in run[-1].items() if name != "skip"} if run else {}
         run = [*run[:-1], last] if (last.get("epoch"), last.get("position")) == (epoch, 0) else run
     step = starts[epoch] if epoch < len(starts) else state["step"]
+    if lacking := _lacking(state["run"], run):
+        run.append({"epoch": epoch, "position": position, "step": step, "reweight": lacking})
     return {**state, "position": position, "step": step, "starts": starts[: epoch + 1], "run": tuple(run)}
+
+
+def _reweights(run: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The weights of a mixture that changed in a run: those at a draw stand for all before them from there on."""
+    found = list[Any]()
+    for change in run:
+        if new := [list(one) for one in change.get("reweight", ())]:
+            found = [one for one in found if one[0] < new[0][0]] + new
+    return found
+
+
+def _lacking(run: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The weights that changed in a run behind an earlier place; they hold there, too."""
+    known = _reweights(earlier)
+    return [one for one in _reweights(run) if one not in known]
 
 
 def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept: Collection[str] = ()) -> None:
@@ -124,14 +141,17 @@ def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept:
 def place(batch_sampler: Any, epoch: int, steps: int, state: Mapping[str, Any] | None) -> None:
     """Put a batch sampler at a position of an epoch, where it has a state; else at the beginning of the epoch.
 
-    What was excluded stays so, also where the state is an earlier one.
+    What was excluded and which weights a mixture got stays so, also where the state is an earlier one.
     """
     excluded = getattr(batch_sampler, "excluded_indices", None)
+    run = batch_sampler.state_dict().get("run", ()) if has_state(batch_sampler) else ()
     rewind(batch_sampler, epoch)
     if state is not None and (steps or state.get("position")) and has_state(batch_sampler):
         load_state(batch_sampler, state, epoch)
         if excluded is not None and len(excluded):
             batch_sampler.exclude(excluded.tolist())
+        for draw, weights in _lacking(run, state.get("run", ())):
+            batch_sampler.reweight(weights, draw)
 
 
 def go_back(batch_sampler: Any, epoch: int, state: Mapping[str, Any] | None) -> None:

@@ -36,7 +36,9 @@ class RunRecord:
     - ``n``: number of samples of the dataset;
     - ``options``: arguments that decide which batches there are; a change has only those that differ;
     - ``exclude``: samples left out; a change has only those that are new;
-    - ``skip``: samples that are passed over there, once.
+    - ``skip``: samples that are passed over there, once;
+    - ``reweight``: weights of a mixture that hold from a draw on, as the mixture has them; a change has only those that
+      are new.
 
     Going back, to an epoch before or to the beginning of the present one, forgets what came behind.
 
@@ -93,7 +95,7 @@ class RunRecord:
                 raise ValueError("state['run'] must be changes in the order of their steps: it was changed")
             if not _is_change(change):
                 raise ValueError(
-                    "state['run'] must hold numbers, options and samples that are left out: it was changed"
+                    "state['run'] must hold numbers, options, weights and samples that are left out: it was changed"
                 )
             before = now
         record.step, record.starts, record.changes = step, list(starts), [dict(change) for change in changes]
@@ -110,7 +112,7 @@ class RunRecord:
 
     def settings(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what holds from a place on: all changes up to there, in one."""
-        held: dict[str, Any] = {"options": {}, "exclude": []}
+        held: dict[str, Any] = {"options": {}, "exclude": [], "reweight": []}
         for change in self.changes:
             if (change["epoch"], change["position"]) > (epoch, position):
                 break
@@ -140,6 +142,8 @@ class RunRecord:
         known = set(held["exclude"])
         if excluded := [index for index in settings.get("exclude", ()) if index not in known]:
             new["exclude"] = excluded
+        if reweighted := [change for change in settings.get("reweight", ()) if change not in held["reweight"]]:
+            new["reweight"] = reweighted
         if skip:
             new["skip"] = skip
         if not new:
@@ -164,7 +168,7 @@ class RunRecord:
 
     def replans(self, change: Change) -> bool:
         """Return whether a change makes another list of batches from there on; where the record begins, none does."""
-        return change is not self.changes[0] and not change.keys().isdisjoint(("n", "options", "exclude"))
+        return change is not self.changes[0] and not change.keys().isdisjoint(("n", "options", "exclude", "reweight"))
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step before the present one is in."""
@@ -198,17 +202,22 @@ def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
         both["options"] = options
     if excluded or "exclude" in held:
         both["exclude"] = excluded
+    if "reweight" in change or "reweight" in held:
+        new = [list(one) for one in change.get("reweight", ())]  # in place of those at their draws and behind
+        both["reweight"] = [list(one) for one in held.get("reweight", ()) if not new or one[0] < new[0][0]] + new
     return both
 
 
 def _is_change(change: Mapping[str, Any]) -> bool:
-    excluded = change.get("exclude", [])
+    excluded, reweighted = change.get("exclude", []), change.get("reweight", [])
     return (
         all(_whole(change[name]) for name in ("world", "n", "skip") if name in change)
         and change.get("world", 1) > 0
         and isinstance(change.get("options", {}), Mapping)
         and isinstance(excluded, list | tuple)
         and all(map(_whole, excluded))
+        and isinstance(reweighted, list | tuple)
+        and all(isinstance(one, list | tuple) and len(one) == 2 and _whole(one[0]) for one in reweighted)
     )
 
 
