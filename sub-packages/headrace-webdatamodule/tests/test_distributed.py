@@ -145,7 +145,7 @@ def test_samples_that_are_left_out_at_different_steps_are_an_error_on_every_rank
     ranks = run_ranks(distributed_tasks.excluding, tmp_path, 2, at, 0)
     assert ranks[0]["said"] == ranks[1]["said"]
     assert "position: rank 0 has " in ranks[0]["said"]
-    assert "call exclude, skip and reshard on every rank at the same step" in ranks[0]["said"]
+    assert "call exclude, skip, reshard and reweight on every rank at the same step" in ranks[0]["said"]
 
 
 @slow

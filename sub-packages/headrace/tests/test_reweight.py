@@ -1,70 +1,23 @@
 """Weights of a mixture that change in a run of loaders: nothing is lost or repeated, and the past is known."""
 
+import copy
 import json
+import pickle
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reweight_worker import BATCHES, LENGTH, MIXTURES, SIZES, WEIGHTS, N, loader, mixture
+from runs import run_script, torchrun
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
-from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
-
-N, LENGTH, SEED = 520, 2500, 4
-DATA = NamedConcatDataset({"web": range(400), "books": range(90), "code": range(30)})
-SIZES = np.random.default_rng(0).integers(1, 50, N)
-TOKENS = SIZES + 3
-FIRST = {"web": 5, "books": 3, "code": 2}
-WEIGHTS: list[dict[str, Any]] = [
-    {"web": 1, "books": 1, "code": 4},
-    {"web": 0.7, "books": 0.3, "code": 0},
-    {"text": (0.4, {"web": 3, "books": 1}), "code": 0.6},
-]
-BATCHES: dict[str, dict[str, Any]] = {
-    "equal": {"batch_size": 20},
-    "stratified": {"max_total_size": 600, "window": 256},
-    "packed": {"max_total_size": 600, "strategy": "packed", "window": 300},
-    "bucketed": {"max_total_size": 600, "strategy": "bucketed", "cost": "padded", "window": 128},
-    "sequential": {"max_total_size": 600, "strategy": "sequential", "batch_size_multiple": 2},
-    "one window": {"max_total_size": 600},
-    "pieces": {"max_total_size": 600, "max_length": 20, "oversize": "split", "window": 256},
-}
-MIXTURES: dict[str, dict[str, Any]] = {
-    "samples": {},
-    "tokens": {"per": "token", "sizes": TOKENS},
-    "caps": {"max_passes": {"code": 31}},
-}
-
-
-def mixture(**options: Any) -> WeightedDistributedSampler:
-    own: dict[str, Any] = {"epoch_length": LENGTH, "num_replicas": 1, "rank": 0, "seed": SEED}
-    return WeightedDistributedSampler(DATA, FIRST, **own | options)
-
-
-def made(kind: str, mixed: dict[str, Any], workers: int = 0, **ranks: Any) -> ResumableLoader:
-    options, order = dict(BATCHES[kind]), mixture(**mixed)
-    batches: Any
-    if "batch_size" in options:
-        batches = DistributedBatchSampler(N, sampler=order, **options, **ranks)
-    else:
-        batches = DistributedSizeAwareBatchSampler(SIZES, sampler=order, **options, **ranks)
-    return ResumableLoader(Indices(), batches, collate_fn=list, num_workers=workers)
-
-
-class Indices:
-    """Samples that are their own indices, and pieces."""
-
-    fingerprint = "indices"
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, key: Any) -> Any:
-        return key
 
 
 def named(key: Any) -> Any:
@@ -75,7 +28,7 @@ class Run:
     """A run on simulated ranks, and what it delivered, counted with no help of the record."""
 
     def __init__(self, kind: str, mixed: str, world: int, workers: int = 0) -> None:
-        self.kind, self.mixed, self.world, self.workers, self.epoch = kind, MIXTURES[mixed], world, workers, 0
+        self.kind, self.mixed, self.world, self.workers, self.epoch = kind, mixed, world, workers, 0
         self.ranks = self.make()
         self.log: list[list[list[Any]]] = []
         self.delivered = Counter[Any]()
@@ -86,7 +39,7 @@ class Run:
 
     def make(self) -> list[ResumableLoader]:
         ranks = range(self.world)
-        return [made(self.kind, self.mixed, self.workers, num_replicas=self.world, rank=rank) for rank in ranks]
+        return [loader(self.kind, self.mixed, self.workers, num_replicas=self.world, rank=rank) for rank in ranks]
 
     def state(self) -> dict[str, Any]:
         states = [json.loads(json.dumps(rank.state_dict())) for rank in self.ranks]
@@ -113,7 +66,7 @@ class Run:
 
     def draws(self, start: int, stop: int) -> Counter[Any]:
         """What the mixture draws in this epoch, by its schedule."""
-        planned = mixture(**self.mixed, schedule=self.schedule)
+        planned = mixture(**MIXTURES[self.mixed], schedule=self.schedule)
         planned.set_epoch(self.epoch)
         longest = BATCHES[self.kind].get("max_length", 10**9)
         return Counter(
@@ -186,7 +139,7 @@ class Run:
     def check_past(self) -> None:
         state = self.state()
         assert state["batch_sampler"]["step"] == len(self.log)
-        alone = made(self.kind, self.mixed, num_replicas=1, rank=0)
+        alone = loader(self.kind, self.mixed, num_replicas=1, rank=0)
         alone.load_state_dict(state)
         for number, batches in enumerate(self.log):
             assert alone.step(number) == batches, number
@@ -203,9 +156,9 @@ CHANGES = st.one_of(
 @pytest.mark.parametrize(
     ("workers", "examples"),
     [
-        pytest.param(0, 25, marks=pytest.mark.slow),
+        pytest.param(0, 8, marks=pytest.mark.slow),
         pytest.param(2, 2, marks=pytest.mark.slow),
-        pytest.param(0, 600, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
+        pytest.param(0, 300, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
         pytest.param(2, 20, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],
 )
@@ -229,3 +182,148 @@ def test_whatever_happens_the_epoch_has_the_draws_of_its_schedule(workers: int, 
         run.close()
 
     check()
+
+
+def drawn(schedule: list[tuple[int, Any]], epoch: int = 0) -> Counter[int]:
+    """What a mixture draws in an epoch that knew of the changes from its beginning."""
+    planned = mixture(schedule=schedule)
+    planned.set_epoch(epoch)
+    return Counter(planned.take(0, LENGTH).tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "workers"), [("stratified", 2), ("equal", 0)])
+def test_two_ranks_change_the_weights_and_one_goes_on(tmp_path: Path, kind: str, workers: int) -> None:
+    place, environments = torchrun(2)
+    ranks = run_script(
+        Path(__file__).parent / "reweight_worker.py", [kind, [0, 0], workers, tmp_path], tmp_path, environments
+    )
+    del place
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    first, second = [json.loads(rank.stdout) for rank in ranks]
+    assert first["changed"] == second["changed"]
+    steps = [list(step) for step in zip(first["came"], second["came"], strict=True)]
+    schedule = [(first["changed"][0], WEIGHTS[0])]
+    assert Counter(index for step in steps for batch in step for index in batch) == drawn(schedule)
+    alone = loader(kind, num_replicas=1, rank=0)
+    alone.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert [alone.step(number) for number in range(20)] == steps[:20]
+    rest = Counter(index for batch in alone for index in batch)
+    assert rest + Counter(index for step in steps[:20] for batch in step for index in batch) == drawn(schedule)
+
+
+@pytest.mark.slow
+def test_other_weights_on_one_rank_are_an_error_on_every_rank(tmp_path: Path) -> None:
+    place, environments = torchrun(2)
+    script = Path(__file__).parent / "reweight_worker.py"
+    ranks = run_script(script, ["stratified", [0, 1], 0, tmp_path], tmp_path, environments)
+    del place
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    first, second = [json.loads(rank.stdout) for rank in ranks]
+    assert first["said"] == second["said"]
+    assert "call exclude, skip, reshard and reweight on every rank at the same step" in first["said"]
+    assert len(first["came"]) == 12
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_an_epoch_that_begins_anew_keeps_the_weights(kind: str) -> None:
+    one = loader(kind, num_replicas=1, rank=0)
+    for _ in one:
+        if one.steps == 10:
+            draw, _ = one.reweight(WEIGHTS[0])
+            break
+    again = Counter(index for batch in one for index in batch)
+    assert again == drawn([(draw, WEIGHTS[0])])
+    assert [index for number in range(3) for index in one.step(number)[0]] == [
+        index for number in range(3) for index in loader(kind, num_replicas=1, rank=0).step(number)[0]
+    ], "before the draw nothing is another"
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_copies_and_looks_have_the_weights_and_move_nothing(kind: str) -> None:
+    one = loader(kind, num_replicas=1, rank=0)
+    batches = iter(one)
+    came = list(islice(batches, 10))
+    draw, step = one.reweight(WEIGHTS[0])
+    assert [one.step(number)[0] for number in range(10)] == came
+    state = one.state_dict()
+    others = [copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))]
+    next(iter(one))
+    coming = one.step(step)[0]
+    assert one.state_dict() == state
+    rest = list(batches)
+    assert rest[step - 10] == coming
+    assert Counter(index for batch in came + rest for index in batch) == drawn([(draw, WEIGHTS[0])])
+    for other in others:
+        assert list(other) == rest
+        other.reweight(WEIGHTS[1])
+    assert one.step(step)[0] == coming, "a copy has a mixture of its own"
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified", "sequential"])
+def test_a_state_is_small_and_needs_the_weights_of_the_beginning(kind: str) -> None:
+    one = loader(kind, num_replicas=1, rank=0)
+    list(islice(one, 10))
+    before = len(json.dumps(one.state_dict()))
+    one.reweight(WEIGHTS[1])
+    state = one.state_dict()
+    assert len(json.dumps(state)) - before < 130
+    order = mixture(schedule=[(2048, WEIGHTS[0])])
+    other = loader(kind, num_replicas=1, rank=0)
+    changed: Any = other.batch_sampler
+    changed = (
+        DistributedBatchSampler(N, 20, sampler=order)
+        if kind == "equal"
+        else DistributedSizeAwareBatchSampler(SIZES, sampler=order, **BATCHES[kind])
+    )
+    with pytest.raises(ValueError, match="fingerprint"):
+        changed.load_state_dict(state["batch_sampler"])
+    assert order.reweights == [], "a refusal leaves the mixture as it was"
+    for damage in ("x", [[1024]], [[1024, ["1/0", 1, 1]]], [[1024, [1, 1]]], [[0, [1, 1, 1]]], [[7, [1, 1, 1]]]):
+        run = [
+            {**change, "reweight": damage} if "reweight" in change else change
+            for change in state["batch_sampler"]["run"]
+        ]
+        with pytest.raises(ValueError, match=r"it was changed|reweights|differs in|checkpoint has"):
+            other.load_state_dict({**state, "batch_sampler": {**state["batch_sampler"], "run": run}})
+
+
+def test_where_weights_cannot_change_the_error_names_the_cure() -> None:
+    def plain(batches: Any) -> ResumableLoader:
+        one = ResumableLoader(list(range(N)), batches, collate_fn=list)
+        next(iter(one))
+        return one
+
+    cure = "sampler must mix sources by weight for that, got NoneType: give a WeightedDistributedSampler"
+    for batches in (DistributedBatchSampler(N, 20), DistributedSizeAwareBatchSampler(SIZES, 600)):
+        with pytest.raises(TypeError, match=cure):
+            plain(batches).reweight(WEIGHTS[0])
+    listed = torch.utils.data.BatchSampler(mixture(), 20, drop_last=False)
+    with pytest.raises(
+        TypeError, match=r"batch_sampler must have reweight\(\) for that, got BatchSampler: use Distributed"
+    ):
+        plain(listed).reweight(WEIGHTS[0])
+    by_tokens = DistributedSizeAwareBatchSampler(SIZES, 600, sampler=mixture(), tokens_per_step=1200)
+    with pytest.raises(
+        ValueError, match="tokens_per_step must be None for that, got 1200: give the weights to the mix"
+    ):
+        plain(by_tokens).reweight(WEIGHTS[0])
+    fresh = loader("equal", num_replicas=1, rank=0)
+    with pytest.raises(ValueError, match="reweight must come after the first samples: construct the sampler with"):
+        fresh.reweight(WEIGHTS[0])
+    for kind in ("equal", "stratified"):
+        one = loader(kind, num_replicas=1, rank=0)
+        batches = iter(one)
+        began = list(islice(batches, 5))
+        with pytest.raises(ValueError, match="names 'poems'"):
+            one.reweight({"poems": 1})
+        with pytest.raises(ValueError, match="at least one weight above 0"):
+            one.reweight({"web": 0, "books": 0, "code": 0})
+        assert began + list(batches) == list(loader(kind, num_replicas=1, rank=0)), "the loop goes on"
+    scheduled = mixture(schedule=[(9000, WEIGHTS[1])])
+    one = plain(DistributedBatchSampler(N, 20, sampler=scheduled))
+    told = (
+        "position must not lie before the last change of the schedule, at 9000, got 1024: wait until the run is there"
+    )
+    with pytest.raises(ValueError, match=told):
+        one.reweight(WEIGHTS[0])
