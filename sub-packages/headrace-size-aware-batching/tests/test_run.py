@@ -5,7 +5,8 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.planning.planner import make_planner
+from headrace.size_aware_batching.planning.prepared import prepare
 
 SIZES = np.random.default_rng(0).integers(1, 50, 700)
 OPTIONS: dict[str, list[Any]] = {
@@ -326,6 +329,83 @@ def test_what_was_too_large_comes_where_a_larger_budget_holds_it() -> None:
     large = made(num_replicas=1, rank=0, oversize="skip")
     large.load_state_dict(small.state_dict(), accept={"max_total_size"})
     assert sorted([*delivered, *chain.from_iterable(large)]) == list(range(len(SIZES)))
+
+
+@pytest.mark.parametrize("strategy", OPTIONS["strategy"])
+def test_what_an_epoch_drops_at_its_end_does_not_come_again(strategy: str) -> None:
+    def sampler(world: int, rank: int, n: int = 300, tail: str = "drop") -> DistributedSizeAwareBatchSampler:
+        return made(sizes=SIZES[:n], num_replicas=world, rank=rank, tail=tail, strategy=strategy)
+
+    dropped = []
+    for world in (7, 8, 9):
+        ranks = [sampler(world, rank) for rank in range(world)]
+        came = {index for rank in ranks for batch in islice(rank, len(rank)) for index in batch}
+        dropped.append(300 - len(came))
+        assert [rank.state_dict()["position"] for rank in ranks] == [300] * world, "all have had their turn"
+        skipped, finished = sampler(world, 0), sampler(world, 0)
+        assert len(skipped.skip(10**6)) == len(came)
+        assert list(finished)
+        for ended in (ranks[0], skipped, finished):
+            state = ended.state_dict()
+            fewer, split, grown = sampler(1, 0), sampler(1, 0, tail="split"), sampler(1, 0, 330)
+            fewer.load_state_dict(state)
+            split.load_state_dict(state, accept={"tail"})
+            grown.load_state_dict(state, accept={"data"})
+            assert list(fewer) == list(split) == []
+            assert sorted(chain.from_iterable(grown)) == list(range(300, 330))
+    assert any(dropped)
+
+
+def folded(*words: int) -> int:
+    """The key of some words: SplitMix64 of each in turn, in Python's integers."""
+
+    def mixed(word: int) -> int:
+        word = (word + 0x9E3779B97F4A7C15) % 2**64
+        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+        return word ^ (word >> 31)
+
+    key = 0
+    for word in words:
+        key = mixed(key ^ mixed(word))
+    return key
+
+
+@pytest.mark.parametrize("strategy", OPTIONS["strategy"])
+@pytest.mark.parametrize("order", [None, Order])
+def test_the_rest_of_an_epoch_is_planned_by_seed_epoch_and_position(strategy: str, order: type[Order] | None) -> None:
+    """As the samples that are left, with a key of their own: that of the epoch would deal like samples as it did."""
+    epoch, seed = 3, 11
+    options: dict[str, Any] = {"strategy": strategy, "seed": seed, "num_replicas": 1, "rank": 0, "window": 64}
+    sampler = made(**options, sampler=None if order is None else order(len(SIZES)))
+    sampler.set_epoch(epoch)
+    came: list[int] = []
+    excluded: list[int] = []
+    for steps, key in ((9, folded(seed, epoch)), (5, None), (4, None)):
+        position = len(came)
+        left = [index for index in range(len(SIZES)) if index not in {*came, *excluded}]
+        if key is None:
+            key = folded(seed, epoch, position)
+        plan = planned_alone(sampler, left, key) if order is None else None
+        if order is not None and position:
+            assert sampler._plan_epoch().key == key  # type: ignore[union-attr]  # whose order is its own
+        begun = list(islice(sampler, steps))
+        assert plan is None or begun == plan[:steps]
+        came += chain.from_iterable(begun)
+        new = next(index for index in left if index not in came)
+        sampler.exclude([new])
+        excluded.append(new)
+
+
+def planned_alone(sampler: DistributedSizeAwareBatchSampler, left: list[int], key: int) -> list[list[int]]:
+    """Plan some samples as a list of their own."""
+    sized = prepare(SIZES, 180, sampler.options)
+    planner = make_planner(replace(sized, kept=np.array(left)), sampler.options)
+    return [
+        indices[begin:end].tolist()
+        for indices, offsets in planner.batches(key, 0)
+        for begin, end in pairwise(offsets.tolist())
+    ]
 
 
 def test_a_state_without_a_record_resumes_and_its_record_begins_there() -> None:

@@ -24,6 +24,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.loading import worker
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
+from headrace.webdatamodule.loading.permutation import Shuffle
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 N = 40
@@ -89,6 +90,43 @@ def test_a_change_is_refused_with_the_name_by_which_it_is_accepted() -> None:
         ValueError, match=r"of other train data .*, go on with accept=\{'data'\} where samples were app"
     ):
         more.load_state_dict(saved.state_dict())
+
+
+def test_what_an_epoch_drops_at_its_end_does_not_come_again() -> None:
+    def made(count: int = N, **options: Any) -> ResumableLoader:
+        return loader(
+            list(range(count)), **{"drop_last": True, "num_replicas": 3, "rank": 0, "batch_size": 3} | options
+        )
+
+    ended, skipped = made(), made()
+    assert len(list(ended)) == 4  # of 36 samples on all ranks
+    assert len(skipped.skip(9)) == 36
+    for one in (ended, skipped):
+        state = one.state_dict()
+        assert state["batch_sampler"]["position"] == N
+        alone: dict[str, Any] = {"num_replicas": 1, "rank": 0}
+        fewer, all_of_them, grown = made(**alone), made(drop_last=False), made(N + 7, **alone)
+        fewer.load_state_dict(state)
+        all_of_them.load_state_dict(state, accept={"drop_last"})
+        grown.load_state_dict(state, accept={"data"})
+        assert list(fewer) == list(all_of_them) == []
+        assert set(flat(grown)) < set(range(N, N + 7))
+
+
+@pytest.mark.parametrize("changed", ["data", "shuffle"])
+def test_the_rest_of_an_epoch_is_shuffled_by_seed_epoch_and_position(changed: str) -> None:
+    saved = loader(shuffle=changed == "data")
+    saved.set_epoch(2)
+    came = flat(islice(saved, 3))
+    other = loader(list(range(N + 9))) if changed == "data" else loader()
+    other.load_state_dict(saved.state_dict(), accept={changed})
+    left = flat(saved)[12:] if changed == "shuffle" else None
+    if left is None:
+        whole = loader()
+        whole.set_epoch(2)
+        left = flat(whole)[12:] + list(range(N, N + 9))
+    assert flat(other) == [left[place] for place in Shuffle(len(left), 1, 2, 12).take(0, len(left))]
+    assert flat(other.step(number)[0] for number in range(3)) == came
 
 
 class Plain(Dataset[int]):

@@ -32,7 +32,13 @@ from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
 from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
-from headrace.size_aware_batching.planning.distribution import Steps, distribute_packed, distribute_steps, n_steps
+from headrace.size_aware_batching.planning.distribution import (
+    Steps,
+    distribute_packed,
+    distribute_steps,
+    last_known,
+    n_steps,
+)
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
@@ -486,7 +492,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         else:
             batches = planner.batches(self._key(epoch), position)
             tail, distributed = self.tail, distribute_steps(batches, replicas, self.tail, self._balance())
-        for steps in distributed:
+        for steps, is_last in last_known(distributed) if tail == "drop" else ((steps, False) for steps in distributed):
             offsets = steps.offsets
             if steps.repeated and tail == "split":
                 _warn_of_repetition(self._keys(steps.indices[offsets[-1 - steps.repeated] :]), replicas, steps.repeated)
@@ -495,7 +501,10 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
                 reached = number + (1 if of_all else replicas - rank)  # of this list of batches
                 given += 1
-                if self._cursor.move(this, position + int(offsets[min(reached, repeated_from)])):
+                place = position + int(offsets[min(reached, repeated_from)])
+                if is_last and reached >= repeated_from:
+                    place = planner.n_samples  # what is dropped behind it has had its turn
+                if self._cursor.move(this, place):
                     self._record.step = step + (given // replicas if of_all else given)
                 span = slice(int(offsets[number]), int(offsets[number + 1]))
                 self.draws = None if draws is None else draws[span].tolist()

@@ -177,10 +177,13 @@ class RunChanges(Sampler[list[Any]]):
         if self._record.begin(self.epoch, start, self._settings(self.num_replicas)):
             self._plans = None
         planner = self._plan_epoch()
-        places = [place for _, place in islice(self._dealt(planner, self, key, start, self.num_replicas), count)]
+        dealt = self._dealt(planner, self, key, start, self.num_replicas)
+        places = [place for _, place in islice(dealt, count)]
         place = places[-1] if places else start
         skipped = delivered(planner, key, place)[start - getattr(planner, "origin", 0) :]
         skipped = skipped if self._pieces is None else self._pieces.samples[skipped]
+        if places and self.tail == "drop" and next(dealt, None) is None:
+            place = planner.n_samples  # what is dropped behind the last step has had its turn
         self._record.note(self.epoch, start, {}, skip=place - start)
         self._plans = None
         self._interrupt(place)

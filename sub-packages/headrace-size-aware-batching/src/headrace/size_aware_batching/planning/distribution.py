@@ -110,6 +110,17 @@ def distribute_steps(
             yield rest
 
 
+def last_known(distributed: Iterable[Steps]) -> Iterator[tuple[Steps, bool]]:
+    """Yield steps, and whether they are the last ones; those that follow are made first."""
+    before: Steps | None = None
+    for steps in distributed:
+        if before is not None:
+            yield before, False
+        before = steps
+    if before is not None:
+        yield before, True
+
+
 def distribute_packed(packed: Iterable[Batches], num_replicas: int) -> Iterator[Steps]:
     """Distribute optimizer steps one by one, each of which is packed for this number of ranks.
 

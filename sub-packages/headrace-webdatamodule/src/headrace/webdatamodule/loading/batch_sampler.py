@@ -176,7 +176,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             begin = spans[0][0]
             ids = stretch.order(begin, spans[-1][1]).tolist()
             for step, (low, high) in enumerate(spans, first + 1):
-                if self._cursor.move(iteration, high):
+                # What is dropped behind the last step has had its turn.
+                if self._cursor.move(iteration, high if step < steps else stretch.end):
                     self._record.step = begun + step
                 if high - low < world:
                     _warn_of_repetition(ids[low - begin : high - begin], world)
@@ -352,12 +353,13 @@ class DistributedBatchSampler(Sampler[list[int]]):
         count, world, start = checked_int("steps", steps, 1), self._ranks.world_size(), self._cursor.position
         self._begin_record(start, world)
         stretch = self._of_epoch(self.epoch)[-1]
-        count = min(count, stretch.steps(start, world))
-        place = stretch.span(start, count - 1, world)[1] if count else start
+        count = min(count, steps := stretch.steps(start, world))
+        stop = stretch.span(start, count - 1, world)[1] if count else start
+        place = stretch.end if count == steps and count else stop  # what is dropped at the end has had its turn
         self._record.note(self.epoch, start, {}, skip=place - start)
         self._stretches = None
         self._interrupt(place)
-        return stretch.order(start, place)
+        return stretch.order(start, stop)
 
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
         """Change the weights of the mixture that is the `sampler`; call it on every rank at the same step.
