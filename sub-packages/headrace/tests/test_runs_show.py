@@ -244,6 +244,8 @@ def test_pieces_of_long_samples_have_their_range(tmp_path: Path, command: Comman
     [
         (lambda: DistributedBatchSampler(N, 4, sampler=order()), "came from a sampler"),
         (lambda: batches_by_size(sampler=order()), "differs in sampler"),
+        (lambda: reweighted(DistributedBatchSampler(N, 4, sampler=order())), "a mixture that got other weights"),
+        (lambda: reweighted(batches_by_size(sampler=order())), "a mixture that got other weights"),
         (lambda: batches_by_size(work=SIZES**2), "differs in work"),
         (lambda: batches_by_size(cost=rectangle, strategy="bucketed"), "cost of this run is a function"),
     ],
@@ -264,6 +266,18 @@ def rectangle(n: Any, largest: Any) -> Any:
 
 def order() -> Any:
     return WeightedDistributedSampler(range(N), {(0, 100): 1, (100, N): 2}, num_replicas=1, rank=0)
+
+
+def reweighted(batches: Any) -> Any:
+    next(iter(batches))
+    assert batches.reweight({(0, 100): 1, (100, N): 0.3})[0] == 1024
+    return batches
+
+
+def test_other_weights_of_a_mixture_are_listed(tmp_path: Path, command: Command) -> None:
+    path = saved(tmp_path / "x.pt", batches=reweighted(DistributedBatchSampler(N, 4, sampler=order())))
+    assert "step 1, epoch 0, position 4: weights [1, '3/10'] from draw 1,024 on" in command("show", path)
+    assert command.document(path)["run"][-1]["reweight"] == [[1024, [1, "3/10"]]]
 
 
 def test_optimizer_steps_by_tokens_are_refused_as_by_the_sampler(tmp_path: Path, command: Command) -> None:

@@ -145,6 +145,9 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
         what += [f"{name} {change[name]:,}" for name in ("n", "world", "skip") if name in change]
         if change.get("exclude"):
             what.append(f"leaves out {_counted(len(change['exclude']), 'sample')}")
+        what += [
+            f"weights {_escaped(str(weights))} from draw {draw:,} on" for draw, weights in change.get("reweight", ())
+        ]
         yield f"  step {change['step']:,}, epoch {change['epoch']}, position {change['position']:,}: {', '.join(what)}"
 
 

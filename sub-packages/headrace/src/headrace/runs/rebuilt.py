@@ -21,7 +21,7 @@ class Run:
 
     Attributes:
         kind: Name of the batch sampler's class.
-        settings: What holds at its position: "world", "n", "options", "exclude".
+        settings: What holds at its position: "world", "n", "options", "exclude", "reweight".
         n_samples: Number of samples of the dataset.
     """
 
@@ -62,6 +62,11 @@ class Run:
             CheckpointError: The state was changed.
             ValueError: The sizes are others, or the record does not hold all that decides the batches.
         """
+        if self.settings["reweight"]:
+            raise ValueError(
+                "the order of this run came from a mixture that got other weights, and the state does not hold its "
+                f"sources: {IN_PYTHON}"
+            )
         return (self._of_batches if self.kind == EQUAL else self._of_sizes)(sizes, num_replicas or self.world or 1)
 
     def _of_batches(self, _: Any, world: int) -> Any:

@@ -56,7 +56,8 @@ def rest_of_order(planner: Planner | RestPlanner, epoch_key: int, position: int)
     """Return the samples of a user's order that are left: first those of the current window, then the next windows."""
     if isinstance(planner, RestPlanner):
         return rest_of_order(planner.inner, planner.key, position - planner.origin)
-    order, begun = planner.order, np.zeros(0, np.int64)  # type: ignore[union-attr]  # an order has no strata
+    order: SliceOrder = planner.order  # type: ignore[union-attr,assignment]  # an order has no strata
+    begun = np.zeros(0, np.int64)
     behind = windows_begun(planner, position)
     if behind > position:
         indices, _ = planner.group(epoch_key, int(np.searchsorted(planner.starts, position)) - 1)  # type: ignore[union-attr]  # has windows
