@@ -1,8 +1,10 @@
 """How Sphinx builds the site: ``./scripts/docs``."""
 
+import html
 import io
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from enum import Enum
@@ -11,13 +13,16 @@ from pathlib import Path
 from typing import Any, is_typeddict
 
 from docutils import nodes
+from docutils.io import NullOutput
 from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.builders.text import TextBuilder
 from sphinx.domains.python._object import PyObject
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from sphinx.util.typing import stringify_annotation
+from sphinx.writers.text import TextWriter
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -33,6 +38,7 @@ COMMANDS = {
     "headrace-runs": "headrace.runs.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
+_FOUND_BY = re.compile(r"^<!-- found by: (.*?) -->$", re.MULTILINE | re.DOTALL)
 _HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ARRAY = re.compile(r"(~?)(?:numpy\.)?ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], (?:~?numpy\.)?dtype\[(.*?)\]\]")
@@ -47,7 +53,13 @@ _logger = logging.getLogger(__name__)
 
 project = "headrace"
 author = "the authors of headrace"
-html_title = "headrace"
+release = version = tomllib.loads((ROOT / "sub-packages" / "headrace" / "pyproject.toml").read_text())["project"][
+    "version"
+]
+html_title = f"headrace {release}"
+html_logo = html_favicon = "_static/mark.svg"
+html_baseurl = os.environ.get("SITE_URL", "")  # absolute, with a slash at its end; pictures of social previews need it
+html_search_scorer = str(DOCS / "search_scorer.js")
 html_theme = "furo"
 html_show_copyright = False
 html_show_sphinx = False
@@ -61,7 +73,8 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 exclude_patterns = ["_build"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and what a program printed
 default_role = "code"  # `name` in a docstring
 highlight_language = "python"
 myst_heading_anchors = 4  # page.md#heading is checked
@@ -96,6 +109,16 @@ def insert_help(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: 
         return f"```text\n{_COLOURS.sub('', text.getvalue())}```"
 
     source[0] = _HELP.sub(said, source[0])
+
+
+def insert_index(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Index a page or section by the words in ``<!-- found by: oom; ... -->``, so that a search begins with it."""
+
+    def indexed(match: re.Match[str]) -> str:
+        words = (" ".join(word.split()) for word in match[1].split(";"))
+        return "```{index} " + ", ".join(f"! {word}" for word in words) + "\n```"
+
+    source[0] = _FOUND_BY.sub(indexed, source[0])
 
 
 def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -222,22 +245,78 @@ def all_documented(app: Sphinx, env: Any) -> None:  # noqa: ARG001 -- Sphinx nam
         _logger.warning("%s is public, but no page documents it", name)
 
 
+def titles_of_their_own(app: Sphinx, env: Any) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Warn of pages that the contents name otherwise than the page itself."""
+    for docname in env.found_docs:
+        for toctree in env.get_doctree(docname).findall(addnodes.toctree):
+            for title, page in toctree["entries"]:
+                if title:
+                    _logger.warning(
+                        "%s is %r in the contents: use the title of the page", page, title, location=docname
+                    )
+
+
+def describe(*event: Any) -> None:
+    """Say in the head of a page what it is about, for search engines and previews of links."""
+    app, pagename, _, context, doctree = event
+    if doctree is None:
+        return
+    title = f"{app.env.titles[pagename].astext()} - headrace" if pagename != "index" else "headrace"
+    tags = {
+        "og:type": "website",
+        "og:site_name": "headrace",
+        "og:title": title,
+        "og:description": first_sentence(doctree),
+    }
+    if app.config.html_baseurl:
+        tags["og:url"] = context["pageurl"]
+        tags["og:image"] = f"{app.config.html_baseurl}_images/quickstart.png"
+    lines = [f'<meta property="{name}" content="{html.escape(text)}">' for name, text in tags.items()]
+    lines += [f'<meta name="description" content="{html.escape(tags["og:description"])}">']
+    lines += ['<meta name="twitter:card" content="summary_large_image">']
+    context["metatags"] = context.get("metatags", "") + "\n".join(lines)
+
+
+def first_sentence(tree: nodes.document) -> str:
+    """Return how the text of a page begins."""
+    paragraph = next(tree.findall(nodes.paragraph), nodes.paragraph()).astext().replace("\n", " ")
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)[0].rstrip(":")
+
+
 def write_llms(app: Sphinx, exception: Exception | None) -> None:
-    """Write llms.txt: every page with the first sentence of it, in the order of the site."""
+    """Write llms.txt, every page with its first sentence in the order of the site, and llms-full.txt with all text."""
     if exception is not None or app.builder.name != "html":
         return
-    lines = []
+    lines, texts = [], []
+    printer = TextBuilder(app, app.env)  # of the pages that Sphinx makes from docstrings, there is no Markdown to give
+    printer.init()
     for docname in in_order(app.env, "index"):
         tree = app.env.get_doctree(docname)
-        title = app.env.titles[docname].astext()
-        paragraph = next(tree.findall(nodes.paragraph), nodes.paragraph()).astext().replace("\n", " ")
-        first = re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)[0].rstrip(":")
+        title, first = app.env.titles[docname].astext(), first_sentence(tree)
+        made = docname.startswith("reference/")
+        page = f"{docname}.html" if made else f"_sources/{docname}.md"
+        if made:
+            writer = TextWriter(printer)
+            writer.write(app.env.get_and_resolve_doctree(docname, printer), NullOutput())
+            text = writer.output
+        else:
+            text = Path(app.srcdir, f"{docname}.md").read_text()
+        texts.append(f"<!-- {docname} -->\n\n{text.strip()}\n")
         if docname == "index":
-            lines += [f"# {title}", "", f"> {first}", "", "## Pages", ""]
-            continue
-        page = f"{docname}.html" if docname.startswith("reference/") else f"_sources/{docname}.md"
-        lines.append(f"- [{title}]({page}): {first}")
+            lines += [
+                f"# {title}",
+                "",
+                f"> {first}",
+                "",
+                "All pages in one file: [llms-full.txt](llms-full.txt)",
+                "",
+                "## Pages",
+                "",
+            ]
+        else:
+            lines.append(f"- [{title}]({page}): {first}")
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
+    Path(app.outdir, "llms-full.txt").write_text("\n".join(texts))
 
 
 def in_order(env: Any, docname: str) -> Iterator[str]:
@@ -252,6 +331,7 @@ def setup(app: Sphinx) -> None:
     for field in PyObject.doc_field_types:
         field.label = "Attributes" if field.name == "variable" else field.label
     app.connect("source-read", insert_help)
+    app.connect("source-read", insert_index)
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_colons, priority=400)
     app.connect("autodoc-process-signature", short_arguments)
@@ -261,4 +341,6 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-resolved", link_names)
     app.connect("doctree-resolved", classes)
     app.connect("env-check-consistency", all_documented)
+    app.connect("env-check-consistency", titles_of_their_own)
+    app.connect("html-page-context", describe)
     app.connect("build-finished", write_llms)

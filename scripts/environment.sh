@@ -23,7 +23,8 @@ environment() {
     done
     case "$extra" in
         test) tools=(build import-linter mypy pytest-xdist ruff types-tqdm) ;;
-        docs) tools=(sphinx myst-parser furo) ;; # the generator, Markdown for it, a theme that fits a telephone
+        # the generator, Markdown for it, a theme that fits a telephone, a button that copies an example
+        docs) tools=(sphinx myst-parser furo sphinx-copybutton) ;;
     esac
     echo "installing headrace into $VENV (once)" >&2
     # Another interpreter needs another environment.
