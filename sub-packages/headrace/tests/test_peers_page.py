@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,17 @@ def test_the_tables_are_those_of_the_figures() -> None:
     tables = page.tables(DOCS / "figures")
     assert {match[2] for match in page.MARKED.finditer(text)} >= set(tables)
     assert page.filled(text, tables) == text
+
+
+def test_the_page_opens_with_lost_samples_broken_budgets_and_ranks_that_differ() -> None:
+    page = page_module()
+    first, second, *_ = page.MARKED.finditer((DOCS / "peers.md").read_text())
+    assert (first[2], second[2]) == ("kept", "resume")
+    rows = page.tables(DOCS / "figures")["kept"].splitlines()
+    assert rows[0] == "|  | samples lost, repeated | batches over the budget | largest batch | ranks' steps differ by |"
+    ours = [row for row in rows if row.startswith("| headrace")]
+    assert len(ours) == 3
+    assert all(re.search(r"\| 0, 0 \| 0 \| (1|0.999) \| 0, 0 \|$", row) for row in ours)
 
 
 def test_a_table_that_was_changed_by_hand_is_noticed() -> None:

@@ -74,6 +74,28 @@ def table(head: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def kept_table(found: dict[str, Any]) -> str:
+    """What each method keeps of what a training relies on: its worst case over all sets of samples."""
+    methods = {row["name"]: list[Row]() for rows in found["rows"].values() for row in rows}
+    for rows in found["rows"].values():
+        for row in rows:
+            methods[row["name"]].append(row)
+    methods = dict(sorted(methods.items(), key=lambda method: not method[0].startswith("headrace")))  # ours first
+    worst = {
+        name: {key: max(row[key] for row in rows) for key in ("lost", "repeated", "violations", "largest")}
+        | {"steps": [max(steps) for steps in zip(*(row["steps_differ_by"] for row in rows), strict=True)]}
+        for name, rows in methods.items()
+    }
+    columns = {
+        "": list(worst),
+        "samples lost, repeated": [f"{row['lost']}, {row['repeated']}" for row in worst.values()],
+        "batches over the budget": [percent(row["violations"]) for row in worst.values()],
+        "largest batch": [number(row["largest"]) for row in worst.values()],
+        "ranks' steps differ by": ["{}, {}".format(*row["steps"]) for row in worst.values()],
+    }
+    return table(list(columns), list(columns.values()))
+
+
 def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
     """What the batches of an epoch are worth."""
     rows = [row for row in found["rows"][corpus] if row["cost"] == cost]
@@ -85,11 +107,8 @@ def batching_table(found: dict[str, Any], corpus: str, cost: str) -> str:
         "real tokens of the budget": marked([percent(row["fill"]) for row in rows], lawful, False, ours),
         "padding": marked([percent(r["padding"]) for r in rows], [r["padding"] for r in rows], True, ours),
         "batches over budget": [percent(row["violations"]) for row in rows],
-        "largest": [number(row["largest"]) for row in rows],
         "imbalance, 8 ranks": marked(*pair(rows, "imbalance_8", 4), True, ours),
         "64 ranks": marked(*pair(rows, "imbalance_64", 4), True, ours),
-        "steps differ by": ["{}, {}".format(*row["steps_differ_by"]) for row in rows],
-        "lost, repeated": [f"{row['lost']}, {row['repeated']}" for row in rows],
     }
     if cost == "sum":
         columns.pop("padding")
@@ -226,6 +245,7 @@ def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
                 for cost in ("sum", "padded")
             }
             made |= {f"planning {cost}": planning_table(found, cost) for cost in ("sum", "padded")}
+            made["kept"] = kept_table(found)
         elif part == "reading":
             made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
         elif part == "steps":
