@@ -10,6 +10,10 @@ from pathlib import Path
 
 FINDS = {
     "migrate webdataset": "choose/from-webdataset",
+    "jupyter": "how-to/jupyter",
+    "slurm array": "how-to/writing",
+    "audio": "how-to/audio",
+    "get_eval_dataloader": "how-to/evaluation",
     "loss spike": "how-to/spikes",
     "gradient accumulation": "how-to/tokens-per-step",
     "oom": "how-to/memory",
