@@ -28,7 +28,8 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINE = 100  # characters of a signature
 LONG = 30  # of a cell that is a sentence, or of code that may be broken
-SOURCE = "https://github.com/headrace/headrace"
+PROJECT = tomllib.loads((ROOT / "sub-packages" / "headrace" / "pyproject.toml").read_text())["project"]
+SOURCE = PROJECT["urls"]["Source"]
 PACKAGES = ("headrace.size_aware_batching", "headrace.weighted_sampler", "headrace.webdatamodule")
 PUBLIC = {name: f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__}
 COMMANDS = {
@@ -53,9 +54,7 @@ _logger = logging.getLogger(__name__)
 
 project = "headrace"
 author = "the authors of headrace"
-release = version = tomllib.loads((ROOT / "sub-packages" / "headrace" / "pyproject.toml").read_text())["project"][
-    "version"
-]
+release = version = PROJECT["version"]
 html_title = f"headrace {release}"
 html_logo = html_favicon = "_static/mark.svg"
 html_baseurl = os.environ.get("SITE_URL", "")  # absolute, with a slash at its end; pictures of social previews need it
@@ -68,7 +67,12 @@ html_copy_source = True  # llms.txt names the Markdown of the pages
 html_sourcelink_suffix = ""
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
-html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
+html_theme_options = {
+    "source_repository": SOURCE,
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "footer_icons": [{"name": "Source", "url": SOURCE, "html": "Source", "class": "source"}],
+}
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 exclude_patterns = ["_build"]
