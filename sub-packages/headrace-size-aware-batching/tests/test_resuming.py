@@ -140,6 +140,7 @@ ACCEPTED: dict[str, list[dict[str, Any]]] = {  # a resume may change these: the 
     "rank": [{"num_replicas": 2, "rank": 1}, {"num_replicas": 1, "rank": "all"}],
     "mesh": [{"mesh": type("Mesh", (), {"size": lambda self: 2, "get_local_rank": lambda self: 1})}],
     "accumulate": [{"tokens_per_step": 2000, "accumulate": 9}],
+    "plan_cache": [{"plan_cache": "plans"}],
 }
 
 
@@ -161,7 +162,10 @@ def test_another_value_of_an_argument_that_decides_the_batches_is_refused(name: 
 
 
 @pytest.mark.parametrize("options", [case for cases in ACCEPTED.values() for case in cases])
-def test_other_ranks_resume_each_sample_once(options: dict[str, Any]) -> None:
+def test_other_ranks_resume_each_sample_once(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     saved = made(**{name: value for name, value in options.items() if name == "tokens_per_step"})
     batches = iter(saved)
     delivered = [index for batch in islice(batches, 3) for index in batch]

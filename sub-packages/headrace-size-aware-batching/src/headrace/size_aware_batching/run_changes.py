@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -341,7 +342,7 @@ class RunChanges(Sampler[list[Any]]):
             return PlannedPart(0, sampler, sampler._plan_epoch(epoch))
         sampler._refuse_within_epoch()
         position = part.change["position"] if part.change else 0
-        earlier, prepared, order, by_size = before[-1], sampler._prepared, None, None
+        earlier, prepared, order, presorted = before[-1], sampler._prepared, None, None
         if position > earlier.planner.n_samples:
             raise ValueError(
                 f"position must be an int from 0 to {earlier.planner.n_samples}, the samples of the epoch, got "
@@ -352,7 +353,7 @@ class RunChanges(Sampler[list[Any]]):
             retired[delivered(earlier.planner, earlier.sampler._key(epoch), position)] = True
             kept = without(prepared.kept, len(prepared.sizes), np.flatnonzero(retired[: len(prepared.sizes)]))
             prepared = replace(prepared, kept=kept)
-            by_size = still_sorted(earlier.planner, earlier.sampler._prepared.sizes, prepared)
+            presorted = partial(still_sorted, earlier.planner, earlier.sampler._prepared.sizes, prepared)
         else:
             order = rest_of_order(earlier.planner, earlier.sampler._key(epoch), position)
             order = self._reweighted(order, epoch, earlier.sampler, sampler)
@@ -362,7 +363,7 @@ class RunChanges(Sampler[list[Any]]):
         return PlannedPart(
             position,
             sampler,
-            RestPlanner(position, make_planner(prepared, sampler.options, order, by_size=by_size), key),
+            RestPlanner(position, make_planner(prepared, sampler.options, order, presorted=presorted), key),
         )
 
     @staticmethod

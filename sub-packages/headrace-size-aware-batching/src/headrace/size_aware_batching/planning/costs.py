@@ -47,9 +47,12 @@ class Cost(ABC):
 
     @abstractmethod
     def prepare(
-        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
-        """Return the sizes in the unit of the limits, the limits, and the samples that exceed them by themselves."""
+        """Return the sizes in the unit of the limits, the limits, and the samples that exceed them by themselves.
+
+        ``largest`` is the largest size, where it is known.
+        """
 
     @abstractmethod
     def of(self, sizes: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -93,11 +96,15 @@ class SumCost(Cost):
         sizes: NDArray[Any],
         budget: Budget,
         max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+        largest: int | None = None,
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return whole units, whose sums are exact, and the budgets in them."""
         given = budgets_of(budget, sizes)
-        table, budgets = whole_units(sizes, given)
-        over = np.flatnonzero(any_column(sizes > whole_limits(sizes, given)))
+        table, budgets = whole_units(sizes, given, largest)
+        most = whole_limits(sizes, given)
+        over = np.zeros(0, np.int64)
+        if largest is None or largest > most[0]:
+            over = np.flatnonzero(any_column(sizes > most))
         if table is not sizes or len(over):
             # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
             table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
@@ -154,7 +161,7 @@ class CountedCost(Cost):
         return FunctionCapacity(self.one, budget, most, self.length_multiple, remembered, several)
 
     def prepare(
-        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes, and how many samples fit one budget."""
         if isinstance(budget, list) and len(budget) != 1:
@@ -162,7 +169,7 @@ class CountedCost(Cost):
         limit = budget[0] if isinstance(budget, list) else budget
         capacity = self.capacity(limit, max_items or max(1, len(sizes)), several=sizes.ndim > 1)
         limits = Limits(whole_budgets((limit,)), capacity, quadratic=quadratic(float(sizes.max(initial=1))))
-        return sizes, limits, not_fitting(sizes, capacity)
+        return sizes, limits, not_fitting(sizes, capacity, largest)
 
     def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
         """Return the cost by count and largest size."""
@@ -206,6 +213,7 @@ class PaddedCost(CountedCost):
         sizes: NDArray[Any],
         budget: Budget,
         max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+        largest: int | None = None,
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes, several columns reduced to one, and how many samples fit."""
         budgets = budgets_of(budget, sizes)
@@ -214,7 +222,7 @@ class PaddedCost(CountedCost):
         if sizes.ndim > 1:
             sizes, capacity = padded_columns(sizes, budgets, self.length_multiple)
         limits = Limits(whole_budgets(budgets), capacity, quadratic=quadratic(turning))
-        return sizes, limits, not_fitting(sizes, capacity)
+        return sizes, limits, not_fitting(sizes, capacity, largest)
 
     def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:  # noqa: ARG002  # by arithmetic
         """Return the quotient of budget and size."""
@@ -239,13 +247,17 @@ class FunctionCost(CountedCost):
     name = "function"
 
     def prepare(
-        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None
+        self,
+        sizes: NDArray[Any],
+        budget: Budget,
+        max_items: int | None = None,
+        largest: int | None = None,  # noqa: ARG002  # it has to look at the smallest, too
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes and how many samples fit; refuse a function that decreases."""
         most, several = max_items or max(1, len(sizes)), sizes.ndim > 1
         if len(sizes):
-            smallest, largest = (round_up(end, self.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0)))
-            ends = (smallest, largest) if several else (smallest.item(), largest.item())
+            smallest, longest = (round_up(end, self.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0)))
+            ends = (smallest, longest) if several else (smallest.item(), longest.item())
             refuse_decreasing(self.function, *ends, most)
         return super().prepare(sizes, budget, max_items)
 
@@ -326,9 +338,12 @@ def whole_budgets(budgets: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(int(budget) if math.isfinite(budget) else UNLIMITED for budget in budgets)
 
 
-def not_fitting(sizes: NDArray[Any], capacity: Capacity) -> NDArray[np.int64]:
-    """Return the samples that do not fit by themselves."""
-    if len(sizes) and capacity(sizes.max(axis=0, keepdims=True))[0] < 1:
+def not_fitting(sizes: NDArray[Any], capacity: Capacity, largest: int | None = None) -> NDArray[np.int64]:
+    """Return the samples that do not fit by themselves; ``largest`` is the largest size, where it is known."""
+    if not len(sizes):
+        return np.zeros(0, np.int64)
+    most = sizes.max(axis=0, keepdims=True) if largest is None else np.array([largest], sizes.dtype)
+    if capacity(most)[0] < 1:
         return np.flatnonzero(capacity(sizes) < 1)
     return np.zeros(0, np.int64)
 

@@ -36,7 +36,7 @@ def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
         digits = slice(WHOLE + PART * place, WHOLE + PART * (place + 1))
         if own[digits] != other[digits]:
             short = value is None or isinstance(value, str | Real)
-            found.append(f"{name} (here {shown(value)})" if short and name != "sampler" else name)
+            found.append(f"{name} (here {shown(value)})" if short and name not in ("sampler", "sizes") else name)
     return found
 
 
@@ -47,6 +47,14 @@ def array_digest(array: NDArray[Any]) -> bytes:
     kind = "<i8" if whole else "<f8"
     for start in range(0, len(array), PIECE):
         digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
+    return digest.digest()
+
+
+def content_digest(array: NDArray[Any]) -> bytes:
+    """Return 16 bytes for the bytes of an array, its type and its shape: faster than `array_digest`."""
+    digest = hashlib.blake2b(f"{array.dtype.str} {array.shape}".encode(), digest_size=16)
+    for start in range(0, len(array), PIECE):
+        digest.update(np.ascontiguousarray(array[start : start + PIECE]).data)
     return digest.digest()
 
 

@@ -27,7 +27,7 @@ from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 from headrace.size_aware_batching.planning.random import fold_in
-from headrace.size_aware_batching.planning.strata import Strata, kd_order, narrowed, sorted_by_size
+from headrace.size_aware_batching.planning.strata import Strata, kd_order, sort_samples
 from headrace.size_aware_batching.planning.windows import (
     PACKED,
     STRATIFIED,
@@ -176,6 +176,8 @@ def last_below(ascending: NDArray[np.int64], value: int) -> int:
     return int(np.searchsorted(ascending, value, side="right")) - 1
 
 
+# Samples by size, and their sizes: arrays, or what is read like arrays from a file.
+Presorted: TypeAlias = Callable[[], tuple[Any, Any] | None]
 Form: TypeAlias = Callable[[NDArray[Any], int], Batches]  # samples of a window, and its key -> their batches
 
 
@@ -411,17 +413,17 @@ def make_planner(
     options: Options,
     order: Order | None = None,
     ramp: Ramp | None = None,
-    by_size: NDArray[Any] | None = None,
+    presorted: Presorted | None = None,
 ) -> Planner:
     """Choose how batches are planned; ``order`` is that of a user's sampler, None for one of our own.
 
-    ``by_size`` are the samples to plan as `sorted_by_size` would order them, where that is known.
+    ``presorted`` returns the samples as `sort_samples` would, where somebody has sorted them, else None.
     """
     n_samples = sized.n_samples if order is None else order.n_samples
     if n_samples and order is None and options.shuffle and options.strategy != "sequential":
         if ramp is None or options.strategy == "bucketed":  # whose batches come in another order
             n_windows = given_windows(options, n_samples)
-            return in_strata(sized, options, sized.kept, n_windows, ramp=ramp, by_size=by_size)
+            return in_strata(sized, options, sized.kept, n_windows, ramp=ramp, presorted=presorted)
         return CurriculumPlanner(sized, options, ramp)
     if order is None:
         order = (ShuffledOrder if options.shuffle else natural_order)(n_samples, sized.kept)
@@ -468,28 +470,27 @@ def in_strata(
     key: int | None = None,
     ramp: Ramp | None = None,
     listed: int = 0,
-    by_size: NDArray[Any] | None = None,
+    presorted: Presorted | None = None,
 ) -> StrataPlanner:
     """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once.
 
-    ``by_size`` are the samples as `sorted_by_size` would order them, where that is known.
+    ``presorted`` returns the samples as `sort_samples` would, where somebody has sorted them, else None.
     """
-    if by_size is not None:
-        samples = by_size
-    sizes = sized.sizes if samples is None else sized.sizes[samples]
-    order, descending = np.zeros(0, np.int64), sizes
-    if by_size is not None:
-        descending = narrowed(sizes)
-    elif sizes.ndim == 1:
-        order, descending = sorted_by_size(sizes)
-    strata = Strata(len(sizes), n_windows or usual_windows(descending, sized.limits, options.strategy))
-    if sizes.ndim == 1:
+    found: tuple[Any, Any] | None = None if presorted is None else presorted()
+    if found is None and sized.sizes.ndim == 1:
+        found = sort_samples(sized.sizes, samples)
+    if found is not None:
+        order, descending = found
+        strata = Strata(len(order), n_windows or usual_windows(descending, sized.limits, options.strategy))
         largest = descending[strata.firsts()][:, None]
     else:
+        sizes = sized.sizes if samples is None else sized.sizes[samples]
+        strata = Strata(len(sizes), n_windows or usual_windows(sizes, sized.limits, options.strategy))
         by_function = len(sized.limits.budgets) < sized.columns  # one budget, for a cost of all columns together
         scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
+        order = order if samples is None else samples[order].astype(order.dtype)
     full = choose_packer(largest, sized.limits, options, key)
     short: Packer | None = full
     if isinstance(full, RandomPacking) and full.last_shares:
@@ -501,14 +502,16 @@ def in_strata(
             short = choose_packer(largest[:-1], sized.limits, options, key)
     if sized.work is None:
         work = sized.cost.work(descending, sized.limits)
-    else:
-        own = sized.work if samples is None else sized.work[samples]
-        work = given_work(own if by_size is not None else own[order])
-    if by_size is None:
-        order = order if samples is None else samples[order].astype(order.dtype)
-    else:
-        order = by_size
+    elif isinstance(order, np.ndarray):
+        work = given_work(sized.work[order])
+    else:  # in a file that all processes share: a list of their work would be each one's own
+        work = work_of_stored(sized.work, order)
     return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed)
+
+
+def work_of_stored(work: NDArray[np.float64], samples: NDArray[Any]) -> Work:
+    """Return a function to the work of batches of places in a list of samples, by the work of each sample."""
+    return lambda places, offsets: np.add.reduceat(work[samples[places]], offsets[:-1], axis=1)
 
 
 def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: int | None) -> Packer:

@@ -67,13 +67,15 @@ def left_of(sized: PreparedSizes, taken: NDArray[Any]) -> NDArray[np.int64]:
     return np.arange(len(sized.sizes)) if left is None else left
 
 
-def prepare(sizes: NDArray[Any], budget: Budget, options: Options, cure: str = CURE) -> PreparedSizes:
+def prepare(
+    sizes: NDArray[Any], budget: Budget, options: Options, cure: str = CURE, largest: int | None = None
+) -> PreparedSizes:
     """Return sizes and limits in the unit of the cost, and the samples that are too large, which may be refused.
 
-    ``cure`` ends the error.
+    ``cure`` ends the error; ``largest`` is the largest size, where it is known.
     """
     cost = options.batch_cost
-    table, limits, over = cost.prepare(sizes, budget, options.max_items)
+    table, limits, over = cost.prepare(sizes, budget, options.max_items, largest)
     refuse_oversize(sizes, over, budget, options, cure)
     kept = None
     if options.oversize == "skip" and len(over):

@@ -12,6 +12,7 @@ from headrace.size_aware_batching.planning.last_step import Batches, Tail
 from headrace.size_aware_batching.planning.order import SliceOrder
 from headrace.size_aware_batching.planning.planner import Planner, StrataPlanner, WindowPlanner, last_below
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.strata import narrowed
 
 
 class RestPlanner:
@@ -133,15 +134,18 @@ def filtered(order: SliceOrder, kept: NDArray[Any], n_samples: int) -> SliceOrde
     )
 
 
-def still_sorted(planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes) -> NDArray[Any] | None:
-    """Return the samples that are kept by size, if a planner of more of them has sorted these sizes; else None."""
+def still_sorted(
+    planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes
+) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return the samples that are kept as `sort_samples` would; None if no planner of more of them has sorted them."""
     inner = planner.inner if isinstance(planner, RestPlanner) else planner
     if not isinstance(inner, StrataPlanner) or sizes is not prepared.sizes or sizes.ndim > 1 or prepared.kept is None:
         return None
     there = np.zeros(len(sizes), bool)
     there[prepared.kept] = True
-    found: NDArray[Any] = inner.by_size[there[inner.by_size]]
-    return found if len(found) == len(prepared.kept) else None
+    by_size = np.asarray(inner.by_size)
+    found: NDArray[Any] = by_size[there[by_size]]
+    return (found, narrowed(sizes[found])) if len(found) == len(prepared.kept) else None
 
 
 def place_of_step(

@@ -50,6 +50,18 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return order, np.repeat(np.arange(len(counts), dtype=np.uint16)[::-1], counts[::-1])
 
 
+def sort_samples(sizes: NDArray[Any], samples: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return some samples, or all, by size, largest first, and their sizes; samples in ascending order, of one column.
+
+    >>> sort_samples(np.array([3, 7, 3, 9]), np.array([0, 1, 2]))[0].tolist()
+    [1, 0, 2]
+    """
+    if samples is None:
+        return sorted_by_size(sizes)
+    order, descending = sorted_by_size(sizes[samples])
+    return samples[order].astype(index_type(len(sizes))), descending
+
+
 def narrowed(descending: NDArray[Any]) -> NDArray[Any]:
     """Return sorted sizes in the type that `sorted_by_size` gives them."""
     small = len(descending) and descending.dtype.kind in "iu" and descending[0] < COUNTED

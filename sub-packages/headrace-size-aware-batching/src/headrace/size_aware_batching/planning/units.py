@@ -34,17 +34,20 @@ def whole_limits(sizes: NDArray[Any], budgets: tuple[float, ...]) -> NDArray[Any
     return np.array([math.floor(budget) if budget < UNLIMITED else UNLIMITED for budget in budgets], np.int64)
 
 
-def whole_units(sizes: NDArray[Any], budgets: tuple[float, ...]) -> tuple[NDArray[Any], tuple[int, ...]]:
+def whole_units(
+    sizes: NDArray[Any], budgets: tuple[float, ...], largest: int | None = None
+) -> tuple[NDArray[Any], tuple[int, ...]]:
     """Turn sizes and budgets into integers whose sums are exact and stay inside 63 bits.
 
     Integers stay what they are unless their total leaves 62 bits. All else is rounded up to a 2**40th of the budget:
-    sums never come out smaller than they are.
+    sums never come out smaller than they are. With the ``largest`` size the total need not be taken.
     """
     whole = sizes.dtype.kind in "iu" or (bool((sizes == np.floor(sizes)).all()) and float(sizes.max(initial=0)) < 2**53)
     if whole and all(budget >= 1 for budget in budgets):
         integers = sizes if sizes.dtype.kind in "iu" else sizes.astype(np.int64)
         limits = [min(UNLIMITED, math.floor(budget) if math.isfinite(budget) else UNLIMITED) for budget in budgets]
-        if float(sizes.sum(axis=0, dtype=np.float64).max(initial=0)) < UNLIMITED:
+        few = largest is not None and largest * len(sizes) < UNLIMITED
+        if few or float(sizes.sum(axis=0, dtype=np.float64).max(initial=0)) < UNLIMITED:
             return integers, tuple(limits)
         return coarser_units(integers, limits)
     divisor = np.array(budgets) if sizes.ndim == 2 else np.float64(budgets[0])
