@@ -42,7 +42,10 @@ def test_sorting_is_stable_and_falls(sizes: list[int], kind: type[np.generic]) -
     assert descending.tolist() == array[expected].tolist()
 
 
-def test_sorting_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("worth_a_thread", [2**22, 1300])
+def test_sorting_in_chunks(monkeypatch: pytest.MonkeyPatch, worth_a_thread: int) -> None:
     monkeypatch.setattr(strata, "SORTED_AT_ONCE", 100)
+    monkeypatch.setattr(strata, "WORTH_A_THREAD", worth_a_thread)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     sizes = (random_words(3, 5000) % np.uint64(300)).astype(np.int32)
     assert strata.sorted_by_size(sizes)[0].tolist() == np.argsort(-sizes, kind="stable").tolist()
