@@ -32,6 +32,8 @@ WAYS: list[dict[str, Any]] = [
     {"shuffle": False},
     {"oversize": "skip"},
     {"oversize": "own_batch"},
+    {"oversize": "split"},
+    {"max_length": 30},
     {"max_items": 3},
     {"work": True},
     {"curriculum": 5},
@@ -52,7 +54,7 @@ def batches(sizes: Any, directory: Path | None, epochs: int = 2, **options: Any)
 
 
 def plan_file(directory: Path) -> Path:
-    (found,) = directory.glob("*.plan")
+    (found,) = directory.glob("*.sorted")
     return found
 
 
@@ -146,7 +148,13 @@ def test_other_sizes_never_use_the_file(tmp_path: Path, mapped: NDArray[Any]) ->
     assert batches(replaced, plans) == batches(other, None)
     assert batches(np.load(path, mmap_mode="r"), plans) == batches(sizes_of(3000) // 2, None)
     assert batches(np.load(path, mmap_mode="r")[100:2000], plans) == batches((sizes_of(3000) // 2)[100:2000], None)
-    assert len(list(plans.glob("*.plan"))) == 4
+    assert len(list(plans.glob("*.sorted"))) == 4
+
+
+def test_a_mask_over_a_known_file_is_seen(tmp_path: Path, mapped: NDArray[Any]) -> None:
+    batches(mapped, tmp_path / "plans")
+    with pytest.raises(ValueError, match="masked"):
+        batches(np.ma.masked_array(mapped, mask=mapped == mapped[5]), tmp_path / "plans")
 
 
 def test_a_file_that_has_just_changed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +245,7 @@ def test_a_file_of_another_version_is_not_taken(tmp_path: Path, monkeypatch: pyt
     old = plan_file(tmp_path)
     monkeypatch.setattr(plan_cache, "PLAN_CACHE_VERSION", 2)
     assert batches(sizes, tmp_path) == expected
-    (new,) = set(tmp_path.glob("*.plan")) - {old}  # each version has its own name
+    (new,) = set(tmp_path.glob("*.sorted")) - {old}  # each version has its own name
     new.write_bytes(old.read_bytes())
     with pytest.warns(UserWarning, match="another version"):
         assert batches(sizes, tmp_path) == expected
@@ -337,15 +345,15 @@ def test_a_writer_that_is_killed_leaves_nothing_that_is_believed(tmp_path: Path)
     np.save(tmp_path / "sizes.npy", sizes)
     expected = next(iter(DistributedSizeAwareBatchSampler(sizes, 4096)))
     (process,) = processes(tmp_path, 1)
-    while not list((tmp_path / "plans").glob("*.plan.*.part")):
+    while not list((tmp_path / "plans").glob("*.sorted.*.part")):
         assert process.poll() is None
     process.kill()
     assert process.wait(60) == -9
     process.communicate()
-    assert list((tmp_path / "plans").glob("*.plan.*.part"))
-    assert not list((tmp_path / "plans").glob("*.plan"))
+    assert list((tmp_path / "plans").glob("*.sorted.*.part"))
+    assert not list((tmp_path / "plans").glob("*.sorted"))
     assert results(processes(tmp_path, 2)) == [{"first": expected, "warnings": []}] * 2
-    assert not list((tmp_path / "plans").glob("*.plan.*.part"))
+    assert not list((tmp_path / "plans").glob("*.sorted.*.part"))
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ class KnownSizes:
     @classmethod
     def noted(cls, sizes: Any, directory: Path) -> KnownSizes | None:
         """Return sizes that need no check, as they map a file that was checked and has not changed; else None."""
-        if not isinstance(sizes, np.ndarray):
+        if not isinstance(sizes, np.ndarray) or isinstance(sizes, np.ma.MaskedArray):
             return None
         found = cls(np.asarray(sizes), directory)
         if found._identity is None:

@@ -130,7 +130,7 @@ class StoredOrder:
             found = self._samples[places]
         return found
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ARG002  # always a copy
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         pieces = range(0, len(self), PIECE)
         found = [self[np.arange(start, min(start + PIECE, len(self)))] for start in pieces]
         return np.concatenate(found).astype(dtype or self._samples.dtype, copy=False)
@@ -189,7 +189,7 @@ class PlanCache:
             "" if sized.kept is None else content_digest(sized.kept).hex(),
         ]
         key = hashlib.blake2b(" ".join(parts).encode(), digest_size=16).digest()
-        path, made = self.directory / f"{key.hex()}.plan", None
+        path, made = self.directory / f"{key.hex()}.sorted", None
         try:
             if (found := self._open(path, key, sized)) is not None:
                 return found
