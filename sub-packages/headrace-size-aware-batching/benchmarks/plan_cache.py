@@ -47,7 +47,7 @@ def child(path: str, strategy: str, cache: str) -> None:
     """Plan to the first batch, and to the first state, and say what that took."""
     from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
-    sizes, before, begin = np.load(path, mmap_mode="r"), private(), time.perf_counter()
+    sizes, before, begin, busy = np.load(path, mmap_mode="r"), private(), time.perf_counter(), time.process_time()
     options: dict[str, Any] = {"cost": "padded"} if strategy == "bucketed" else {}
     sampler = DistributedSizeAwareBatchSampler(
         sizes,
@@ -60,7 +60,7 @@ def child(path: str, strategy: str, cache: str) -> None:
     )
     batches = iter(sampler)
     first = next(batches)
-    seconds = time.perf_counter() - begin
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     after = private()
     for _ in range(2000):
         next(batches)
@@ -69,6 +69,7 @@ def child(path: str, strategy: str, cache: str) -> None:
     sampler.state_dict()
     found = {
         "seconds": seconds,
+        "busy": busy,
         "per_batch": several / 2000,
         "state": time.perf_counter() - begin,
         "private": after - before,
@@ -106,11 +107,11 @@ def measure(count: int, strategy: str, folder: Path, runs: int, ranks: int) -> N
     seconds = {name: median(one["seconds"] for one in some) for name, some in found.items()}
     for name, some in found.items():
         own, later = (max(one[key] for one in some) / 1e6 for key in ("private", "private_later"))
-        state, batch = (median(one[key] for one in some) for key in ("state", "per_batch"))
+        busy, state, batch = (median(one[key] for one in some) for key in ("busy", "state", "per_batch"))
         print(
             f"{count:.0e} {strategy:10} {name:8} first batch {seconds[name]:7.3f} s "
-            f"({seconds[name] / seconds['without']:6.4f} of without), first state {state:7.3f} s, "
-            f"private memory {own:7.1f} MB, later {later:7.1f} MB, a batch {1e6 * batch:5.0f} us",
+            f"({seconds[name] / seconds['without']:6.4f} of without), processor {busy:7.3f} s, "
+            f"first state {state:7.3f} s, private memory {own:7.1f} MB, later {later:7.1f} MB, a batch {1e6 * batch:5.0f} us",
             flush=True,
         )
     slowest = max(one["seconds"] for one in together)
