@@ -111,7 +111,8 @@ def measure(count: int, strategy: str, folder: Path, runs: int, ranks: int) -> N
         print(
             f"{count:.0e} {strategy:10} {name:8} first batch {seconds[name]:7.3f} s "
             f"({seconds[name] / seconds['without']:6.4f} of without), processor {busy:7.3f} s, "
-            f"first state {state:7.3f} s, private memory {own:7.1f} MB, later {later:7.1f} MB, a batch {1e6 * batch:5.0f} us",
+            f"first state {state:7.3f} s, private memory {own:7.1f} MB, later {later:7.1f} MB, "
+            f"a batch {1e6 * batch:5.0f} us",
             flush=True,
         )
     slowest = max(one["seconds"] for one in together)
