@@ -37,7 +37,7 @@ MAGIC = b"\x89HRP\r\n\x1a\n"
 # Magic, version, bytes of a sample's number, key, samples, distinct sizes, total size, checksum.
 HEADER = struct.Struct("<8sII16sQQd16s")
 LARGEST = 2**20  # from this size on there may be too many distinct ones for a table of them
-LOOKUP_BITS = 16  # of a place: a table of half a megabyte. Without it, planning an epoch takes 1.5 times as long.
+LOOKUP_BITS = 16  # of a place: a table of half a megabyte. Without it, planning an epoch takes 1.3 times as long.
 PIECE = 2**24  # samples that are looked at or written in one go
 
 

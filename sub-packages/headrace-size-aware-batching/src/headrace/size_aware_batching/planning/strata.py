@@ -14,7 +14,8 @@ from headrace.size_aware_batching.planning.random import fold_in, splitmix64
 
 SORTED_AT_ONCE = 2**15  # samples, at most 2**16, so that size and place fit a word of 32 bits
 COUNTED = 2**16  # sizes below this are sorted by counting
-# Threads that sort, and samples that are worth one. 1, 2 threads: 1e8 samples take 2.4, 1.4 s on two cores.
+# Threads that sort, and samples that are worth one. On two cores that others use, too, 2 threads take 0.4 to 1.2 times
+# as long as 1.
 THREADS, WORTH_A_THREAD = 4, 2**22
 
 
