@@ -292,6 +292,78 @@ def test_packed_steps_get_a_budget_of_tokens() -> None:
     assert DistributedSizeAwareBatchSampler(lengths, tokens).report().fill > 0.95
 
 
+def packed_need(total: Any) -> Any:
+    """Bytes of a packed batch under attention with a mask: quadratic in its tokens, about."""
+    return 2**20 + 500 * total + 0.1 * total**2
+
+
+def packed_step(lengths: Any) -> Callable[[Any], None]:
+    def step(indices: Any) -> None:
+        torch.empty(int(packed_need(lengths[indices].sum())), dtype=torch.uint8)
+
+    return step
+
+
+@pytest.mark.parametrize("features", [None, ("S", "S^2")])
+def test_packed_batches_that_are_quadratic_in_their_sum(features: Any) -> None:
+    lengths = lengths_of(3)
+    with SimulatedMemory(limit=40_000_000) as device:
+        found = fit_budget(packed_step(lengths), np.asarray, lengths, device, features=features, memory="allocated")
+    report = found.report()
+    assert found.features == ("S", "S^2")  # chosen, or given
+    assert report.points + report.calibration <= 40
+    tokens = found.max_total(found.budget())
+    assert isinstance(tokens, float)
+    assert packed_need(tokens) == pytest.approx(38_000_000, rel=0.03)
+    plan = DistributedSizeAwareBatchSampler(lengths, tokens, seed=7).plan()
+    sums = np.array([lengths[batch].sum() for batch in plan])
+    over = [packed_need(total) > found.upper(len(batch), 0, total) for batch, total in zip(plan, sums, strict=True)]
+    assert np.mean(over) <= 0.05
+    assert sums.max() <= tokens
+    assert report.median_error < 0.01 < 10 * report.median_error + 0.01 < report.alternatives["n*L + n*L^2"]
+
+
+def test_padded_batches_keep_the_features_of_padded_ones() -> None:
+    lengths = lengths_of(3)
+    with SimulatedMemory(limit=40_000_000) as device:
+        found = fit_budget(Step(), shapes_of(lengths), lengths, device, memory="allocated")
+    assert found.features == ("n*L", "n*L^2")
+    assert found.report().median_error < found.report().alternatives["S + S^2"]
+
+
+def test_features_that_miss_the_peaks_are_refused() -> None:
+    lengths = lengths_of(3)
+
+    def step(indices: Any) -> None:
+        torch.empty(int(2**20 + lengths[indices].sum() ** 2), dtype=torch.uint8)
+
+    told = r"features must follow the peaks, got \['S'\] .* leave features= out, or give \['S', 'S\^2'\]"
+    with SimulatedMemory(limit=400_000_000) as device, pytest.raises(ValueError, match=told):
+        fit_budget(step, np.asarray, lengths, device, features=("S",), memory="allocated")
+
+
+def test_two_sums_become_two_budgets() -> None:
+    generator = np.random.default_rng(0)
+    sizes = np.stack([lengths_of(0), generator.integers(10, 500, 2000)], axis=1)
+
+    def need(indices: Any) -> int:
+        first, second = sizes[indices].sum(axis=0)
+        return int(2**20 + 500 * first + 900 * second)
+
+    def step(indices: Any) -> None:
+        torch.empty(need(indices), dtype=torch.uint8)
+
+    with SimulatedMemory(limit=40_000_000) as device:
+        found = fit_budget(step, np.asarray, sizes, device, memory="allocated", features=("S0", "S1"))
+    budgets = found.max_total(found.budget())
+    assert isinstance(budgets, tuple)
+    assert 500 * budgets[0] + 900 * budgets[1] + 2**20 == pytest.approx(38_000_000, rel=0.03)
+    sampler = DistributedSizeAwareBatchSampler(sizes, budgets)
+    needs = [need(batch) for batch in sampler]
+    assert max(needs) <= 38_000_000
+    assert np.median(needs) > 0.85 * 38_000_000  # both fill up at once
+
+
 def test_samples_of_two_sizes() -> None:
     generator = np.random.default_rng(0)
     sizes = np.stack([lengths_of(0), generator.integers(10, 500, 2000)], axis=1)

@@ -156,7 +156,7 @@ def test_packed_batches_by_the_sum_of_their_sizes() -> None:
     assert model.max_total(1e12) == max(batch.sum() for batch in batches)
     sampler = DistributedSizeAwareBatchSampler(generator.integers(1, 100, 1000), total)
     assert sampler.report().fill > 0.95
-    with pytest.raises(ValueError, match=r"max_total needs a model with features=\('S',\)"):
+    with pytest.raises(ValueError, match=r"max_total needs a model with features of S alone"):
         fitted().max_total(1e9)
 
 

@@ -14,10 +14,11 @@ from headrace.size_aware_batching._validation import log_info, real_number, whol
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
-from headrace.size_aware_batching.memory.model import BatchMemoryModel
+from headrace.size_aware_batching.memory.model import BatchMemoryModel, relative_errors
 from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.snapshot import Optimizers, TrainingState, unchanged
+from headrace.size_aware_batching.memory.terms import candidate_terms
 from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
@@ -26,6 +27,8 @@ from headrace.size_aware_batching.sizes.read import read_sizes
 _LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches are measured
 _EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring
 _SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
+_ERROR = 0.05  # of a curve that still follows the peaks
+_MIXED = 3  # samples of a batch that tells padded from packed, at least
 _GROWTH = 4.0  # how many times the largest padded batch so far the next may be
 
 
@@ -119,7 +122,8 @@ def fit_budget(
             restored afterwards. Meanwhile a ``DistributedDataParallel`` does not reduce its gradients, so that no rank
             waits for another one that ran out of memory; ranks of sharded models (FSDP) do wait.
         optimizer: The optimizer of ``step``, or several.
-        features: As for `BatchMemoryModel`.
+        features: As for `BatchMemoryModel`. By default the measurements choose between ``n*L`` and ``n*L^2`` (padded
+            batches) and ``S`` and ``S^2`` (packed ones); ``report()`` and the log say how well each follows them.
         coverage: As for `BatchMemoryModel`; 0.99 needs ``calibration=99``.
         calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.
@@ -131,7 +135,8 @@ def fit_budget(
         The fitted model: ``model.cost()`` is the cost, ``model.budget()`` the budget.
 
     Raises:
-        ValueError: If an argument has a value that is not allowed, or too few batches fit into the memory.
+        ValueError: If an argument has a value that is not allowed, too few batches fit into the memory, or
+            ``features`` miss the peaks and others do not.
         torch.OutOfMemoryError: If no batch fits at all.
 
     >>> from headrace.size_aware_batching import SimulatedMemory
@@ -164,7 +169,16 @@ def fit_budget(
         ) as bar:
             points = _explore(memory_model, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
             tested = _calibrate(memory_model, points, probes, calibration, max_items, seed, bar)
+    given, memory_model.features = memory_model.features, memory_model.features or _chosen(memory_model, points)
     memory_model.fit(points, tested)
+    if given is not None:
+        _refuse_other_curve(memory_model)
+    else:
+        others = [f"{error:.1%} with {name}" for name, error in memory_model.report().alternatives.items()]
+        log_info(
+            f"the peaks follow {' + '.join(memory_model.features)}: median error "
+            f"{memory_model.report().median_error:.1%}, {', '.join(others)}"
+        )
     memory_model.capacity, memory_model.device_bytes = probes.capacity, probes.device_bytes
     memory_model.reserve = 1 - target
     return memory_model
@@ -237,10 +251,15 @@ def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[
         for order, place in anchors:
             cost = _provisional(memory_model, points).cost(extrapolate=True)
             one = np.asarray(probes.sizes[order[place]], np.float64)
-            area = _GROWTH * float((points.counts * points.largest.sum(axis=1)).max()) / max(float(one.sum()), 1e-9)
+            areas = points.counts * points.largest.sum(axis=1)
+            alike = 2 * points.sums.sum(axis=1) >= areas  # a mixed batch that is packed is small
+            area = _GROWTH * float(areas[alike].max()) / max(float(one.sum()), 1e-9)
             count = largest_count(cost, share * probes.budget, one if one.ndim else one.item(), min(most, int(area)))
             if count and not ((points.counts == count) & (points.largest == one).all(axis=1)).any():
-                points += probes.measure(neighbours(order, place, count))
+                batch = neighbours(order, place, count)
+                if memory_model.features is None and place == len(order) - 1 and share < 1 and count >= _MIXED:
+                    batch[1:] = order[0]  # a batch of equal sizes is the same padded and packed
+                points += probes.measure(batch)
             bar.update()
     return points
 
@@ -257,13 +276,14 @@ def _calibrate(
     """Measure batches, each of another shape, from epochs planned with the provisional model."""
     provisional = _provisional(memory_model, points)
     options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
-    packed = all(not term.count and not any(term.largest) for term in provisional.cost().terms)
+    packed = provisional.cost().is_of_sums()
     if not packed:
         options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
     shapes: dict[bytes, NDArray[np.int64]] = {}
     for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
         share = (1 - 0.02 * attempts) * probes.budget
-        limit = max(1.0, provisional.max_total(share)) if packed else share
+        limit: Any = np.maximum(1.0, provisional.max_total(share, extrapolate=True)).tolist() if packed else share
+        limit = tuple(limit) if isinstance(limit, list) else limit
         plan = DistributedSizeAwareBatchSampler(probes.sizes, limit, seed=seed + attempts, **options).plan()
         for batch in plan:
             count, largest, total = batch_features(probes.sizes[batch])
@@ -287,8 +307,31 @@ def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryMo
     """Fit a model whose margin covers the larger half of the points so far; small ones have larger rounding errors."""
     fitting = points[points.fits]
     larger = fitting[fitting.allocated >= np.median(fitting.allocated)] if len(fitting) else fitting
-    model = BatchMemoryModel(
-        memory_model.features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=memory_model.memory
-    )
+    features = memory_model.features or _chosen(memory_model, points)
+    model = BatchMemoryModel(features, coverage=len(larger) / (len(larger) + 2) or 0.5, memory=memory_model.memory)
     model.fit(points, larger)
     return model
+
+
+def _chosen(memory_model: BatchMemoryModel, points: Peaks) -> tuple[str, ...]:
+    """Return the features that follow the peaks: those of padded batches, unless those of packed ones do far better."""
+    padded, packed = candidate_terms(points.largest.shape[1])
+    fitting = points[points.fits]
+    if len(fitting) < len(packed) + 3:
+        return padded
+    # The largest error counts: few of the batches tell the two apart.
+    errors = [
+        float(relative_errors(features, fitting, fitting, memory_model.memory).max()) for features in (padded, packed)
+    ]
+    return packed if errors[0] > max(_ERROR, 2 * errors[1]) else padded
+
+
+def _refuse_other_curve(fitted: BatchMemoryModel) -> None:
+    """Refuse features that miss the peaks where others do not: planned batches would exceed the prediction."""
+    report = fitted.report()
+    best = min(report.alternatives, key=lambda name: report.alternatives[name], default=None)
+    if best is not None and report.median_error > max(_ERROR, 2 * report.alternatives[best]):
+        raise ValueError(
+            f"features must follow the peaks, got {list(report.slopes)} that miss them by {report.median_error:.0%} in "
+            f"the median, {report.alternatives[best]:.1%} with others: leave features= out, or give {best.split(' + ')}"
+        )

@@ -18,7 +18,7 @@ from headrace.size_aware_batching.memory.device import DeviceMemory, device_memo
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
 from headrace.size_aware_batching.memory.peaks import Peaks
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
-from headrace.size_aware_batching.memory.terms import MemoryCost, Term, default_terms
+from headrace.size_aware_batching.memory.terms import MemoryCost, Term, candidate_terms, default_terms
 from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Ranks
@@ -44,6 +44,7 @@ class MemoryReport:
         coverage: Guaranteed share of new batches that need at most the upper prediction.
         margin: Increase of the upper prediction over the prediction, as a share.
         headroom: Median unused share of the upper prediction at the calibration points.
+        alternatives: The median error with other features, by these.
     """
 
     points: int
@@ -56,6 +57,7 @@ class MemoryReport:
     coverage: float
     margin: float
     headroom: float
+    alternatives: dict[str, float]
 
     def __str__(self) -> str:
         return "\n".join(f"{name:14}{text}" for name, text in self._cells().items())
@@ -65,10 +67,11 @@ class MemoryReport:
 
     def _cells(self) -> dict[str, str]:
         slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
+        others = "".join(f"; with {name} {error:.2%}" for name, error in self.alternatives.items())
         return {
             "bytes": f"max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
             "points": f"{self.points} fitted, {self.calibration} for calibration, {self.bounds} out of memory",
-            "median error": f"{self.median_error:.2%}",
+            "median error": f"{self.median_error:.2%}{others}",
             "margin": f"{self.margin:.2%}, covers {self.coverage:.0%} of new batches",
             "headroom": f"{self.headroom:.2%} in the median",
         }
@@ -241,23 +244,36 @@ class BatchMemoryModel:
         """Return the number of samples that fit into a budget if the largest has this size; 0 if none does."""
         return largest_count(self.cost(extrapolate=extrapolate), budget_bytes, largest, 2**40)
 
-    def max_total(self, budget_bytes: float) -> float:
-        """Return the largest sum of sizes that fits, for ``cost="sum"``; needs ``features=("S",)``.
+    def max_total(self, budget_bytes: float, *, extrapolate: bool = False) -> float | tuple[float, ...]:
+        """Return the largest sum of sizes that fits, for ``cost="sum"``; needs features of ``S`` alone.
+
+        Returns:
+            The budget of the sampler. For samples of several sizes one for each, in the ratio that the calibration
+            batches have, so that both fill up at once.
 
         Raises:
             ValueError: If the model has other features.
         """
-        cost = self.cost()
-        if [term.name for term in cost.terms] not in (["S"], ["S0"]):
+        cost = self.cost(extrapolate=extrapolate)
+        if not cost.is_of_sums():
             raise ValueError(
-                f"max_total needs a model with features=('S',), got {[term.name for term in cost.terms]}: give cost() "
-                "to the sampler"
+                f"max_total needs a model with features of S alone, such as ('S', 'S^2'), got "
+                f"{[term.name for term in cost.terms]}: give cost() to the sampler"
             )
-        limit = math.inf if cost.most is None else cost.most[-1]
-        if budget_bytes < cost.factor * max(cost.floor, cost.intercept):
-            return 0.0
-        slope = cost.factor * cost.slopes[0]
-        return limit if slope == 0 else min(limit, (budget_bytes - cost.factor * cost.intercept) / slope)
+        ratio = self._measured(self.calibration).sums.sum(axis=0)
+        ratio /= ratio.max()
+
+        def fits(total: float) -> bool:
+            values = cost.values(1, ratio.tolist(), (total * ratio).tolist())
+            beyond = cost.most is not None and any(map(float.__gt__, values, cost.most[-len(values) :]))
+            return not beyond and cost.factor * cost.linear(values) <= budget_bytes
+
+        low, high = 0.0, 1.0
+        while math.isfinite(high) and fits(high):
+            low, high = high, 2 * high
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low if len(ratio) == 1 else tuple((low * ratio).tolist())
 
     def budget(self, device: torch.device | str | DeviceMemory | None = None, reserve: float | None = None) -> float:
         """Return the bytes that a batch may need, for ``max_total_size=``.
@@ -279,6 +295,7 @@ class BatchMemoryModel:
         """Return figures about the fit; ``str()`` of them is a short text."""
         cost, points, tested = self.cost(), self._measured(self.points), self._measured(self.calibration)
         errors = self._errors(cost, tested) + 1  # measured over upper
+        fitting = points[points.fits]
         return MemoryReport(
             points=int(points.fits.sum()),
             calibration=len(tested),
@@ -290,6 +307,11 @@ class BatchMemoryModel:
             coverage=self.coverage,
             margin=cost.factor - 1,
             headroom=float(np.median(1 - errors)),
+            alternatives={
+                " + ".join(features): float(np.median(relative_errors(features, fitting, tested, self.memory)))
+                for features in candidate_terms(points.largest.shape[1])
+                if features != tuple(term.name for term in cost.terms) and len(fitting) > len(features) + 2
+            },
         )
 
     def draw(self, path: str | Path) -> None:
@@ -389,6 +411,15 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
     """Return the terms of each batch, shape ``[m, t]``."""
     counts = peaks.counts.astype(np.float64)
     return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
+
+
+def relative_errors(features: Sequence[str], points: Peaks, tested: Peaks, memory: str) -> Floats:
+    """Return the errors at some batches of a curve of these features through others, as shares."""
+    terms = [Term.parse(text, points.largest.shape[1]) for text in features]
+    floor, intercept, slopes = fit_floor(_values(terms, points), getattr(points, memory).astype(np.float64))
+    predicted = np.maximum(floor, intercept + _values(terms, tested) @ slopes)
+    errors: Floats = np.abs(getattr(tested, memory) / predicted - 1)
+    return errors
 
 
 def checked_reserve(reserve: Any) -> float:

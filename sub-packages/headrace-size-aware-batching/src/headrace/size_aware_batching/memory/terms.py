@@ -97,6 +97,10 @@ class MemoryCost:
         values = self.values(count, columns, [count * size for size in columns])
         return math.inf if self.beyond((count, *columns, *values)) is not None else self.factor * self.linear(values)
 
+    def is_of_sums(self) -> bool:
+        """Whether the bytes depend on the sums of the sizes alone."""
+        return all(not term.count and not any(term.largest) for term in self.terms)
+
     def values(self, count: int, largest: Sequence[float], total: Sequence[float]) -> list[float]:
         """Return the features of a batch."""
         columns = len(self.terms[0].largest)
@@ -128,3 +132,13 @@ def default_terms(columns: int) -> tuple[str, ...]:
     """
     names = ["L"] if columns == 1 else [f"L{column}" for column in range(columns)]
     return tuple(f"n*{name}{power}" for name in names for power in ("", "^2"))
+
+
+def candidate_terms(columns: int) -> list[tuple[str, ...]]:
+    """Return the features among which the data choose: those of padded batches, and those of packed ones.
+
+    >>> candidate_terms(1)
+    [('n*L', 'n*L^2'), ('S', 'S^2')]
+    """
+    names = ["S"] if columns == 1 else [f"S{column}" for column in range(columns)]
+    return [default_terms(columns), tuple(f"{name}{power}" for name in names for power in ("", "^2"))]
