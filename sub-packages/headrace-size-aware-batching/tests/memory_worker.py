@@ -369,7 +369,7 @@ def main(rank: int, world: int, store: str) -> dict[str, Any]:
     }
     held = {wrap: wrapped(rank, wrap) for wrap in ("compiled", "inside", "fabric")}
     failed = {place: alone(rank, place) for place in ("loss", "cost", "split", "clip", "clip once", "nowhere")}
-    told = {"alone": failed, "lost": lost(rank), "refused": refused(), "told": communicating(rank)}
+    told: dict[str, Any] = {"alone": failed, "lost": lost(rank), "refused": refused(), "told": communicating(rank)}
     told |= {"worst of what holds one": run_worst()}
     told |= {"accumulated": [accumulated(rank, guarded) for guarded in (True, False)]}
     return {"guard": outcomes, "wrapped": held, "repeated": repeated(rank), **told, **budgets(rank, f"{store}.json")}

@@ -202,7 +202,7 @@ def test_a_model_survives_a_file(tmp_path: Path) -> None:
         BatchMemoryModel.load(tmp_path / "wrong.json")
 
 
-class Shared(SimulatedMemory):
+class Shared(SimulatedMemory):  # type: ignore[no-untyped-call]  # torch's mode has no annotations
     """A device of which other processes hold a part."""
 
     def __init__(self, size: int, held: int) -> None:
