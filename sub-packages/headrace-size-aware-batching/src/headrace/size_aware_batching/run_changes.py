@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
-from functools import partial
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -350,10 +349,14 @@ class RunChanges(Sampler[list[Any]]):
             )
         _refuse_other_pieces(earlier.sampler._pieces, sampler._pieces)
         if sampler._order is None:
-            retired[delivered(earlier.planner, earlier.sampler._key(epoch), position)] = True
-            kept = without(prepared.kept, len(prepared.sizes), np.flatnonzero(retired[: len(prepared.sizes)]))
-            prepared = replace(prepared, kept=kept)
-            presorted = partial(still_sorted, earlier.planner, earlier.sampler._prepared.sizes, prepared)
+            given = delivered(earlier.planner, earlier.sampler._key(epoch), position)
+            retired[given] = True
+            by_size = self._still_sorted(earlier, sampler, given, retired)
+            if by_size is None:
+                kept = without(prepared.kept, len(prepared.sizes), np.flatnonzero(retired[: len(prepared.sizes)]))
+                prepared = replace(prepared, kept=kept)
+            else:  # in another order, of which nothing but their number is taken
+                prepared, presorted = replace(prepared, kept=by_size[0]), (lambda: by_size)
         else:
             order = rest_of_order(earlier.planner, earlier.sampler._key(epoch), position)
             order = self._reweighted(order, epoch, earlier.sampler, sampler)
@@ -365,6 +368,20 @@ class RunChanges(Sampler[list[Any]]):
             sampler,
             RestPlanner(position, make_planner(prepared, sampler.options, order, presorted=presorted), key),
         )
+
+    @staticmethod
+    def _still_sorted(
+        earlier: PlannedPart, now: RunChanges, given: NDArray[Any], retired: NDArray[np.bool_]
+    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Return what is left by size, where the plan before has sorted these sizes; else None."""
+        sized = now._prepared
+        same = sized.sizes is earlier.sampler._prepared.sizes and sized.sizes.ndim == 1
+        by_size = now.options.shuffle and now.options.strategy != "sequential"
+        if not same or not by_size or now._whole.kept is not None or now._pieces is not None:
+            return None
+        excluded = np.array(now._excluded, np.int64)
+        left = len(sized.sizes) - np.count_nonzero(retired) - np.count_nonzero(~retired[np.unique(excluded)])
+        return still_sorted(earlier.planner, sized, np.concatenate([given, excluded]), int(left))
 
     @staticmethod
     def _reweighted(order: SliceOrder, epoch: int, before: RunChanges, now: RunChanges) -> SliceOrder:

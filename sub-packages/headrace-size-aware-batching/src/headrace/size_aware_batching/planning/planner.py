@@ -214,6 +214,7 @@ class StrataPlanner(GroupPlanner):
             batch, with the same offsets in each row; returns shape ``[c, batches]``.
         ramp: Number of batches of a curriculum, 0 for none.
         listed: Number of batches of the epoch that come before, of another planner.
+        descending: Their sizes, where they are one number each.
     """
 
     def __init__(
@@ -225,7 +226,9 @@ class StrataPlanner(GroupPlanner):
         work: Work,
         ramp: int = 0,
         listed: int = 0,
+        descending: Any = None,
     ) -> None:
+        self.descending = descending
         self.by_size, self.strata, self.full, self.short, self.work = order, strata, full, short, work
         self.ramp, self.passed, self.listed = ramp, 0, listed  # passed: batches of the epochs before
         together = max(1, LISTED // strata.depth)
@@ -506,7 +509,8 @@ def in_strata(
         work = given_work(sized.work[order])
     else:  # in a file that all processes share: a list of their work would be each one's own
         work = work_of_stored(sized.work, order)
-    return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed)
+    kept = descending if sized.sizes.ndim == 1 else None
+    return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed, kept)
 
 
 def work_of_stored(work: NDArray[np.float64], samples: NDArray[Any]) -> Work:

@@ -134,18 +134,52 @@ def filtered(order: SliceOrder, kept: NDArray[Any], n_samples: int) -> SliceOrde
     )
 
 
+FEW = 64  # times as many samples there are as are taken away, where these are looked up one by one
+
+
 def still_sorted(
-    planner: Planner | RestPlanner, sizes: NDArray[Any], prepared: PreparedSizes
+    planner: Planner | RestPlanner, sized: PreparedSizes, gone: NDArray[Any], n_samples: int
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return the samples that are kept as `sort_samples` would; None if no planner of more of them has sorted them."""
+    """Return what a planner has sorted by size without some samples; None where that is not all there is to plan.
+
+    Args:
+        planner: Plans more of the same sizes.
+        sized: The sizes, of one column.
+        gone: Samples to leave out, in any order; some may come twice, or be out already.
+        n_samples: How many are left.
+    """
     inner = planner.inner if isinstance(planner, RestPlanner) else planner
-    if not isinstance(inner, StrataPlanner) or sizes is not prepared.sizes or sizes.ndim > 1 or prepared.kept is None:
+    if not isinstance(inner, StrataPlanner) or (descending := inner.descending) is None:
         return None
-    there = np.zeros(len(sizes), bool)
-    there[prepared.kept] = True
     by_size = np.asarray(inner.by_size)
-    found: NDArray[Any] = by_size[there[by_size]]
-    return (found, narrowed(sizes[found])) if len(found) == len(prepared.kept) else None
+    if isinstance(descending, np.ndarray) and FEW * len(gone) < len(descending):
+        there = np.ones(len(descending), bool)
+        there[_places_by_size(by_size, descending, gone, sized.sizes[gone])] = False
+    else:
+        known = np.ones(len(sized.sizes), bool)
+        known[gone] = False
+        there = known[by_size]
+    found: NDArray[Any] = by_size[there]
+    if len(found) != n_samples:
+        return None
+    # Those of a file are not in one array.
+    return found, narrowed(descending[there] if isinstance(descending, np.ndarray) else sized.sizes[found])
+
+
+def _places_by_size(
+    by_size: NDArray[Any], descending: NDArray[Any], samples: NDArray[Any], sizes: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Return the places of those samples that are there, by halving: largest first, equal ones in their order."""
+    low, high = np.zeros(len(samples), np.int64), np.full(len(samples), len(by_size), np.int64)
+    for _ in range(len(by_size).bit_length()):
+        middle = np.minimum((low + high) // 2, len(by_size) - 1)
+        before = descending[middle] > sizes
+        before |= (descending[middle] == sizes) & (by_size[middle] < samples)
+        before &= low < high
+        low, high = np.where(before, middle + 1, low), np.where(before, high, np.minimum(middle, high))
+    inside = low < len(by_size)
+    places: NDArray[np.int64] = low[inside][by_size[low[inside]] == samples[inside]]
+    return places
 
 
 def place_of_step(
