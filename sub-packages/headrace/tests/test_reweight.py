@@ -270,7 +270,6 @@ def test_a_state_is_small_and_needs_the_weights_of_the_beginning(kind: str) -> N
     assert len(json.dumps(state)) - before < 130
     order = mixture(schedule=[(2048, WEIGHTS[0])])
     other = loader(kind, num_replicas=1, rank=0)
-    changed: Any = other.batch_sampler
     changed = (
         DistributedBatchSampler(N, 20, sampler=order)
         if kind == "equal"
@@ -313,13 +312,13 @@ def test_where_weights_cannot_change_the_error_names_the_cure() -> None:
         fresh.reweight(WEIGHTS[0])
     for kind in ("equal", "stratified"):
         one = loader(kind, num_replicas=1, rank=0)
-        batches = iter(one)
-        began = list(islice(batches, 5))
+        running = iter(one)
+        began = list(islice(running, 5))
         with pytest.raises(ValueError, match="names 'poems'"):
             one.reweight({"poems": 1})
         with pytest.raises(ValueError, match="at least one weight above 0"):
             one.reweight({"web": 0, "books": 0, "code": 0})
-        assert began + list(batches) == list(loader(kind, num_replicas=1, rank=0)), "the loop goes on"
+        assert began + list(running) == list(loader(kind, num_replicas=1, rank=0)), "the loop goes on"
     scheduled = mixture(schedule=[(9000, WEIGHTS[1])])
     one = plain(DistributedBatchSampler(N, 20, sampler=scheduled))
     told = (
