@@ -1,5 +1,7 @@
 """What a loader delivered, counted."""
 
+import copy
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule import IndexedShards, LoaderReport, index_shards, write_tars
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    LoaderReport,
+    ResumableLoader,
+    index_shards,
+    write_tars,
+)
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.loading.stage_report import DeliveryStats
+from headrace.webdatamodule.loading.stage_report import DeliveryStats, Resumed
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +90,49 @@ def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: ConcatSh
     stats = DeliveryStats("train", sources, None)
     assert [stats.skip(SkippedSample(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
     assert (stats.report().n_skipped, [one.sample for one in stats.report().skipped]) == (3, [3])
+
+
+def numbers(num_workers: int = 0) -> ResumableLoader:
+    batches = DistributedBatchSampler(40, 4, num_replicas=1, rank=0)
+    return ResumableLoader(list(range(40)), batches, collate_fn=list, num_replicas=1, rank=0, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_after_a_resume_a_report_says_what_it_counts_and_where_the_epoch_is(workers: int) -> None:
+    killed = numbers()
+    for _ in islice(killed, 3):
+        pass
+    assert killed.report().resumed is None
+    assert "resumed" not in str(killed.report())
+
+    resumed = numbers(workers)
+    resumed.load_state_dict(killed.state_dict())
+    before = resumed.report()
+    assert before.resumed == Resumed(epoch=0, steps=3, now=0, delivered=3, batches=None)
+    assert "resumed in epoch 0 after 3 batches, which are not counted here; of epoch 0 3 are delivered" in str(before)
+    for _ in islice(resumed, 2):
+        pass
+    report = resumed.report()
+    assert (report.batches, sum(report.samples.values())) == (2, 8)
+    assert report.resumed == Resumed(epoch=0, steps=3, now=0, delivered=5, batches=10)
+    told = "resumed in epoch 0 after 3 batches, which are not counted here; of epoch 0 5 of 10 are delivered"
+    assert told in str(report)
+    assert told in report._repr_html_()
+    resumed.close()
+
+
+def test_the_epoch_of_a_report_goes_on_behind_a_resume() -> None:
+    killed = numbers()
+    for _ in islice(killed, 3):
+        pass
+    resumed = numbers()
+    resumed.load_state_dict(killed.state_dict())
+    assert len(list(resumed)) == 7
+    assert len(list(resumed)) == 10
+    report = resumed.report()
+    assert report.batches == 17
+    assert report.resumed == Resumed(epoch=0, steps=3, now=1, delivered=10, batches=10)
+    assert "of epoch 1 10 of 10 are delivered" in str(report)
+    for loader in (numbers(), copy.copy(numbers())):  # a state of the beginning is no resume
+        loader.load_state_dict(numbers().state_dict())
+        assert loader.report().resumed is None

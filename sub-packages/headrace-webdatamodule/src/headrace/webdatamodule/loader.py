@@ -44,7 +44,7 @@ from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, se
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sample_random import epoch_key
-from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport
+from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.shards import IndexedShards
@@ -182,6 +182,7 @@ class ResumableLoader(EpochLoader):
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
         self._progress = Progress()
+        self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self.indices: Sequence[int] = ()
         if self._batch_sampler is not None:
             self._progress.put(0, position_of(self._batch_sampler, 0))
@@ -360,6 +361,7 @@ class ResumableLoader(EpochLoader):
             return
         before = foreign.resume(self._batches(), state, self.epoch, self.ranks, names)
         self._progress.load(state["epoch"], position_of(self._batch_sampler, state["steps"], before))
+        self._resumed_at = (state["epoch"], state["steps"]) if state["epoch"] or state["steps"] else None
 
     @cached_property
     def _sketch(self) -> str:
@@ -605,11 +607,14 @@ class ResumableLoader(EpochLoader):
         self._start(latest, batches, latest.reader)
 
     def report(self) -> LoaderReport:
-        """Statistics of the batches that were delivered so far, on this rank."""
-        batches = self._batch_sampler
+        """Statistics of the batches that this loader has delivered; after a resume also how far the epoch is."""
+        batches, latest = self._batch_sampler, self._progress.iteration
+        resumed = None
+        if self._resumed_at is not None:
+            resumed = Resumed(*self._resumed_at, self.epoch, self.steps, None if latest is None else latest.length)
         cost = getattr(getattr(batches, "options", None), "cost", None)
         packed = isinstance(cost, str) and cost == "sum"
-        return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed)
+        return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)
 
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""

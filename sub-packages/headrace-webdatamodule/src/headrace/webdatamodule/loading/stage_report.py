@@ -30,9 +30,33 @@ class RemoteReads(NamedTuple):
     waited: int
 
 
+class Resumed(NamedTuple):
+    """Where a loader resumed, and where its epoch is now.
+
+    Args:
+        epoch: In which it resumed.
+        steps: Batches of that epoch that the earlier runs delivered.
+        now: The present epoch.
+        delivered: Batches of the present epoch on this rank, those of the earlier runs included.
+        batches: All batches of the present epoch on this rank; None before the first of this run.
+    """
+
+    epoch: int
+    steps: int
+    now: int
+    delivered: int
+    batches: int | None
+
+    def __str__(self) -> str:
+        total = "" if self.batches is None else f" of {self.batches:,}"
+        before = f"after {self.steps:,} batches" if self.steps != 1 else "after 1 batch"
+        begun = f"resumed in epoch {self.epoch} {before}, which are not counted here"
+        return f"{begun}; of epoch {self.now} {self.delivered:,}{total} are delivered"
+
+
 @dataclass(frozen=True, repr=False)
 class LoaderReport:
-    """The batches that one rank's loader has delivered since its construction.
+    """The batches that one rank's loader has delivered since its construction; those before a resume are not among them.
 
     Args:
         name: Name of the loader.
@@ -47,6 +71,8 @@ class LoaderReport:
         over_budget: The first samples over the budget.
         remote: Requests for samples on other machines, the bytes fetched and those used, and the batches that the loop
             waited for, more than 5 ms. Batches that were fetched and not delivered are in it, too. None without any.
+        resumed: Where the loader resumed, and how much of the present epoch is delivered since its beginning; None if
+            it did not resume. All other figures count this loader's own batches.
     """
 
     name: str
@@ -59,6 +85,7 @@ class LoaderReport:
     n_over_budget: int = 0
     over_budget: tuple[str, ...] = field(default=(), repr=False)
     remote: RemoteReads | None = None
+    resumed: Resumed | None = None
 
     def __str__(self) -> str:
         title, sources, notes = self._parts()
@@ -81,7 +108,8 @@ class LoaderReport:
         batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
         sources = [(name, _samples(count), f"{count / max(total, 1):.1%}") for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
-        notes = [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
+        notes = [] if self.resumed is None else [str(self.resumed)]
+        notes += [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
         if self.remote is not None:
             requests, fetched, used, waited = self.remote
             suffix = f", {fetched / used:.2f} for each byte that was used" if used else ""
@@ -165,7 +193,9 @@ class DeliveryStats:
         before = self._remote or RemoteReads(0, 0, 0, 0)
         self._remote = RemoteReads(*map(sum, zip(before, (*traffic, late), strict=True)))
 
-    def report(self, over_budget: Sequence[int] = (), *, packed: bool = False) -> LoaderReport:
+    def report(
+        self, over_budget: Sequence[int] = (), *, packed: bool = False, resumed: Resumed | None = None
+    ) -> LoaderReport:
         """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
         samples = dict(zip(self._names, self._counts.tolist(), strict=True))
@@ -173,7 +203,7 @@ class DeliveryStats:
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
-        return LoaderReport(*counts, len(over_budget), over, self._remote)
+        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed)
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)
