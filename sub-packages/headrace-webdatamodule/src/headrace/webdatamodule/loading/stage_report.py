@@ -56,7 +56,7 @@ class Resumed(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LoaderReport:
-    """The batches that one rank's loader has delivered since its construction; those before a resume are not among them.
+    """The batches that one rank's loader has delivered since its construction, none from before a resume.
 
     Args:
         name: Name of the loader.
