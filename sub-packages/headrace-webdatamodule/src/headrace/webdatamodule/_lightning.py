@@ -5,6 +5,7 @@
   `max_epochs`, which callbacks change, stays as it is.
 - `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
+- `fit_loop.epoch_loop._batches_that_stepped`: by it a trainer says when it logs, and at which step.
 - `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
 - `fit_loop.max_batches`, `_data_fetcher` and `trainer.val_check_batch`: the number of batches of an epoch, by which it
   validates and takes the last optimizer step, so that both follow when the epoch is changed in its middle.
@@ -12,7 +13,7 @@
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -27,6 +28,7 @@ class FitLoop(Loop):
 
     def __init__(self, module: Any) -> None:
         self._module, self.epochs = module, EpochOffset()
+        self._logged = 0  # at which number of steps figures were logged last
         self.loader: Any = None  # until the data module has made it
         self._lender = module.trainer
         self._lent = self._borrowed = self._lender.reload_dataloaders_every_n_epochs
@@ -65,6 +67,19 @@ class FitLoop(Loop):
     def iterates(self) -> bool:
         """Whether the trainer's iterator over the loader, a generator, runs at this moment, and not another one."""
         return _iterates(self._module.trainer.fit_loop)
+
+    def log(self, metrics: Callable[[], dict[str, float]]) -> None:
+        """Give the trainer's loggers the figures, at the steps at which it logs its own."""
+        trainer = self.trainer
+        if trainer is None or not getattr(self._module, "_log_stats", False):
+            return
+        steps = int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+        if steps == self._logged or not trainer.log_every_n_steps or steps % trainer.log_every_n_steps:
+            return
+        self._logged = steps
+        if figures := metrics():
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=steps - 1)
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""

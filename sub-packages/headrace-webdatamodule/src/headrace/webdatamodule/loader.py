@@ -616,6 +616,27 @@ class ResumableLoader(EpochLoader):
         packed = isinstance(cost, str) and cost == "sum"
         return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)
 
+    def metrics(self) -> dict[str, float]:
+        """Figures of the batches that this loader has delivered since the last call, for a logger.
+
+        Returns:
+            "data/samples_per_second"; with sizes "data/tokens_per_second", their sum, "data/padding", the share of
+            padded batches that is padding, and "data/fill", the share of the budget that is used, where the batch
+            sampler has one; of several sources "data/share/NAME", the share of the samples; "data/wait_seconds" and
+            "data/wait_share", the time that the loop waited for data, and its share of the whole. All are this rank's
+            own. Empty if there was no batch.
+
+        >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
+        >>> batches = list(loader)
+        >>> sorted(loader.metrics())
+        ['data/samples_per_second', 'data/wait_seconds', 'data/wait_share']
+        """
+        batches = self._batch_sampler
+        budget = getattr(batches, "max_total_size", None)
+        budget = budget[0] if isinstance(budget, Sequence) and budget else budget
+        cost = getattr(getattr(batches, "options", None), "cost", None)
+        return self._stats.metrics(cost, float(budget) if isinstance(budget, int | float) else None)
+
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""
         self._reader.close()
@@ -742,16 +763,19 @@ class ResumableLoader(EpochLoader):
                     compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
+                if self._progress.under_way is iteration:
+                    self._loop.log(self.metrics)
                 asked = time.perf_counter()
                 if (delivered := reader.next()) is None:
                     break
-                late = time.perf_counter() - asked > LATE
+                late = (came := time.perf_counter()) - asked > LATE
                 indices, position = iteration.in_flight.popleft()
                 batch, skipped, error, traffic = delivered
                 if error is not None:
                     raise error
                 iteration.deliver(indices, skipped, position)
                 if self._progress.move(iteration, position.steps):
+                    self._stats.wait(asked, came)
                     self._note(indices, skipped)
                     if traffic is not None:
                         self._stats.add_remote(traffic, late=late)

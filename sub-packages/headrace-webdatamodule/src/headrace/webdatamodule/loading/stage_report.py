@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,17 @@ class Reports(dict[Any, LoaderReport]):
             info(str(report))
 
 
+class _Totals(NamedTuple):
+    """Of all batches up to a moment."""
+
+    batches: int
+    counts: npt.NDArray[np.int64]  # samples of each source
+    used: float
+    padded: float
+    waited: float
+    moment: float
+
+
 class DeliveryStats:
     """Counts delivered batches: samples of each source that `dataset` names, and of `sizes` what padding they need."""
 
@@ -164,6 +176,8 @@ class DeliveryStats:
         self._remote: RemoteReads | None = None
         self._skipped: dict[int, SkippedSample] = {}
         self.n_skipped = 0
+        self._waited = 0.0
+        self._told: _Totals | None = None  # when figures were asked for last; before the first batch none
 
     def skip(self, sample: SkippedSample) -> bool:
         """Count a sample that was left out of a batch; return whether it is the first time."""
@@ -192,6 +206,37 @@ class DeliveryStats:
         """Count what a batch from another machine took, and whether the loop waited for it."""
         before = self._remote or RemoteReads(0, 0, 0, 0)
         self._remote = RemoteReads(*map(sum, zip(before, (*traffic, late), strict=True)))
+
+    def wait(self, asked: float, came: float) -> None:
+        """Count the time for which the loop waited for a batch."""
+        if self._told is None:
+            self._told = self._totals(asked)
+        self._waited += came - asked
+
+    def _totals(self, moment: float) -> _Totals:
+        return _Totals(self._batches, self._counts.copy(), self._used, self._padded, self._waited, moment)
+
+    def metrics(self, cost: object = None, budget: float | None = None) -> dict[str, float]:
+        """Figures of the batches since the last figures; none without any. `budget` is of batches of that `cost`."""
+        self._count()
+        before = self._told
+        if before is None or self._batches == before.batches:
+            return {}
+        self._told = now = self._totals(time.perf_counter())
+        counts, batches = now.counts - before.counts, now.batches - before.batches
+        used, padded, waited = now.used - before.used, now.padded - before.padded, now.waited - before.waited
+        seconds = now.moment - before.moment
+        found = {"data/samples_per_second": float(counts.sum()) / seconds}
+        if self._sizes is not None:
+            found["data/tokens_per_second"] = used / seconds
+            if cost != "sum" and padded:
+                found["data/padding"] = 1 - used / padded
+            if cost in ("sum", "padded") and budget:
+                found["data/fill"] = (used if cost == "sum" else padded) / (batches * budget)
+        if len(self._names) > 1:
+            shares = counts / max(1, counts.sum())
+            found |= {f"data/share/{name}": share for name, share in zip(self._names, shares.tolist(), strict=True)}
+        return {**found, "data/wait_seconds": waited, "data/wait_share": min(1.0, waited / seconds)}
 
     def report(
         self, over_budget: Sequence[int] = (), *, packed: bool = False, resumed: Resumed | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import SequentialSampler
@@ -41,6 +41,9 @@ class Loop:
 
     def on_batch(self, indices: Sequence[int]) -> None:
         """A batch of these samples was delivered, and counts."""
+
+    def log(self, metrics: Callable[[], dict[str, float]]) -> None:
+        """The loop asks for the next batch: log the figures of those before, if it is time."""
 
     def begin(self, epoch: int | None = None) -> None:
         """The loop is about to begin an epoch, or to be resumed."""
