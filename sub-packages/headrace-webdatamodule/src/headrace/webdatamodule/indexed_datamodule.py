@@ -75,8 +75,9 @@ class IndexedWebDataModule(MapDataModule):
         pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
         timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
         multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
-        log_stats: Whether to log, at the end of each stage, the delivered samples of each source, padding and skipped
-            samples.
+        log_stats: Whether to give the figures of `ResumableLoader.metrics` to the trainer's loggers during a fit, every
+            `log_every_n_steps`; and to log, at the end of each stage, the delivered samples of each source, padding and
+            skipped samples.
         num_replicas: Number of data-parallel ranks; by default the trainer's or the process group's.
         rank: This rank; by default the trainer's or the process group's.
         mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
