@@ -43,7 +43,7 @@ class Server(asyncio.Protocol):
         self.files, self.latency, self.head = files, latency, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
         *heads, self.head = (self.head + data).split(b"\r\n\r\n")

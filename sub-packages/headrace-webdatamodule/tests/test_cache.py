@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -50,8 +51,14 @@ def name(number: int) -> str:
     return f"{number:032x}-{0:016x}.tar"
 
 
+def put(cache: Cache, number: int, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:
+    file = cache.put(name(number), nbytes, fill)
+    assert file is not None
+    return file
+
+
 def filled(cache: Cache, number: int, data: bytes) -> None:
-    cache.put(name(number), len(data), lambda file: file.writelines([data])).close()
+    put(cache, number, len(data), lambda file: file.writelines([data])).close()
 
 
 def held(cache: Cache) -> list[int]:
@@ -122,7 +129,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
 
 def test_what_is_open_stays_readable_when_it_is_let_go(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10)
-    with cache.put(name(1), 10, lambda file: file.writelines([b"0123456789"])) as file:
+    with put(cache, 1, 10, lambda file: file.writelines([b"0123456789"])) as file:
         filled(cache, 2, bytes(10))
         assert held(cache) == [2]
         file.seek(0)
@@ -163,7 +170,7 @@ def test_threads_that_want_the_same_file_make_it_once(tmp_path: Path) -> None:
         file.write(b"abc")
 
     def get(_: int) -> bytes:
-        with cache.put(name(1), 3, fill) as file:
+        with put(cache, 1, 3, fill) as file:
             file.seek(0)
             return file.read()
 

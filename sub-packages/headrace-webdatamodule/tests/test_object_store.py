@@ -3,16 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import s3fs
 from moto.server import ThreadedMotoServer
 from shard_server import COUNT, FAULTS, QUICK, Site, served, write
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, Remote, ResumableLoader
 
+s3fs = import_module("s3fs")  # it ships no type information
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 OBSTORE, FSSPEC = "object_store", "Python"  # how the clients call themselves
 NO_RETRY = {"retry_config": {"max_retries": 0}}

@@ -18,7 +18,8 @@ def groups() -> list[list[torch.Tensor]]:
 def prepared(accelerator: Accelerator) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
-    return accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    made: tuple[Any, Any] = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    return made
 
 
 def usual() -> list[torch.Tensor]:
