@@ -284,7 +284,7 @@ def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
     if shards >= max(_GROWTH * held, _MINDED):
         warn(
             f"the shards take about {shards / held:.0f} times the bytes of the records, {shards / _MIB:,.0f} MiB for "
-            f"{held / _MIB:,.0f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. One "
+            f"{held / _MIB:,.1f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. One "
             "member for each record halves that, write_shards((id, {'seq.txt': letters}) ...); or keep them as columns "
             "of a Parquet table, for MapDataModule"
         )
