@@ -234,7 +234,7 @@ class DeliveryStats:
             if cost in ("sum", "padded") and budget:
                 found["data/fill"] = (used if cost == "sum" else padded) / (batches * budget)
         if len(self._names) > 1:
-            shares = counts / max(1, counts.sum())
+            shares = counts / max(1, int(counts.sum()))
             found |= {f"data/share/{name}": share for name, share in zip(self._names, shares.tolist(), strict=True)}
         return {**found, "data/wait_seconds": waited, "data/wait_share": min(1.0, waited / seconds)}
 
