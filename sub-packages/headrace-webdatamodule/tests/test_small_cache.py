@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from shard_server import COUNT, QUICK, Site, served, write
 
-from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, Remote, ResumableLoader, ShardError
+from headrace.webdatamodule import (
+    DistributedBatchSampler,
+    IndexedShards,
+    Remote,
+    ResumableLoader,
+    ShardError,
+    index_shards,
+    write_tars,
+)
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -72,16 +80,18 @@ def test_bytes_are_those_of_the_shards_that_do_not_fit(site: Site, tmp_path: Pat
     made = loader(far, num_workers=1)
     list(made)
     before = made.report().remote
-    held = {path.stat().st_size for path in (tmp_path / "cache").glob("*.tar")}
+    site.faults.asked.clear()
     made.set_epoch(1)
     list(made)
     after = made.report().remote
     made.close()
     assert before is not None
     assert after is not None
+    read = {name for name, _ in site.faults.asked if name.endswith(".tar")}
+    assert len(read) == 2
     near, used = IndexedShards(site.folder, decode=None), 0
     for index, sample in enumerate(near):
-        if Path(near.shard_of(index)).stat().st_size not in held:
+        if Path(near.shard_of(index)).name in read:
             used += len(sample["bin"]) + len(sample["json"])
     asked = after.fetched - before.fetched
     assert used <= asked <= used * 1.02 + COUNT * 1100  # a header and padding within each sample
@@ -132,6 +142,19 @@ def test_another_process_finds_what_is_kept(site: Site, tmp_path: Path) -> None:
     assert list(again) == list(IndexedShards(site.folder))
     assert kept(cache) == first
     assert len({name for name, _ in site.faults.asked if name.endswith(".tar")}) == 2
+
+
+def test_downloads_of_whole_files_are_reported(tmp_path: Path) -> None:
+    write_tars([("large", {"bin": bytes(9 << 20)})], tmp_path / "site", n_shards=1)  # more than one request of ranges
+    index_shards(tmp_path / "site")
+    with served(tmp_path / "site") as site:
+        site.faults.kind, site.faults.times = "no ranges", 10**6
+        made = ResumableLoader(site.dataset(tmp_path / "cache"), [[0]], collate_fn=len)
+        assert list(made) == [1]
+    report = made.report().remote
+    assert report is not None
+    assert report.fetched >= 9 << 20
+    assert report.used == 9 << 20
 
 
 def test_a_server_without_ranges_needs_room_for_all(site: Site, tmp_path: Path) -> None:

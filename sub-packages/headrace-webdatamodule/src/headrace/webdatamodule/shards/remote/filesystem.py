@@ -85,7 +85,7 @@ class RemoteFiles:
         self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
         self._made: Any = None
         self._process = -1
-        self.traffic = TrafficCounter()  # of ranges
+        self.traffic = TrafficCounter()  # of shards
         self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,6 +135,7 @@ class RemoteFiles:
         def read(system: Any, path: str, _: dict[str, float]) -> None:
             file.seek(0)
             [got] = _get_all(system, [(path, None)], nbytes, seconds, file)
+            self.traffic.add(requests=1, fetched=file.tell())
             if isinstance(got, BaseException):
                 raise got
             if file.tell() < nbytes:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
-_CALLS = 12  # at a time, and so some hundred connections
+_AT_ONCE = 128  # ranges, each of which takes a connection
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
 _REASON = 300
 _RETRY = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
@@ -40,7 +40,7 @@ class ObjectStore:
     ) -> None:
         self._store, self._otherwise, self._timeout, self._traffic = store, otherwise, timeout, traffic
         self._came, self._failed = False, 0  # whether a batch ever came; failed ones, one after another
-        self._calls: asyncio.Semaphore | None = None
+        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
 
     def ranges_of(self, wanted: Ranges) -> list[bytes]:
         """Some ranges of some files, asked for at the same time."""
@@ -69,8 +69,6 @@ class ObjectStore:
         for place, (url, _) in enumerate(wanted):
             places.setdefault(url, []).append(place)
         calls = [(url, own[at : at + _TOGETHER]) for url, own in places.items() for at in range(0, len(own), _TOGETHER)]
-        if self._calls is None:
-            self._calls = asyncio.Semaphore(_CALLS)
         async with asyncio.timeout(self._timeout if self._came else min(self._timeout, _FIRST)):
             answers = await asyncio.gather(*(self._call(url, [wanted[at][1] for at in own]) for url, own in calls))
         got = [b""] * len(wanted)
@@ -82,10 +80,16 @@ class ObjectStore:
     async def _call(self, url: str, spans: Sequence[Span]) -> list[bytes]:
         get = import_module("obstore").get_ranges_async
         begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-        async with self._calls or asyncio.Semaphore(1):
+        async with self._turn:  # one after another: two that each wait for the other's room would wait for ever
+            for _ in spans:
+                await self._room.acquire()
+        try:
             # Ranges that lie apart are not merged: look-ahead has merged what it wants.
             path = unquote(urlsplit(url).path).lstrip("/")
             parts = await get(self._store, path, starts=begins, ends=ends, coalesce=0)
+        finally:
+            for _ in spans:
+                self._room.release()
         for part, (begin, end) in zip(parts, spans, strict=True):
             if len(part) != end - begin:
                 raise WrongBytesError(f"{len(part)} bytes came, not {end - begin}")
