@@ -205,6 +205,19 @@ def test_a_source_that_a_schedule_leaves_out_goes_on_where_it_was() -> None:
     assert len(np.unique(own)) == len(own)
 
 
+@pytest.mark.parametrize("seed", [4, 18, 26])
+def test_the_deviation_of_a_later_epoch_counts_where_it_begins(seed: int) -> None:
+    """There a source may be ahead by more than after any draw of its own in that epoch."""
+    generator = np.random.default_rng(seed)
+    weights = generator.integers(1, 10, 3).tolist()
+    mix = Mixed(weights, [sizes_of("heavy", generator, 300) for _ in weights], seed=seed, epoch_length=50)
+    for epoch in range(4):
+        mix.sampler.set_epoch(epoch)
+        found = mix.sampler.report().deviation
+        worst = np.abs(mix.deviations(mix.take(epoch + 1))[50 * epoch :]).max() / mix.longest
+        assert found == pytest.approx(worst, abs=1e-9)
+
+
 @examples(40)
 @given(mixed(most=5), st.integers(0, 2), st.integers(1, 7), st.booleans())
 def test_the_report_counts_tokens_exactly(mix: Mixed, epoch: int, world: int, drop_last: bool) -> None:

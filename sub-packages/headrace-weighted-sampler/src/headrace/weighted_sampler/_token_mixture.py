@@ -587,8 +587,8 @@ class TokenMixture:
             sizes[where] = self.axes[source].sizes(int(own[0]), int(own[-1]) + 1)
         total = np.cumsum(sizes)
         # A source's deviation rises with its own draws and falls between them, and from the last one to the end.
-        worst = 0.0
         ends = {source: 0 for source, weight in enumerate(self.stages[number].weights) if weight}
+        worst = max(abs(errors[source]) for source in ends)
         for source, where, _ in groups:
             share, own_tokens = self.stages[number].weights[source] / whole, np.cumsum(sizes[where])
             after = errors[source] + own_tokens - share * total[where]
