@@ -63,7 +63,7 @@ def skip_processes() -> None:
     """Let a test end as skipped when it is about to start a process."""
 
     def skip(*_: object) -> None:
-        pytest.skip("starts a process; run without --fast")
+        pytest.skip("starts a process; run without --fast")  # else --fast would wait for interpreters to start
 
     def audit(event: str, _: object) -> None:
         if event in ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen") and running_test:

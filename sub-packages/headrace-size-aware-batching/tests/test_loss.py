@@ -105,7 +105,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match=r"mesh must have get_group\(\), got Mesh"):
         global_num_tokens([3], mesh=Mesh())
     with pytest.raises(TypeError, match=r"loss must be .* got float"):
-        token_weighted_loss(0.5, 3)  # type: ignore[arg-type]
+        token_weighted_loss(0.5, 3)  # type: ignore[arg-type]  # the wrong type is the test
     with pytest.raises(TypeError, match=r"loss must be .* got a tensor of torch.int64"):
         token_weighted_loss(torch.tensor(1), 3)
     with pytest.raises(ValueError, match=r"num_tokens must be one number, got a tensor of shape \[2\]"):

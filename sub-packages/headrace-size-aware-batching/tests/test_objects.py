@@ -326,4 +326,4 @@ def test_a_keyword_that_is_like_no_other_lists_them_all() -> None:
     ):
         sampler(colour="red")
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'max_total_size'"):
-        DistributedSizeAwareBatchSampler(SIZES)  # type: ignore[call-arg]
+        DistributedSizeAwareBatchSampler(SIZES)  # type: ignore[call-arg]  # the missing argument is the test

@@ -373,7 +373,7 @@ class RunChanges(Sampler[list[Any]]):
     def _still_sorted(
         earlier: PlannedPart, now: RunChanges, given: NDArray[Any], retired: NDArray[np.bool_]
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return what is left by size, where the plan before has sorted these sizes; else None."""
+        """Return the remaining samples and their sizes, largest first; None unless the earlier plan has sorted them."""
         sized = now._prepared
         same = sized.sizes is earlier.sampler._prepared.sizes and sized.sizes.ndim == 1
         by_size = now.options.shuffle and now.options.strategy != "sequential"

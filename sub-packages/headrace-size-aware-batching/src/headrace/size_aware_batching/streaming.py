@@ -182,8 +182,8 @@ class BucketedBatching:
         tally.finish(self._info)
 
 
-# Behind the class, because its decorator makes the `__init__`.
-BucketedBatching.__init__ = explains_keywords(BucketedBatching.__init__)  # type: ignore[method-assign]
+# Behind the class, because its decorator makes the `__init__`, which mypy takes for a method that is not replaced.
+BucketedBatching.__init__ = explains_keywords(BucketedBatching.__init__)  # type: ignore[method-assign]  # on purpose
 
 
 def _takes_options_of(

@@ -285,7 +285,7 @@ class TokenStage:
         return sources, draws
 
     def counts(self, position: int) -> Indices:
-        """The draw with which each source goes on at a position of the stage."""
+        """The number of each source's next draw at a position of the stage."""
         run, counts = self._window(self._window_of(position))
         own = run.sources[: position - run.position]
         drawn: Indices = counts + np.bincount(own, minlength=len(counts))
@@ -530,7 +530,7 @@ class TokenMixture:
         self._begun.append(TokenStage(self.stages[number].weights, self.axes, first, errors))
 
     def ahead(self, number: int, draws: Indices) -> list[Fraction]:
-        """The tokens by which each source is ahead of its share where it goes on with ``draws`` in a stage."""
+        """By how many tokens each source exceeds its share, before its draws number ``draws`` of a stage."""
         stage, weights = self.stage(number), self.stages[number].weights
         tokens = [
             axis.before(int(draw)) - axis.before(int(first))

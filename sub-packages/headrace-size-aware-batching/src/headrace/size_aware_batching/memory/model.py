@@ -346,9 +346,8 @@ class BatchMemoryModel:
     ) -> Self:
         """Read a model that ``save`` wrote.
 
-        The budget is that of the saved model, however much memory is free now, so that a run goes on with the plan that
-        it began with. On a device of another size (by more than 1 %), the capacity changes by the difference, with a
-        warning.
+        The saved budget is kept, even if less memory is free now: a resumed run then keeps its plan. If the device's
+        size differs by more than 1 %, the capacity changes by the difference, with a warning.
 
         Args:
             path: The file.

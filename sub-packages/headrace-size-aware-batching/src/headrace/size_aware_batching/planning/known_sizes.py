@@ -120,7 +120,7 @@ def mapped_file(sizes: NDArray[Any]) -> Identity | None:
     with suppress(OSError, ValueError):
         if found := _place_in_file(sizes):
             path, offset = found
-            stat = os.stat(path)  # noqa: PTH116 - the path is the system's
+            stat = os.stat(path)  # noqa: PTH116 - text of /proc; Path would normalise it
             if _place_in_file(sizes) == found:  # the path still leads to what is mapped
                 times = (stat.st_mtime_ns, stat.st_ctime_ns)
                 return [path, stat.st_ino, stat.st_size, *times, offset, sizes.dtype.str, len(sizes)]

@@ -142,8 +142,8 @@ class AllowedClasses:
         full = f"{module}.{name}"
         if full not in self._known:
             raise UnsafePickleError(
-                f"the pickle asks for {full}, which is not on the list of safe names. If you trust whoever "
-                f"wrote it, pass allowed_classes=[{full!r}]"
+                f"the pickle asks for {full}, which is not allowed by default. If you trust the author of the file, "
+                f"pass allowed_classes=[{full!r}]"
             )
         if self._known[full] is None:
             self._known[full] = attrgetter(name)(importlib.import_module(module))

@@ -44,7 +44,7 @@ class WrongBytesError(OSError):
 
 
 class Traffic(NamedTuple):
-    """What reading ranges took: requests, the bytes that came, and those of them that samples are made of."""
+    """Counts of remote reads: requests, bytes received, and bytes of the samples that were read."""
 
     requests: int = 0
     fetched: int = 0
