@@ -74,6 +74,7 @@ def test_an_error_keeps_its_kind_and_place(folder: Path, sample: int, kind: type
     assert damaged.steps == 1  # the batch comes again
 
 
+@pytest.mark.slow
 def test_an_error_of_a_spawned_worker_keeps_its_place(folder: Path) -> None:
     damaged = loader(folder, [[0, 1], [2, FLIPPED]], num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(DamagedShardError, match="not those that were indexed") as caught:

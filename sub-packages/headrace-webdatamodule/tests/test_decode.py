@@ -12,6 +12,8 @@ import sys
 import tracemalloc
 import zipfile
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def test_last_extension_decides(key: str, data: bytes, value: object) -> None:
     assert decode_member(key, data) == value
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x), max_leaves=8))
 def test_json_and_its_gz_round_trip(value: object) -> None:
     data = json.dumps(value).encode()
@@ -313,6 +316,7 @@ KINDS = st.sampled_from(["<f8", "<f4", "<i8", "<i2", "|u1", "|b1"])
 ARRAYS = st.tuples(KINDS, SHAPES).flatmap(lambda one: arrays(*one))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: name != "__metadata__"), ARRAYS, max_size=4))
 def test_safetensors_round_trip(tensors: Arrays) -> None:
     made = decode_member("x.safetensors", save(tensors))
@@ -343,6 +347,7 @@ def test_npy_with_names_in_unicode() -> None:
     assert load_npy(file.getvalue()).dtype == array.dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "blocked", "extra"),
     [("safetensors", "safetensors", "safetensors"), ("png", "PIL", "images"), ("jpg.gz", "PIL", "images")],
@@ -375,6 +380,7 @@ sys.exit(3 if {name.partition(".")[0] for name in sys.modules} & {"PIL", "safete
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_safetensors_does_not_load_torch() -> None:
     script = """
 import sys, numpy
@@ -699,3 +705,51 @@ def test_latin_text_in_a_pickle_is_counted_by_what_it_takes() -> None:
     array = np.random.default_rng(0).random(1_000_000)
     data = pickle.dumps(array, 2)
     assert np.array_equal(decode_member("pkl", data, max_bytes=8 * array.nbytes), array)
+
+
+# Plain, with spaces around, in other encodings, with a mark, with surrogates, and what is none.
+JSON = [
+    *(
+        b"1",
+        b" 1",
+        b"1 \n\t\r",
+        b"\n[1]\n",
+        b"1\x0b",
+        b"1\xc2\xa0",
+        b"\xe2\x80\xa81",
+        b"[1] [2]",
+        b"1,",
+        b"[1,]",
+        b"NaN",
+        b"-",
+    ),
+    *('"\u00e4"'.encode(encoding) for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")),
+    *(
+        b'"\xed\xa0\x80"',
+        b'"\xff"',
+        b'"\x00"',
+        b"1\x00",
+        b"\x001",
+        b"1\x00\x00\x00",
+        b"",
+        b" ",
+        b"tru",
+        b'{"a"',
+        b'{"a": 1, "a": 2}',
+    ),
+]
+
+
+def read_json(read: Callable[[bytes], Any], data: bytes) -> str:
+    """What comes of some bytes: an object or a reason."""
+    try:
+        return repr(read(data))
+    except DecodeError as error:
+        return error.message
+    except ValueError as error:
+        return f"these bytes are no json: {type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("data", JSON)
+def test_small_json_is_what_pythons_own_reader_makes_of_it(data: bytes) -> None:
+    assert read_json(partial(decode_member, "json"), data) == read_json(json.loads, data)

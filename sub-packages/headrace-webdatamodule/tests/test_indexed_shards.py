@@ -91,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return indexed(tmp_path_factory.mktemp("set"))
 
 
+@pytest.mark.slow
 @given(st.one_of(SHARDS, SHARDS_ALIKE), st.sampled_from(FORMATS), NAMES, st.sampled_from(["read", "open", "none"]))
 def test_samples_are_those_of_tarfile_and_webdataset(
     shards: list[list[dict[str, bytes]]], kind: int, name: str, check: Verify
@@ -262,6 +263,7 @@ def test_a_pickled_dataset_reads_the_same(folder: Path) -> None:
     assert dataset[7] == pickle.loads(pickle.dumps(dataset))[7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers_of_torch_read_batches(folder: Path, method: str, workers: int) -> None:
     dataset: Any = IndexedShards(folder, decode=None)

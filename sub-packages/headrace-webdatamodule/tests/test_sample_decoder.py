@@ -1,6 +1,7 @@
 import io
 import json
 import pickle
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,38 @@ def test_arrays_are_decoded_in_workers(tmp_path: Path) -> None:
     (batch,) = DataLoader(dataset, batch_size=4, num_workers=1)
     assert batch["npy"].tolist() == [[0, 1, 2]] * 4
     assert batch["__key__"] == ["s0", "s1", "s2", "s3"]
+
+
+def test_a_warm_batch_of_small_samples_takes_few_calls(tmp_path: Path) -> None:
+    samples = [(f"s{i}", {"json": b'{"id": %d}' % i, "cls": b"%d" % i, "raw": bytes(360)}) for i in range(256)]
+    write_tars(samples, tmp_path, n_shards=2)
+    index_shards(tmp_path)
+    dataset, calls = IndexedShards(tmp_path), list[str]()
+    batch = [(i * 37) % 256 for i in range(64)]
+    expected = dataset.__getitems__(batch)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        again = dataset.__getitems__(batch)
+        of_batch = len(calls)
+        alone = dataset[batch[0]]
+    finally:
+        sys.setprofile(None)
+    assert again == expected
+    assert alone == expected[0]
+    assert of_batch <= 64 * 3 + 20  # to read a sample, to decode it, and its JSON
+    assert len(calls) - of_batch <= 6
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [(key, data) for key in ("json", "cls") for data in (b"", b"\xff", b"{", b"x\0")] + [("txt", b"\xff")],
+)
+def test_a_small_damaged_member_is_explained_as_decode_member_does(tmp_path: Path, key: str, data: bytes) -> None:
+    with pytest.raises(DecodeError) as alone:
+        decode_member(key, data)
+    write_tars([("s", {key: data})], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    with pytest.raises(DecodeError) as caught:
+        IndexedShards(tmp_path)[0]
+    assert (caught.value.message, caught.value.sample) == (alone.value.message, "s")
+    assert type(caught.value.__cause__) is type(alone.value.__cause__)

@@ -19,7 +19,7 @@ from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
-from headrace.webdatamodule.shards.decoding.decode import decode_member, member_decoder
+from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
@@ -271,7 +271,7 @@ class IndexedShards:
 
         Raises:
             ValueError: The range is not in 0 to `len(self)`.
-            ShardError: As of `__getitems__`.
+            ShardError: As in `__getitems__`.
         """
         end = len(self) if stop is None else operator.index(stop)
         if not 0 <= operator.index(start) <= end <= len(self):
@@ -424,10 +424,13 @@ class IndexedShards:
         return shard, at % total - self._starts[shard]
 
     def _reader(self, shard: int) -> tuple[ShardReader, Read]:
-        try:
-            opened = self._readers.get(shard)
-        except OSError as error:
-            raise self._not_opened(error, shard) from error
+        readers = self._readers
+        opened = readers.things.get(shard)
+        if opened is None or len(readers.things) >= readers.limit:
+            try:
+                opened = readers.get(shard)
+            except OSError as error:
+                raise self._not_opened(error, shard) from error
         opened[0].check_size()
         return opened
 
@@ -485,24 +488,33 @@ class SampleDecoder:
             raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
         self._transform = transform
         self._decoders = _decoders(members, decode, allowed_classes, max_bytes)
+        self._steps = [_step(member, decoder) for member, decoder in self._decoders.items()]
         self.is_noop = transform is None and not self._decoders
         self.runs_own_code = transform is not None or not (decode is None or decode is decode_member)
 
     def __call__(self, sample: Sample, reader: ShardReader, number: int) -> Any:
         """Finish one sample, in place; `reader` and `number` tell where it comes from."""
-        few = len(sample) < len(self._decoders)  # a sample may have few of many members
-        for member in [*sample] if few else self._decoders:
-            if member in sample and member in self._decoders:
-                try:
-                    sample[member] = self._decoders[member](sample[member])
-                except AllowedClassError:
-                    raise
-                except ShardError as error:
-                    vars(error).update(reader.place(number, member))
-                    raise
-                except Exception as error:
-                    message = f"the decoder of {member!r} failed with {type(error).__name__}: {error}"
-                    raise DecodeError(message, **reader.place(number, member)) from error
+        steps = self._steps
+        if len(sample) < len(steps):  # a sample may have few of many members
+            steps = [_step(member, self._decoders[member]) for member in sample if member in self._decoders]
+        member = ""
+        try:
+            for member, decoder, make, most in steps:
+                if (data := sample.get(member)) is not None:
+                    sample[member] = make(data) if len(data) <= most else decoder(data)
+        except AllowedClassError:
+            raise
+        except ShardError as error:
+            vars(error).update(reader.place(number, member))
+            raise
+        except Exception as error:
+            failed = self._decoders[member]
+            if isinstance(failed, MemberDecoder):  # of a small member
+                explained = failed.explained(error)
+            else:
+                explained = DecodeError(f"the decoder of {member!r} failed with {type(error).__name__}: {error}")
+            vars(explained).update(reader.place(number, member))
+            raise explained from error
         if self._transform is None:
             return sample
         key, shard = sample["__key__"], reader.index.shard
@@ -513,6 +525,12 @@ class SampleDecoder:
             if isinstance(error, ShardError) and error.sample is None:
                 error.shard, error.sample = shard, key
             raise
+
+
+def _step(member: str, decoder: Decoder) -> tuple[str, Decoder, Decoder, int]:
+    """A member's key, its decoder, the one of small members, and the most bytes of these."""
+    make, most = (decoder.make, decoder.most) if isinstance(decoder, MemberDecoder) else (decoder, -1)
+    return member, decoder, make, most
 
 
 def _decoders(

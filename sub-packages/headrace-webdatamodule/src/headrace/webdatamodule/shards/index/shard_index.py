@@ -73,6 +73,8 @@ class ShardIndex:
         # The memory map, if there is one, and the length that it must keep.
         self._map = self.data.obj if isinstance(self.data.obj, mmap.mmap) else None
         self._mapped_bytes = len(self.data) if end is None else end
+        # What tells the file's size now, and the size that is looked for first.
+        self.mapped = () if self._map is None else ((self._map.size, max(self._map.size(), self._mapped_bytes)),)
         try:
             description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
             self._read(description, arrays)

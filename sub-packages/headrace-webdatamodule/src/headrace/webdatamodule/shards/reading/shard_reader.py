@@ -20,6 +20,8 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 Sample: TypeAlias = dict[str, Any]
 Read: TypeAlias = Callable[[int], Sample]
+# Files that are mapped: what tells the size of each now, and the size that it must have.
+Mapped: TypeAlias = tuple[tuple[Callable[[], int], int], ...]
 MemberColumns = tuple[tuple[str, int], ...]
 # What is made at once stays in the processor's cache, and the memory that a consumer has freed is used again.
 _BYTES, _SAMPLES = 1 << 18, 1 << 10
@@ -30,6 +32,7 @@ class ShardBytes:
     """Where the bytes of a shard come from."""
 
     data: Any  # the bytes; a slice of them is a copy
+    mapped: Mapped = ()
 
     def check_size(self) -> None:
         """Refuse a file that was cut since it was opened."""
@@ -50,6 +53,7 @@ class MappedShard(ShardBytes):
 
     def __init__(self, index: ShardIndex, data: bytes | mmap.mmap, *, verified: bool = False) -> None:
         self.index, self.data = index, data
+        self.mapped = ((data.size, index.shard_bytes),) if isinstance(data, mmap.mmap) else ()
         self.stale: StaleIndexError | None = None
         try:
             index.check_shard(len(data), lambda begin, end: data[begin:end])
@@ -70,7 +74,7 @@ class MappedShard(ShardBytes):
             raise StaleIndexError(f"{message}: {cure}", shard=self.index.shard)
 
     def diagnose(self) -> None:
-        """As of `ShardBytes`."""
+        """See `ShardBytes`."""
         if self.stale is not None:
             raise StaleIndexError(self.stale.message, shard=self.stale.shard)
 
@@ -93,6 +97,7 @@ class ShardReader:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.index, self.source = index, source
+        self._mapped: Mapped = (*index.mapped, *source.mapped)
         self.batch = -1  # for `IndexedShards`: the number of the last one that needed this shard
         self._verify, self._max_bytes = verify, max_bytes
         self._plans = [_plan(layout, keys) for layout in index.layouts]
@@ -103,8 +108,10 @@ class ShardReader:
 
     def check_size(self) -> None:
         """Refuse files that were cut since they were opened."""
-        self.index.check_size()
-        self.source.check_size()
+        for size, expected in self._mapped:
+            if size() != expected:
+                self.index.check_size()
+                self.source.check_size()
 
     def bind(self, data: Any) -> Read:
         """A function of a sample's number that reads it from these bytes, fast; call `check_size` before some reads."""
