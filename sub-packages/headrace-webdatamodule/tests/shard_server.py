@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pytest
 
 from headrace.webdatamodule import IndexedShards, Remote, RetryPolicy, add_column, index_shards, write_tars
 
@@ -146,3 +147,26 @@ def served(folder: Path) -> Iterator[Site]:
         finally:
             server.shutdown()
             thread.join()
+
+
+# Fixtures of the tests that read from a server: `site = pytest.fixture(served_own)`.
+
+
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards that no test changes, as `folder` with scope="module"."""
+    made = tmp_path_factory.mktemp("shards")
+    write(made)
+    return made
+
+
+def served_shared(folder: Path) -> Iterator[Site]:
+    """A server of its own for each test, of the shards in `folder`."""
+    with served(folder) as made:
+        yield made
+
+
+def served_own(tmp_path: Path) -> Iterator[Site]:
+    """One whose files a test may change."""
+    write(tmp_path / "site")
+    with served(tmp_path / "site") as made:
+        yield made

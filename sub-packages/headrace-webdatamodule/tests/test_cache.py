@@ -179,11 +179,13 @@ def test_threads_that_want_the_same_file_make_it_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_processes_that_want_the_same_file_make_it_once(tmp_path: Path) -> None:
     assert sum(workers(tmp_path, 4, 10_000, 1, 3, 0.05)) == 1
     assert held(Cache(tmp_path, 10_000)) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [60, pytest.param(1500, marks=pytest.mark.nightly)])
 def test_processes_in_a_cache_too_small_for_all(tmp_path: Path, rounds: int) -> None:
     workers(tmp_path, 4, 3100, 9, rounds, 0.001)
@@ -202,6 +204,7 @@ def begun(directory: Path) -> set[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.nightly)])
 def test_writers_that_are_killed_leave_nothing_that_looks_whole(tmp_path: Path, times: int) -> None:
     for seed in range(times):

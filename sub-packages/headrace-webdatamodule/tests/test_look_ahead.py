@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_server import COUNT, FAULTS, QUICK, Site, served, write
+from shard_server import COUNT, FAULTS, QUICK, Site, served, served_own, served_shared, written_once
 
 from headrace.webdatamodule import (
     DamagedShardError,
@@ -39,25 +39,9 @@ SIZE = 4
 LIMIT = 60.0  # seconds, far more than anything here takes
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shards")
-    write(made)
-    return made
-
-
-@pytest.fixture
-def site(folder: Path) -> Iterator[Site]:
-    with served(folder) as made:
-        yield made
-
-
-@pytest.fixture
-def own_site(tmp_path: Path) -> Iterator[Site]:
-    """One whose files a test may change."""
-    write(tmp_path / "site")
-    with served(tmp_path / "site") as made:
-        yield made
+folder = pytest.fixture(scope="module")(written_once)
+site = pytest.fixture(served_shared)
+own_site = pytest.fixture(served_own)
 
 
 def numbers(samples: list[Any]) -> list[int]:
@@ -145,6 +129,7 @@ def test_requests_of_several_batches_are_under_way_at_the_same_time(site: Site) 
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 5000, 20_000, 1 << 20])
 def test_memory_in_flight_stays_below_the_limit(site: Site, limit: int) -> None:
     near, far = IndexedShards(site.folder), site.dataset(lookahead=limit, max_gap=0)
@@ -172,6 +157,7 @@ def test_memory_in_flight_stays_below_the_limit(site: Site, limit: int) -> None:
     assert far._ahead.held == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1 << 20, 20_000])
 def test_little_more_is_fetched_than_is_used(site: Site, limit: int) -> None:
     far = site.dataset(lookahead=limit)
@@ -220,6 +206,7 @@ def test_a_report_of_remote_reads_reads_well() -> None:
     assert "0 bytes in 0 requests\n" in str(LoaderReport("val", 0, {"a": 0}, None, remote=RemoteReads(0, 0, 0, 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*FAULTS, "damaged"])
 def test_a_false_answer_is_asked_for_again(site: Site, fault: str) -> None:
     far = site.dataset()
@@ -319,6 +306,7 @@ with served(Path(sys.argv[1])) as site:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_abandoned_epoch_leaves_nothing_behind(site: Site, workers: int) -> None:
     expected = loader(IndexedShards(site.folder), workers=0)

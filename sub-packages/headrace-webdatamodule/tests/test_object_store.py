@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, Site, served, write
+from shard_server import COUNT, FAULTS, QUICK, Site, served_shared, written_once
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, Remote, ResumableLoader
 
@@ -19,17 +18,8 @@ OBSTORE, FSSPEC = "object_store", "Python"  # how the clients call themselves
 NO_RETRY = {"retry_config": {"max_retries": 0}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shards")
-    write(made)
-    return made
-
-
-@pytest.fixture
-def site(folder: Path) -> Iterator[Site]:
-    with served(folder) as made:
-        yield made
+folder = pytest.fixture(scope="module")(written_once)
+site = pytest.fixture(served_shared)
 
 
 def numbers(samples: list[Any]) -> list[int]:
@@ -48,6 +38,7 @@ def delivered(made: ResumableLoader) -> list[list[int]]:
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "context"), [(1, None), (2, None), (1, "spawn")])
 def test_announced_batches_come_through_obstore(site: Site, workers: int, context: str | None) -> None:
     expected = delivered(loader(IndexedShards(site.folder), workers=0))
@@ -72,6 +63,7 @@ def test_the_main_process_never_uses_it(site: Site) -> None:
     assert set(site.faults.agents) == {FSSPEC}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, NO_RETRY])
 @pytest.mark.parametrize("fault", [*FAULTS, "damaged", "no ranges"])
 def test_false_answers_change_nothing(site: Site, fault: str, options: dict[str, Any]) -> None:
@@ -104,6 +96,7 @@ def ran(script: str, url: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_gives_up_on_obstore_with_a_warning(site: Site) -> None:
     site.faults.kind, site.faults.times, site.faults.agent = "403", 10**6, OBSTORE
     told = ran('read(sys.argv[1], obstore={"retry_config": {"max_retries": 0}})', site.url)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, write
+from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, served_own, served_shared, written_once
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import (
@@ -39,11 +39,9 @@ from headrace.webdatamodule.shards.remote.shards import most_index_bytes, window
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shards")
-    write(made)
-    return made
+folder = pytest.fixture(scope="module")(written_once)
+site = pytest.fixture(served_shared)
+own_site = pytest.fixture(served_own)
 
 
 @pytest.fixture(autouse=True)
@@ -51,20 +49,6 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards take several."""
     monkeypatch.setattr("headrace.webdatamodule.shards.remote.cache._REQUEST", 7000)
     monkeypatch.setattr("headrace.webdatamodule.shards.remote.shards._WINDOW", 9000)
-
-
-@pytest.fixture
-def site(folder: Path) -> Iterator[Site]:
-    with served(folder) as made:
-        yield made
-
-
-@pytest.fixture
-def own_site(tmp_path: Path) -> Iterator[Site]:
-    """One whose files a test may change."""
-    write(tmp_path / "site")
-    with served(tmp_path / "site") as made:
-        yield made
 
 
 @pytest.fixture(params=["pieces", "cache"])
@@ -108,6 +92,7 @@ def same(far: IndexedShards, near: IndexedShards) -> None:
     assert far.sizes("bin").tolist() == near.sizes("bin").tolist()
 
 
+@pytest.mark.slow
 def test_http_reads_what_is_read_from_the_disk(site: Site, cache: Path | None) -> None:
     far, near = site.dataset(cache), IndexedShards(site.folder)
     same(far, near)
@@ -441,6 +426,7 @@ def test_a_manifest_that_lies_or_lacks(own_site: Site) -> None:
         own_site.dataset()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(st.integers(-COUNT, COUNT - 1), max_size=30), st.integers(0, 5000), st.sampled_from([None, ["bin"]]))
 def test_any_batch(folder: Path, batch: list[int], gap: int, keys: list[str] | None) -> None:
@@ -536,6 +522,7 @@ def test_a_cache_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> 
         site.dataset(tmp_path / "file" / "cache")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["killed", "whole"])
 def test_a_download_that_was_killed_leaves_nothing_that_looks_whole(site: Site, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
@@ -696,6 +683,7 @@ def test_a_protocol_that_nobody_knows() -> None:
         IndexedShards(Remote("nosuch://a/b", retry=QUICK))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocked", "url"), [("fsspec", "memory://a"), ("s3fs", "s3://a/b")])
 def test_libraries_stay_optional(blocked: str, url: str, tmp_path: Path) -> None:
     script = f"""

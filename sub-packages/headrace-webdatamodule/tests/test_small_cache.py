@@ -1,12 +1,11 @@
 """A cache with room for a part of the shards keeps that part; the other shards are read by ranges."""
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_server import COUNT, QUICK, Site, served, write
+from shard_server import COUNT, QUICK, Site, served, served_own, write
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -22,11 +21,7 @@ from headrace.webdatamodule.loading.concat_shards import ConcatShards
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    write(tmp_path / "site")
-    with served(tmp_path / "site") as made:
-        yield made
+site = pytest.fixture(served_own)
 
 
 def numbers(samples: list[Any]) -> list[int]:
@@ -53,6 +48,7 @@ def room_for(site: Site, shards: int) -> int:
     return sum(sizes[:shards]) + sum(path.stat().st_size for path in site.folder.glob("*.hr*")) + sizes[-1] // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, None), (2, "spawn")])
 def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(
     site: Site, tmp_path: Path, workers: int, context: str | None
@@ -97,6 +93,7 @@ def test_bytes_are_those_of_the_shards_that_do_not_fit(site: Site, tmp_path: Pat
     assert used <= asked <= used * 1.02 + COUNT * 1100  # a header and padding within each sample
 
 
+@pytest.mark.slow
 def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
     """Each of two sources in a mixture would evict the other's shards, again and again."""
     other = tmp_path / "other"
@@ -117,6 +114,7 @@ def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
         assert first
 
 
+@pytest.mark.slow
 def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", room_for(site, 4)
     earlier = tmp_path / "earlier"
@@ -133,6 +131,7 @@ def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
     assert not kept(cache).keys() & before.keys()
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_is_kept(site: Site, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", room_for(site, 2)
     list(site.dataset(cache, cache_bytes=limit))
@@ -161,6 +160,49 @@ def test_a_server_without_ranges_needs_room_for_all(site: Site, tmp_path: Path) 
     site.faults.kind, site.faults.times = "no ranges", 10**6
     roomy = site.dataset(tmp_path / "roomy")
     assert list(roomy) == list(IndexedShards(site.folder))
+    site.faults.times = 0
     tight = site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2))
+    site.faults.times = 10**6
     with pytest.raises(ShardError, match=r"does not read ranges.*cache_bytes as large as all shards"):
         list(tight)
+
+
+def test_a_server_without_ranges_is_refused_at_opening_where_the_cache_is_too_small(site: Site, tmp_path: Path) -> None:
+    site.faults.kind, site.faults.times = "no ranges", 10**6
+    total = sum(path.stat().st_size for path in site.folder.glob("*.tar"))
+    with pytest.raises(ShardError, match=rf"does not read ranges, and the shards have {total} bytes.*cache_bytes"):
+        site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2))
+    assert len(site.faults.ranges()) == 1
+
+
+def test_a_server_without_ranges_is_asked_for_ranges_once(site: Site, tmp_path: Path) -> None:
+    site.faults.kind, site.faults.times = "no ranges", 10**6
+    dataset = site.dataset(tmp_path / "cache")
+    dataset[0]
+    asked = len(site.faults.ranges())
+    assert list(dataset) == list(IndexedShards(site.folder))
+    assert len(site.faults.ranges()) == asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [None, ["json"]])
+def test_without_workers_a_cache_that_is_too_small_fetches_few_bytes_beside_those_used(
+    tmp_path: Path, keys: list[str] | None
+) -> None:
+    samples = [(f"s{i:04d}", {"json": b"[%d]" % i, "bin": bytes([i % 251]) * 2000}) for i in range(800)]
+    write_tars(samples, tmp_path / "site", n_shards=4)
+    index_shards(tmp_path / "site")
+    with served(tmp_path / "site") as site:
+        remote = Remote(site.url, cache_dir=tmp_path / "cache", cache_bytes=room_for(site, 1), retry=QUICK)
+        dataset = IndexedShards(remote, keys)
+        batches = [[(i * 97 + 13 * place) % 800 for place in range(8)] for i in range(40)]
+        expected = IndexedShards(tmp_path / "site", keys)
+        for number in range(4):  # one shard is kept from here on
+            dataset[200 * number]
+        dataset._take_traffic()
+        for batch in batches:
+            assert dataset.__getitems__(batch) == expected.__getitems__(batch)
+        traffic = dataset._take_traffic()
+    assert traffic is not None
+    # Members that follow one another, with their headers between them, count as one.
+    assert traffic.fetched <= (1.02 if keys is None else 3) * traffic.used + 1536 * 320

@@ -178,7 +178,7 @@ class CachedShard(MappedShard):
         self._again: Callable[[], _Mapped | None] | None = again
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `ShardBytes`; None where another file has taken the room meanwhile."""
+        """See `ShardBytes`; None where another file has taken the room meanwhile."""
         again, self._again = self._again, None
         if again is not None:
             fetched = again()
@@ -202,17 +202,21 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
 
     def fill(file: BinaryIO) -> None:
         try:
-            for spans in _requests(index.shard_bytes):
-                file.writelines(files.ranges(index.shard, spans))
+            if not (whole := files.sends_whole_files(index.shard)):
+                for spans in _requests(index.shard_bytes):
+                    file.writelines(files.ranges(index.shard, spans))
         except ShardError as error:
             _raise_unless_no_ranges(error)
+            whole = True
+        if whole:
             files.download(index.shard, index.shard_bytes, file)
         file.flush()
         ShardReader(index, MappedShard(index, _map(file)), None, verify=True).check_all()
 
     def put() -> BinaryIO | None:
         try:
-            files.check_shard(index)  # before all of it is on its way
+            if not files.sends_whole_files(index.shard):
+                files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
             _raise_unless_no_ranges(error)
         return cache.put(name, index.shard_bytes, fill)

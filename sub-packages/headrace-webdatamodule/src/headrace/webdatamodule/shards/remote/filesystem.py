@@ -16,6 +16,7 @@ from copy import copy
 from importlib import import_module
 from itertools import starmap
 from typing import Any, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
@@ -86,6 +87,7 @@ class RemoteFiles:
         self._made: Any = None
         self._process = -1
         self.traffic = TrafficCounter()  # of shards
+        self._whole_only = set[str]()  # hosts that were asked for ranges and sent whole files
         self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,6 +152,10 @@ class RemoteFiles:
             raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
         return size
 
+    def sends_whole_files(self, url: str) -> bool:
+        """Whether the host of a URL was asked for a range before, and sent the whole file."""
+        return _host(url) in self._whole_only
+
     def ranges(self, url: str, spans: Sequence[Span]) -> list[bytes]:
         """Some ranges of a file, asked for at the same time."""
         return self.ranges_of([(url, span) for span in spans])
@@ -160,6 +166,8 @@ class RemoteFiles:
             return []
         got = retry(self._ask, wanted, self._retry, self._attempts)
         for (url, (begin, end)), one in zip(wanted, got, strict=True):
+            if isinstance(one, UnboundedBodyError):
+                self._whole_only.add(_host(url))
             if isinstance(one, BaseException):
                 raise self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin) from one
         return [one for one in got if isinstance(one, bytes)]
@@ -275,6 +283,10 @@ def _measured(got: Any, nbytes: int) -> bytes | BaseException:
     if len(got) > nbytes:
         return UnboundedBodyError(f"{len(got)} bytes came, not {nbytes}: the server does not read ranges")
     return bytes(got)
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc
 
 
 def _file_system(url: str, options: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_MANIFEST_BYTES,
@@ -48,7 +50,7 @@ from headrace.webdatamodule.shards.remote.cache import (
     split_query,
 )
 from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span, TrafficCounter
-from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
+from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 
@@ -79,7 +81,8 @@ class Remote:
         cache_dir: Where to keep whole shards; None reads pieces.
         cache_bytes: Bytes that the cache may have. Other datasets' shards are evicted to make room, those first that
             were not used for the longest time; shards of datasets that are open in this process stay.
-        max_gap: Ranges are merged that are separated by at most this many bytes.
+        max_gap: Ranges are merged that are separated by at most this many bytes. Without `cache_dir`, and not in what
+            workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
         retry: How often to ask for ranges that failed.
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` fetches while it makes earlier ones;
@@ -157,7 +160,7 @@ class RemoteSet(ShardSet):
 
     @property
     def holds_descriptors(self) -> bool:
-        """As of `ShardSet`; what is read in ranges is never closed."""
+        """See `ShardSet`; what is read in ranges is never closed."""
         return self.remote.cache_dir is not None
 
     def path(self, number: int) -> str:
@@ -190,7 +193,7 @@ class RemoteSet(ShardSet):
     def open_shard(
         self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
     ) -> ShardReader:
-        """As of `ShardSet`: the shard in the cache, or one of which ranges are read."""
+        """See `ShardSet`: the shard in the cache, or one of which ranges are read."""
         remote = self.remote
         if remote.cache is not None:
             source = cached_shard(remote.cache, remote.files, index, verified=verify)
@@ -200,11 +203,11 @@ class RemoteSet(ShardSet):
 
     @property
     def traffic(self) -> TrafficCounter:
-        """As of `ShardSet`."""
+        """See `ShardSet`."""
         return self.remote.files.traffic
 
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
-        """As of `ShardSet`; None where a cache has room for all shards."""
+        """See `ShardSet`; None where a cache has room for all shards."""
         all_fits = self.remote.cache is not None and sum(self.nbytes) <= self.remote.cache.max_bytes
         if all_fits or not self.remote.lookahead:
             return None
@@ -225,7 +228,7 @@ class RemoteSet(ShardSet):
         return LookAhead(self.remote.lookahead, plan, fetch)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """As of `ShardSet`: the column is fetched and checked."""
+        """See `ShardSet`: the column is fetched and checked."""
         manifest = self.check_manifest(name, lambda: _manifest(self.folder, self.remote.files))
         entry = column_entry(manifest, name)
 
@@ -236,7 +239,7 @@ class RemoteSet(ShardSet):
         return self.remote.files.read_as(url, most, read)
 
     def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
-        """As of `ShardSet`, in threads, because most of the time is spent waiting."""
+        """See `ShardSet`, in threads, because most of the time is spent waiting."""
         self.set_index  # noqa: B018 - opened here, before each thread would do so for itself
         return concurrently(function, list(items))
 
@@ -255,7 +258,25 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         found = RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
     if remote.cache is not None:
         remote.cache.wanted = found.cached_names()
+        _check_room(found, remote.cache)
     return found
+
+
+def _check_room(found: RemoteSet, cache: Cache) -> None:
+    """Refuse a cache without room for all shards, where the server sends whole files only: the rest cannot be read."""
+    if sum(found.nbytes) <= cache.max_bytes:
+        return
+    kept = (cache.directory / cached_name(found.path(at), one, ".tar") for at, one in enumerate(found.checksums))
+    at = next((at for at, path in enumerate(kept) if found.nbytes[at] > BLOCK and not path.exists()), None)
+    if at is None:
+        return
+    url, files = found.path(at), found.remote.files
+    with suppress(ShardError):  # which the read of a sample finds, too
+        files.ranges(url, [(BLOCK, BLOCK + 1)])
+    if files.sends_whole_files(url):
+        message = f"the server does not read ranges, and the shards have {sum(found.nbytes)} bytes, more than the cache"
+        cure = f"give a cache_bytes of them and their indexes, some more than {cache.max_bytes}"
+        raise ShardError(f"{message}: {cure}, or serve them where ranges are read", shard=url)
 
 
 class RangedShard(ShardReader):
@@ -276,16 +297,18 @@ class RangedShard(ShardReader):
         self._remote = remote
 
     def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
-        """As of `ShardReader`."""
-        read = self.bind(self._fetch(numbers) if data is None else data)
+        """See `ShardReader`."""
+        if data is None:
+            data = self._fetch(numbers) if self._remote.cache is None else self._fetch_exactly(numbers)
+        read = self.bind(data)
         return [read(number) for number in numbers]
 
     def missing(self, numbers: Sequence[int]) -> list[Span]:
-        """As of `ShardReader`: all."""
+        """See `ShardReader`: all."""
         return self.spans(numbers)
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """As of `ShardReader`; while a few samples are looked at, the next ones come."""
+        """See `ShardReader`; while a few samples are looked at, the next ones come."""
         small = min((number for number in self._too_large if start <= number < stop), default=stop)
         spans = windows(self._nbytes(range(start, small)), _WINDOW)
         parts = [range(start + begin, start + end) for begin, end in spans]
@@ -299,7 +322,7 @@ class RangedShard(ShardReader):
             self._locate(small)
 
     def check_all(self) -> None:
-        """As of `ShardReader`."""
+        """See `ShardReader`."""
         whole = RangedShard(self.index, self._remote, None, verify=True, max_bytes=self.index.shard_bytes)
         for _ in whole.between(0, self.index.n_samples):
             pass
@@ -313,6 +336,11 @@ class RangedShard(ShardReader):
     def _fetch(self, numbers: Sequence[int]) -> KnownParts:
         return self._remote.files.parts(self.index.shard, self.spans(numbers), self._remote.max_gap)
 
+    def _fetch_exactly(self, numbers: Sequence[int]) -> KnownParts:
+        """The same for a shard beside a cache: who keeps what fits wants few bytes of the rest, as look-ahead does."""
+        spans = merged({0: self.spans(numbers)}, WASTE)[0]
+        return KnownParts(dict(zip(spans, self._remote.files.ranges(self.index.shard, spans), strict=True)))
+
 
 class _Ranges(ShardBytes):
     """Ranges of a shard in the place of a map of all of it."""
@@ -321,11 +349,11 @@ class _Ranges(ShardBytes):
         self.index, self.data, self._files = index, data, files
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
-        """As of `ShardBytes`."""
+        """See `ShardBytes`."""
         return b"".join(self._files.ranges(self.index.shard, [(begin, end)] if begin < end else []))
 
     def diagnose(self) -> None:
-        """As of `ShardBytes`."""
+        """See `ShardBytes`."""
         self._files.check_shard(self.index)
 
 
